@@ -1,0 +1,33 @@
+# Two commands: `make demo` shows what moiety does, `make test` runs the whole gate.
+PYTHON ?= python3
+BIN := .venv/bin
+# The data sets that are too large to ship; tests that need them skip where the folder is absent.
+export MOIETY_DATA ?= $(wildcard $(CURDIR)/../shared/data)
+
+.PHONY: demo test install format clean
+
+demo: install
+	$(BIN)/moiety run quickstart
+
+test: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -n 2
+
+install: .venv/installed
+
+# torch goes in first and pinned, so that no other package can pull another build of it.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+format: install
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv build dist

@@ -1,0 +1,56 @@
+"""One kind of error, one shape of message.
+
+Every message a user can cause reads ``name must be <constraint>, got <value>. <what to do>``, on one line.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class MoietyError(ValueError):
+    """Bad input or a broken promise; the command shows it as one line and exits with 2."""
+
+
+def must(ok: bool, name: str, constraint: str, got: object, hint: str = "") -> None:
+    """Raise the house's error unless ``ok`` holds.
+
+    >>> must(0.1 > 0, "lr", "> 0", 0.1)
+    >>> must(-1 > 0, "lr", "> 0", -1, "Use a small positive number.")
+    Traceback (most recent call last):
+    moiety.errors.MoietyError: `lr` must be > 0, got -1. Use a small positive number.
+    """
+    if not ok:
+        raise MoietyError(message(name, constraint, got, hint))
+
+
+def message(name: str, constraint: str, got: object, hint: str = "") -> str:
+    """The one-line text of an error."""
+    shown = " ".join(str(got).split())
+    shown = shown if len(shown) <= 160 else shown[:157] + "..."
+    return " ".join(f"`{name}` must be {constraint}, got {shown}. {hint}".split())
+
+
+def near(name: str, known: Iterable[str], count: int = 3) -> str:
+    """A hint that shows the known names nearest to ``name``.
+
+    >>> near("fedalt2", ["fedavg", "fedalt", "fedsim"])
+    'Did you mean fedalt?'
+    >>> near("zzz", ["fedavg", "fedalt"])
+    'Known: fedalt, fedavg.'
+    """
+    names = sorted(set(known))
+    close: Sequence[str] = difflib.get_close_matches(name, names, n=count, cutoff=0.75)
+    if close:
+        return f"Did you mean {' or '.join(close)}?"
+    if not names:
+        return ""
+    shown = names[:12]
+    return f"Known: {', '.join(shown)}{', ...' if len(names) > len(shown) else ''}."
+
+
+def choice(name: str, value: object, known: Iterable[str]) -> None:
+    """Raise unless ``value`` is one of the ``known`` names; the message shows the nearest."""
+    names = list(known)
+    must(value in names, name, "one of the known names", repr(value), near(str(value), names))

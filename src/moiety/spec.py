@@ -1,0 +1,105 @@
+"""Things that can be written into a configuration file: a name and its arguments.
+
+A builder decorated with ``recorded`` returns a value that remembers how it was made, so that a run folder can
+say it in TOML and a later run can make it again. ``build`` is the way back.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from pydantic import ConfigDict, ValidationError, create_model
+
+from moiety.errors import MoietyError, choice, message, must, near
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Spec = dict[str, Any]
+
+
+def recorded(builder: Callable[P, R]) -> Callable[P, R]:
+    """Let what ``builder`` returns carry ``spec``: the builder's name and the arguments it was given."""
+    signature = inspect.signature(builder)
+
+    @functools.wraps(builder)
+    def build_and_record(*args: P.args, **kwargs: P.kwargs) -> R:
+        made = builder(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs).arguments
+        spec = {"name": builder.__name__}
+        spec |= {k: plain(v) for k, v in bound.items() if writable(v)}
+        object.__setattr__(made, "spec", spec)
+        return made
+
+    return build_and_record
+
+
+def writable(value: object) -> bool:
+    """Whether a value can stand in a TOML file: numbers, texts, lists of them, and recorded things."""
+    if isinstance(value, list | tuple):
+        return all(writable(v) for v in value)
+    return isinstance(value, bool | int | float | str) or spec_of(value) is not None
+
+
+def plain(value: object) -> Any:
+    """The value as TOML writes it: a recorded thing becomes its table."""
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return spec_of(value) or value
+
+
+def spec_of(thing: object) -> Spec | None:
+    """How a recorded thing was made, or None for something of the user's own."""
+    found = getattr(thing, "spec", None)
+    return found if isinstance(found, dict) else None
+
+
+def build(
+    kind: str,
+    table: Mapping[str, Callable[..., Any]],
+    spec: Spec | str,
+    inner: Mapping[str, Callable[[Any], Any]] | None = None,
+    given: Mapping[str, Any] | None = None,
+) -> Any:
+    """Make the thing that ``spec`` describes, with one of the builders of ``table``.
+
+    ``inner`` turns the nested tables among its arguments (a partition, a schedule) into what they describe;
+    ``given`` are arguments that no file can hold (a model).
+    """
+    arguments = {"name": spec} if isinstance(spec, str) else dict(spec)
+    must("name" in arguments, f"{kind}.name", "given", "nothing", near("", table))
+    name = arguments.pop("name")
+    choice(f"{kind}.name", name, table)
+    arguments = {k: inner[k](v) if inner and k in inner else v for k, v in arguments.items()}
+    return table[name](**(given or {}), **checked(kind, table[name], arguments, given or {}))
+
+
+def checked(
+    kind: str, builder: Callable[..., Any], arguments: Spec, given: Mapping[str, Any]
+) -> Spec:
+    """The arguments, known to the builder and of its types; unknown ones are refused with the nearest known."""
+    parameters = {
+        k: p
+        for k, p in inspect.signature(builder, eval_str=True).parameters.items()
+        if k not in given
+    }
+    for key in arguments:
+        hint = near(key, parameters)
+        must(key in parameters, kind, f"a table of known keys for {builder.__name__}", key, hint)
+    missing = [k for k, p in parameters.items() if p.default is p.empty and k not in arguments]
+    must(not missing, kind, f"complete for {builder.__name__}", f"no {', '.join(missing)}")
+    fields: dict[str, Any] = {
+        k: (Any if p.annotation is p.empty else p.annotation, ... if p.default is p.empty else p.default)
+        for k, p in parameters.items()
+        if k in arguments
+    }
+    shape = create_model(kind, __config__=ConfigDict(strict=False, arbitrary_types_allowed=True), **fields)
+    try:
+        made = shape(**arguments)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join([kind, *map(str, first["loc"][:1])])
+        raise MoietyError(message(where, first["msg"].lower(), first["input"])) from None
+    return {k: getattr(made, k) for k in fields}

@@ -1,0 +1,154 @@
+"""The words of the house as types. No logic lives here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+Params = dict[str, Tensor]
+"""Parameters and buffers by name, flat, names as in ``named_parameters()`` and ``named_buffers()``."""
+
+Batch = dict[str, Tensor]
+"""Named columns with a leading example axis. Blocks of clients that were padded to one shape carry a ``mask``
+column too, 1 for a real row and 0 for padding; where every row is real there is none."""
+
+Tree = Any
+"""Nested tuples, NamedTuples, lists and dicts of tensors and numbers."""
+
+Names = tuple[str, ...]
+
+
+class Metric(NamedTuple):
+    """A number per example and the direction in which it is good."""
+
+    name: str
+    higher_is_better: bool
+    per_example: Callable[[Tensor, Batch], Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A functional view of an ``nn.Module`` or of plain functions.
+
+    ``init`` holds the first values of all parameters and buffers. ``loss`` (evaluation mode) and ``predict`` are
+    pure. ``train_loss`` is the loss in training mode with the new values of buffers that the forward pass changed.
+    """
+
+    init: Params
+    buffers: frozenset[str]
+    loss: Callable[[Params, Batch], Tensor]
+    predict: Callable[[Params, Batch], Tensor]
+    train_loss: Callable[[Params, Batch], tuple[Tensor, Params]]
+    metric: Metric
+    mixes_examples: bool = False
+    """True where one example's output depends on the others in its batch (BatchNorm while training)."""
+
+
+Objective = Callable[[Params], tuple[Tensor, Params]]
+"""From the block being trained to its loss and the buffers that the forward pass changed."""
+
+
+class Gradient(Protocol):
+    """Given by the engine: ``(gradients, loss, changed buffers)`` of an objective at a point."""
+
+    def __call__(self, objective: Objective, at: Params, /) -> tuple[Params, Tensor, Params]: ...
+
+
+@dataclass(frozen=True)
+class Work:
+    """All that one client has at hand in one round: its batches, the loss, and the engine's gradient.
+
+    ``shared`` and ``personal`` name the trainable parameters of each part. ``compose`` makes a whole model of the two
+    parts and ``parts`` takes it apart again, buffers included.
+    """
+
+    task: Task
+    shared: Names
+    personal: Names
+    compose: Callable[[Params, Params], Params]
+    parts: Callable[[Params], tuple[Params, Params]]
+    batches: Callable[[str], Iterable[Batch]]
+    gradient: Gradient
+    scale: float
+    """The schedule's factor on client learning rates in this round."""
+    examples: Tensor
+    """The number of training examples, as a tensor without axes."""
+    steps: Mapping[str, Tensor]
+    """For each phase, the number of batches that are not padding, as a tensor without axes."""
+
+
+class ClientUpdate(NamedTuple):
+    """What one client's local work gives: ``upload`` leaves the client, ``info`` is for the record."""
+
+    upload: Params
+    weight: Tensor
+    info: dict[str, Tensor]
+
+
+class Phase(NamedTuple):
+    """How long a client works on one block: a number of ``epochs`` or of ``steps``, one of them set."""
+
+    epochs: int | None
+    steps: int | None
+    batch_size: int
+    shuffle: bool
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A factor on the client learning rate: ``factor(t, rounds)`` with t counted from 0."""
+
+    factor: Callable[[int, int], float]
+    spec: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ServerOptimiser:
+    """``init(shared)`` makes its state; ``step(shared, change, state)`` moves the shared parameters."""
+
+    init: Callable[[Params], Tree]
+    step: Callable[[Params, Params, Tree], tuple[Params, Tree]]
+    spec: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A frozen record of pure functions, made by one builder with keyword-only hyper-parameters.
+
+    ``init_server(shared)`` and ``init_client(personal)`` make states; ``broadcast(server)`` is what goes down;
+    ``client_update(work, received, state)`` is the local work of one client; ``aggregator(updates)`` joins uploads;
+    ``server_update(server, aggregate)`` moves the server; ``personal_model(received, state)`` gives the two parts of
+    a client's model; ``adapt(work, received, state)`` is the algorithm's own rule for a client that keeps no state or
+    was never seen. ``default_split`` names the split used when the user gives none.
+    """
+
+    name: str
+    phases: Mapping[str, Phase]
+    init_server: Callable[[Params], Tree]
+    init_client: Callable[[Params], Tree]
+    broadcast: Callable[[Tree], Params]
+    client_update: Callable[[Work, Params, Tree], tuple[ClientUpdate, Tree]]
+    aggregator: Callable[[Sequence[ClientUpdate]], Params]
+    server_update: Callable[[Tree, Params], Tree]
+    personal_model: Callable[[Params, Tree], tuple[Params, Params]]
+    adapt: Callable[[Work, Params, Tree], Tree]
+    schedule: Schedule
+    stateful: bool = True
+    default_split: str | None = None
+    needs: str = "any"
+    """``any`` split, ``nothing`` personal, or ``everything`` personal."""
+    spec: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What one round did. ``dropped`` names clients whose update was not finite."""
+
+    round: int
+    cohort: tuple[int, ...]
+    train_loss: float
+    dropped: tuple[str, ...]
+    evaluation: Mapping[str, Any] | None
