@@ -76,15 +76,9 @@ def build(
     return table[name](**(given or {}), **checked(kind, table[name], arguments, given or {}))
 
 
-def checked(
-    kind: str, builder: Callable[..., Any], arguments: Spec, given: Mapping[str, Any]
-) -> Spec:
+def checked(kind: str, builder: Callable[..., Any], arguments: Spec, given: Mapping[str, Any]) -> Spec:
     """The arguments, known to the builder and of its types; unknown ones are refused with the nearest known."""
-    parameters = {
-        k: p
-        for k, p in inspect.signature(builder, eval_str=True).parameters.items()
-        if k not in given
-    }
+    parameters = {k: p for k, p in inspect.signature(builder, eval_str=True).parameters.items() if k not in given}
     for key in arguments:
         hint = near(key, parameters)
         must(key in parameters, kind, f"a table of known keys for {builder.__name__}", key, hint)

@@ -33,15 +33,16 @@ class Metric(NamedTuple):
 class Task:
     """A functional view of an ``nn.Module`` or of plain functions.
 
-    ``init`` holds the first values of all parameters and buffers. ``loss`` (evaluation mode) and ``predict`` are
-    pure. ``train_loss`` is the loss in training mode with the new values of buffers that the forward pass changed.
+    ``init`` holds the first values of all parameters and buffers, ``buffers`` names the latter. ``loss`` is per
+    example, in training mode, and comes with the new values of the buffers that the forward pass changed. ``predict``
+    and ``scores`` (loss and metric per example, from one forward pass) are in evaluation mode.
     """
 
     init: Params
     buffers: frozenset[str]
-    loss: Callable[[Params, Batch], Tensor]
+    loss: Callable[[Params, Batch], tuple[Tensor, Params]]
     predict: Callable[[Params, Batch], Tensor]
-    train_loss: Callable[[Params, Batch], tuple[Tensor, Params]]
+    scores: Callable[[Params, Batch], tuple[Tensor, Tensor]]
     metric: Metric
     mixes_examples: bool = False
     """True where one example's output depends on the others in its batch (BatchNorm while training)."""
@@ -54,7 +55,9 @@ Objective = Callable[[Params], tuple[Tensor, Params]]
 class Gradient(Protocol):
     """Given by the engine: ``(gradients, loss, changed buffers)`` of an objective at a point."""
 
-    def __call__(self, objective: Objective, at: Params, /) -> tuple[Params, Tensor, Params]: ...
+    def __call__(self, objective: Objective, at: Params, /) -> tuple[Params, Tensor, Params]:
+        """Differentiate the objective at a point."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,8 @@ class ServerOptimiser:
 class Algorithm:
     """A frozen record of pure functions, made by one builder with keyword-only hyper-parameters.
 
-    ``init_server(shared)`` and ``init_client(personal)`` make states; ``broadcast(server)`` is what goes down;
+    ``init_server(shared, statistics)`` (shared parameters and shared buffers) and ``init_client(personal)`` make
+    states; ``broadcast(server)`` is what goes down;
     ``client_update(work, received, state)`` is the local work of one client; ``aggregator(updates)`` joins uploads;
     ``server_update(server, aggregate)`` moves the server; ``personal_model(received, state)`` gives the two parts of
     a client's model; ``adapt(work, received, state)`` is the algorithm's own rule for a client that keeps no state or
@@ -127,7 +131,7 @@ class Algorithm:
 
     name: str
     phases: Mapping[str, Phase]
-    init_server: Callable[[Params], Tree]
+    init_server: Callable[[Params, Params], Tree]
     init_client: Callable[[Params], Tree]
     broadcast: Callable[[Tree], Params]
     client_update: Callable[[Work, Params, Tree], tuple[ClientUpdate, Tree]]

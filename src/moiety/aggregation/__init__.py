@@ -1,1 +1,21 @@
-"""aggregation."""
+"""From many uploads to one change of the server."""
+
+from moiety.aggregation.averaging import Server, broadcast, init_server, server_update
+from moiety.aggregation.mean import WEIGHTINGS, check_weighting, client_weight, weighted_mean
+from moiety.aggregation.server import SERVERS, adagrad, adam, sgd, yogi
+
+__all__ = [
+    "SERVERS",
+    "WEIGHTINGS",
+    "Server",
+    "adagrad",
+    "adam",
+    "broadcast",
+    "check_weighting",
+    "client_weight",
+    "init_server",
+    "server_update",
+    "sgd",
+    "weighted_mean",
+    "yogi",
+]

@@ -1,1 +1,18 @@
-"""algorithms."""
+"""One paper, one file. The table is explicit: adding an algorithm is adding a line."""
+
+from collections.abc import Callable
+
+from moiety.algorithms.fedalt import fedalt
+from moiety.algorithms.fedavg import fedavg
+from moiety.algorithms.fedsim import fedsim
+from moiety.algorithms.local_only import local_only
+from moiety.types import Algorithm
+
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
+    "fedavg": fedavg,
+    "fedalt": fedalt,
+    "fedsim": fedsim,
+    "local_only": local_only,
+}
+
+__all__ = ["ALGORITHMS", "fedalt", "fedavg", "fedsim", "local_only"]

@@ -1,1 +1,6 @@
-"""clients."""
+"""Clients as the simulation sees them: who is asked, and where their own state lives."""
+
+from moiety.clients.sampling import uniform_cohort
+from moiety.clients.store import MemoryStore
+
+__all__ = ["MemoryStore", "uniform_cohort"]

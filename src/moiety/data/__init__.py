@@ -1,1 +1,35 @@
-"""data."""
+"""Data of many clients: where it comes from, how it is dealt and split, and how it is kept."""
+
+from moiety.data.build import from_arrays, from_clients
+from moiety.data.federated import FederatedData
+from moiety.data.folder import open_folder
+from moiety.data.load import from_spec, load
+from moiety.data.partition import (
+    PARTITIONS,
+    Partition,
+    classes_per_client,
+    dirichlet,
+    iid,
+    natural,
+    quantity,
+    shards,
+)
+from moiety.data.sources import SOURCES
+
+__all__ = [
+    "PARTITIONS",
+    "SOURCES",
+    "FederatedData",
+    "Partition",
+    "classes_per_client",
+    "dirichlet",
+    "from_arrays",
+    "from_clients",
+    "from_spec",
+    "iid",
+    "load",
+    "natural",
+    "open_folder",
+    "quantity",
+    "shards",
+]

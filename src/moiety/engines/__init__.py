@@ -1,1 +1,6 @@
-"""engines."""
+"""The only loops over clients, and the only code with side effects."""
+
+from moiety.engines.fitting import algorithm_from, fit, resume, split_from
+from moiety.engines.run import Run
+
+__all__ = ["Run", "algorithm_from", "fit", "resume", "split_from"]

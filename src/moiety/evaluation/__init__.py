@@ -1,1 +1,5 @@
-"""evaluation."""
+"""How well each client is served."""
+
+from moiety.evaluation.per_client import Row, client_rows, summarise, worst_decile
+
+__all__ = ["Row", "client_rows", "summarise", "worst_decile"]

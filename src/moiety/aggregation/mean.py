@@ -1,0 +1,38 @@
+"""The weighted mean of uploads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from moiety.errors import choice
+from moiety.types import ClientUpdate, Params, Work
+
+WEIGHTINGS = ("examples", "batches", "uniform")
+
+
+def check_weighting(weighting: str) -> None:
+    """Raise unless ``weighting`` is known."""
+    choice("weighting", weighting, WEIGHTINGS)
+
+
+def client_weight(work: Work, weighting: str, phase: str) -> Tensor:
+    """A client's weight in the mean: its examples, the batches of its ``phase``, or 1."""
+    if weighting == "examples":
+        return work.examples
+    return work.steps[phase] if weighting == "batches" else torch.ones_like(work.examples)
+
+
+def weighted_mean(updates: Sequence[ClientUpdate]) -> Params:
+    """``sum_i a_i x_i / sum_i a_i``, summed in the order given, in the uploads' own precision."""
+    total = sum(float(u.weight) for u in updates)
+    mean: Params = {}
+    for name, first in updates[0].upload.items():
+        sums = torch.zeros_like(first, dtype=first.dtype if first.is_floating_point() else torch.float64)
+        for update in updates:
+            sums.add_(update.upload[name], alpha=float(update.weight) / total)
+        # Integer buffers (the batch counter of BatchNorm) stay integers.
+        mean[name] = sums if first.is_floating_point() else sums.round().to(first.dtype)
+    return mean

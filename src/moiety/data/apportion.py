@@ -1,0 +1,91 @@
+"""Sharing out whole rows in given proportions: largest remainders, for all clients at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moiety.data.federated import Ints
+
+
+def largest_remainder(counts: Ints, group: Ints, totals: Ints, generator: np.random.Generator) -> Ints:
+    """Whole numbers in proportion to ``counts`` within each group, with the group's total as their sum.
+
+    A cell's exact share is ``total * count / (sum of counts in its group)``. Every cell gets the whole part of it, and
+    what is left goes to the largest remainders. Equal remainders are drawn by lot: were they settled by label, every
+    client with one example per class would be tested on the same few classes.
+
+    >>> one = np.zeros(3, dtype=np.int64)
+    >>> largest_remainder(np.array([6, 3, 1]), one, np.array([5]), np.random.default_rng(0)).tolist()
+    [3, 1, 1]
+    """
+    sums = np.bincount(group, weights=counts, minlength=len(totals)).astype(np.int64)
+    # Whole numbers throughout: in floating point, remainders that are equal would differ in their last bit.
+    whole, remainder = np.divmod(totals[group] * counts, np.maximum(sums[group], 1))
+    left = totals - np.bincount(group, weights=whole, minlength=len(totals)).astype(np.int64)
+    order = np.lexsort((generator.random(len(counts)), -remainder, group))
+    rank = np.empty_like(order)
+    rank[order] = _position_in_run(group[order])
+    taken: Ints = whole + (rank < left[group])
+    return taken
+
+
+def assign_parts(
+    owner: Ints,
+    labels: Ints | None,
+    clients: int,
+    *,
+    test: float | NDArray[np.bool_],
+    validation: float,
+    generator: np.random.Generator,
+) -> NDArray[np.int8]:
+    """The part of each row (0 train, 1 validation, 2 test), each client on its own and its labels in proportion.
+
+    Test rows are ``test`` of a client's rows, rounded, but at least one where it has two rows; validation rows are
+    ``validation`` of its rows, rounded, out of the rest. Each client keeps one training row at the least.
+    """
+    sizes = np.bincount(owner, minlength=clients)
+    part = np.zeros(len(owner), dtype=np.int8)
+    if isinstance(test, np.ndarray):
+        part[test] = 2
+    elif test > 0:
+        wanted = np.minimum(np.maximum(_rounded(sizes * test), 1), sizes - 1)
+        part[_stratified(np.arange(len(owner)), owner, labels, wanted, generator)] = 2
+    if validation > 0:
+        rest = np.flatnonzero(part == 0)
+        room = np.bincount(owner[rest], minlength=clients) - 1
+        wanted = np.minimum(_rounded(sizes * validation), np.maximum(room, 0))
+        part[_stratified(rest, owner, labels, wanted, generator)] = 1
+    return part
+
+
+def _stratified(rows: Ints, owner: Ints, labels: Ints | None, wanted: Ints, generator: np.random.Generator) -> Ints:
+    """Of the given rows, ``wanted[client]`` of each client, in proportion to its labels among them."""
+    own = owner[rows]
+    label = np.zeros(len(rows), dtype=np.int64) if labels is None else labels[rows]
+    order = np.lexsort((generator.random(len(rows)), label, own))
+    own, label = own[order], label[order]
+    # A cell is the run of rows with one client and one label; its rows lie in random order.
+    first = np.ones(len(rows), dtype=bool)
+    first[1:] = (own[1:] != own[:-1]) | (label[1:] != label[:-1])
+    cell = np.cumsum(first) - 1
+    quota = largest_remainder(np.bincount(cell), own[first], wanted, generator)
+    taken: Ints = rows[order[_position_in_run(cell) < quota[cell]]]
+    return taken
+
+
+def _position_in_run(values: Ints) -> Ints:
+    """For each entry of an array of runs, its place within its run."""
+    place = np.arange(len(values))
+    first = np.ones(len(values), dtype=bool)
+    first[1:] = values[1:] != values[:-1]
+    within: Ints = place - np.maximum.accumulate(np.where(first, place, 0))
+    return within
+
+
+def _rounded(values: NDArray[np.floating[Any]]) -> Ints:
+    # Halves go up, on every machine and for every size; np.round would send 0.5 and 2.5 down but 1.5 up.
+    rounded: Ints = np.floor(values + 0.5).astype(np.int64)
+    return rounded

@@ -1,0 +1,90 @@
+"""What every column, share and seed must be before any work is done with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from moiety.data.federated import Array
+from moiety.errors import MoietyError, message, must
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # such a name is a file name on every system, too
+
+
+def check_column_names(columns: Mapping[str, Any], client: str | None = None) -> None:
+    """At least one column, plainly named, and none with the name that padding uses."""
+    where = "" if client is None else f" in client {client!r}"
+    must(isinstance(columns, Mapping), "columns", f"a table of named columns{where}", type(columns).__name__)
+    must(len(columns) > 0, "columns", "at least one named column", f"none{where}")
+    for name in columns:
+        plain = isinstance(name, str) and _PLAIN.fullmatch(name) is not None
+        must(plain, "columns", "named by letters, digits and underscores", f"{name!r}{where}")
+        hint = "`mask` marks padding; rename the column."
+        must(name != "mask", "columns", "of other names than `mask`", f"{name!r}{where}", hint)
+
+
+def as_column(name: str, values: Any, client: str | None = None) -> Array:
+    """The values as an array of one of the dtypes that training knows: bool, uint8, int64, float32, float64."""
+    where = "" if client is None else f" in client {client!r}"
+    try:
+        column = np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        shown = f"values that NumPy refuses{where} ({error})"
+        raise MoietyError(message(f"columns.{name}", "an array", shown)) from None
+    must(column.ndim > 0, f"columns.{name}", "an array with an axis of rows", f"a single value{where}")
+    hint = "Turn texts and objects into numbers first."
+    must(column.dtype.kind in "biuf", f"columns.{name}", "of numbers or booleans", f"{column.dtype}{where}", hint)
+    if column.dtype.kind == "f":
+        size = column.dtype.itemsize
+        return column.astype(np.float32 if size <= 4 else np.float64, copy=False)
+    if name == "y" and column.dtype.kind in "iu" and column.size and column.min() < 0:
+        row = int(np.argmax((column < 0).reshape(len(column), -1).any(axis=1)))
+        must(False, "columns.y", "labels from 0", f"{column.min()}{where} (row {row})", "Number the classes 0, 1, ...")
+    if column.dtype.kind == "b" or (column.dtype == np.uint8 and name != "y"):
+        return column
+    large = column.dtype == np.uint64 and column.size > 0 and int(column.max()) > np.iinfo(np.int64).max
+    must(not large, f"columns.{name}", "within the range of int64", f"{column.max() if large else 0}{where}")
+    return column.astype(np.int64, copy=False)
+
+
+def check_finite(name: str, column: Array, where: Callable[[int], str]) -> None:
+    """Refuse NaN and infinity, saying where the first one is."""
+    if column.dtype.kind != "f" or np.isfinite(column).all():
+        return
+    bad = ~np.isfinite(column).reshape(len(column), -1).all(axis=1)
+    row = int(np.argmax(bad))
+    value = column[row].reshape(-1)
+    shown = f"{value[~np.isfinite(value)][0]} ({where(row)})"
+    must(False, f"columns.{name}", "finite everywhere", shown, "Remove or fill such rows.")
+
+
+def check_fractions(test: Any, validation: Any) -> None:
+    """Both are shares of a client's rows, and leave something to train on."""
+    for name, share in (("test", test), ("validation", validation)):
+        number = isinstance(share, int | float | np.number) and not isinstance(share, bool)
+        must(number and 0 <= share < 1, name, "a share from 0 to below 1", repr(share))
+    hint = "What is left is for training."
+    must(test + validation < 1, "test + validation", "below 1", test + validation, hint)
+
+
+def check_seed(seed: Any) -> None:
+    """A seed is a whole number."""
+    must(_whole(seed), "seed", "an integer", repr(seed))
+
+
+def check_count(name: str, value: Any, least: int) -> None:
+    """A whole number of at least ``least``."""
+    must(_whole(value) and value >= least, name, f"an integer of at least {least}", repr(value))
+
+
+def check_positive(name: str, value: Any) -> None:
+    """A finite number above 0."""
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    must(number and 0 < value < np.inf, name, "a finite number > 0", repr(value))
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -1,0 +1,212 @@
+"""Data of many clients as columns: one array per column, and for every client where its rows lie.
+
+Rows are grouped by client, and within a client they are ordered train, validation, test. A cohort's batches are
+therefore gathers of row numbers, whatever the number of clients.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moiety.errors import choice, must, near
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+Columns = Mapping[str, Array]
+
+PARTS = ("train", "validation", "test")
+_SAMPLE = 64 * 1024  # bytes of each column that a fingerprint reads
+_CHUNK = 1024
+_NAMES_SEARCHED = 10_000  # an unknown name is compared with this many, or a typing slip would take minutes
+
+
+class Numbered(Sequence[str]):
+    """The names "0", "1", ... of clients that have no names of their own, without a text for each.
+
+    >>> names = Numbered(1_000_000)
+    >>> len(names), names[-1], names.index("41"), "1000000" in names
+    (1000000, '999999', 41, False)
+    """
+
+    def __init__(self, count: int):
+        self._range = range(count)
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[str]: ...
+    def __getitem__(self, at: int | slice) -> str | list[str]:
+        if isinstance(at, slice):
+            return [str(i) for i in self._range[at]]
+        return str(self._range[at])
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.isascii() and name.isdecimal() and self._is_own(name)
+
+    def _is_own(self, digits: str) -> bool:
+        return str(int(digits)) == digits and int(digits) < len(self)
+
+    def index(self, name: str, start: int = 0, stop: int | None = None) -> int:
+        """The position of ``name``; ValueError where there is none, as for any sequence."""
+        if name not in self:
+            raise ValueError(f"{name!r} is not one of the names")
+        return self._range.index(int(name))
+
+
+Names = Sequence[str] | Array
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FederatedData:
+    """The examples of many clients.
+
+    ``columns`` have a common leading axis of rows. ``bounds`` is int64 [clients, 4]: where a client's rows start, and
+    where its train, validation and test rows end. ``ids`` are the clients' names, ``classes`` is the number of label
+    classes where ``y`` holds labels, and ``spec`` says how ``load`` made it (empty for data of the user's own).
+    An int names a client by position, a str by name.
+
+    >>> columns = {"x": np.arange(5.0), "y": np.array([0, 1, 0, 1, 1])}
+    >>> fed = FederatedData(columns, np.array([[0, 2, 2, 3], [3, 4, 4, 5]]), ["ann", "bob"], classes=2)
+    >>> len(fed), fed.rows(1, "test"), fed.sizes("train").tolist()
+    (2, (4, 5), [2, 1])
+    >>> fed.client("bob")["x"]
+    array([3.])
+    """
+
+    columns: Columns
+    bounds: Ints
+    ids: Names
+    classes: int | None = None
+    spec: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        must(len(self.columns) > 0, "columns", "at least one named column", "none")
+        lengths = {name: len(column) for name, column in self.columns.items()}
+        must(len(set(lengths.values())) == 1, "columns", "of one length", lengths)
+        b = self.bounds
+        must(b.ndim == 2 and b.shape[1] == 4 and b.dtype == np.int64, "bounds", "int64 [clients, 4]", _shape(b))
+        must(len(b) > 0, "bounds", "of at least one client", "none")
+        ordered = bool((np.diff(b, axis=1) >= 0).all()) and int(b.min()) >= 0 and int(b.max()) <= self.total
+        must(ordered, "bounds", f"ascending within a client and within 0 to {self.total}", "others")
+        must(len(self.ids) == len(b), "ids", f"one name for each of {len(b)} clients", len(self.ids))
+
+    def __len__(self) -> int:
+        return len(self.bounds)
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{name} {_shape(c, 1)}" for name, c in self.columns.items())
+        return f"FederatedData({len(self)} clients, {self.total} rows; {columns})"
+
+    @property
+    def total(self) -> int:
+        """The number of rows of all clients and parts."""
+        return len(next(iter(self.columns.values())))
+
+    def rows(self, client: int, part: str = "train") -> tuple[int, int]:
+        """The first row of a client's part and the row after its last."""
+        at = self.index(client)
+        k = _part(part)
+        return int(self.bounds[at, k]), int(self.bounds[at, k + 1])
+
+    def sizes(self, part: str = "train") -> Ints:
+        """The number of rows of every client's part."""
+        k = _part(part)
+        return self.bounds[:, k + 1] - self.bounds[:, k]
+
+    def all_rows(self, part: str = "train") -> Ints:
+        """The row numbers of all clients' part, in the order of clients."""
+        sizes, start = self.sizes(part), self.bounds[:, _part(part)]
+        before = np.cumsum(sizes) - sizes
+        rows: Ints = np.arange(int(sizes.sum())) + np.repeat(start - before, sizes)
+        return rows
+
+    def client(self, client: int | str, part: str = "train") -> dict[str, Array]:
+        """The columns of one client's part, as views."""
+        start, stop = self.rows(self.index(client), part)
+        return {name: column[start:stop] for name, column in self.columns.items()}
+
+    def index(self, client: int | str) -> int:
+        """The position of a client: an int is a position already, a str is a name."""
+        if not isinstance(client, str):
+            whole = isinstance(client, int | np.integer) and not isinstance(client, bool)
+            hint = "A client's name is a str."
+            must(whole and 0 <= client < len(self), "client", f"a position from 0 to {len(self) - 1}", client, hint)
+            return int(client)
+        if isinstance(self.ids, np.ndarray):
+            found = np.flatnonzero(self.ids == client)
+            at = int(found[0]) if len(found) else -1
+        else:
+            at = self.ids.index(client) if client in self.ids else -1
+        if at < 0:
+            hint = near(client, (str(name) for name in itertools.islice(self.ids, _NAMES_SEARCHED)))
+            must(False, "client", "the name of a client", repr(client), hint)
+        return at
+
+    def with_validation_in_train(self) -> FederatedData:
+        """The same data with each client's validation rows counted as training rows, to train anew after tuning."""
+        bounds = self.bounds.copy()
+        bounds[:, 1] = bounds[:, 2]
+        return replace(self, bounds=bounds, spec=self.spec and {**self.spec, "validation_in_train": True})
+
+    def fingerprint(self) -> str:
+        """A short hash that other data will not have; it reads at most 64 KiB of each column."""
+        digest = hashlib.blake2b(np.ascontiguousarray(self.bounds, dtype="<i8").data, digest_size=16)
+        for name in sorted(self.columns):
+            column = self.columns[name]
+            digest.update(f"{name} {column.dtype.newbyteorder('<').str} {column.shape};".encode())
+            for piece in _sampled(column):
+                digest.update(piece)
+        return digest.hexdigest()
+
+    def summary(self) -> str:
+        """A short table: clients, examples per client in each part, and classes per client."""
+        lines = [repr(self), f"{'':20}{'total':>10}{'min':>8}{'median':>9}{'max':>8}"]
+        lines += [_line(part, self.sizes(part), int(self.sizes(part).sum())) for part in PARTS]
+        if self.classes is not None and self.columns["y"].ndim == 1:
+            lines.append(_line("classes (train)", self._classes_per_client(), self.classes))
+        return "\n".join(lines)
+
+    def _classes_per_client(self) -> Ints:
+        y = self.columns["y"][self.all_rows("train")]
+        client = np.repeat(np.arange(len(self)), self.sizes("train"))
+        width = int(y.max(initial=0)) + 1
+        return np.bincount(np.unique(client * width + y) // width, minlength=len(self))
+
+    def save(self, folder: str | Path) -> None:
+        """Write everything to a new folder that ``open_folder`` can read without loading it."""
+        from moiety.data.folder import save  # the folder's format is a module of its own, which needs this one
+
+        save(self, folder)
+
+
+def _part(part: str) -> int:
+    choice("part", part, PARTS)
+    return PARTS.index(part)
+
+
+def _shape(array: Array, skip: int = 0) -> str:
+    return f"{array.dtype} {list(array.shape[skip:])}" if array.ndim > skip else str(array.dtype)
+
+
+def _line(name: str, values: Ints, total: int) -> str:
+    return f"{name:20}{total:>10}{values.min():>8}{np.median(values):>9.1f}{values.max():>8}"
+
+
+def _sampled(column: Array) -> list[bytes]:
+    """The column's bytes, or evenly spaced pieces of them from the first to the last."""
+    flat = np.ascontiguousarray(column, dtype=column.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
+    if len(flat) <= _SAMPLE:
+        return [flat.tobytes()]
+    starts = np.linspace(0, len(flat) - _CHUNK, _SAMPLE // _CHUNK).astype(np.int64)
+    return [flat[s : s + _CHUNK].tobytes() for s in starts]

@@ -1,0 +1,212 @@
+"""Data sets by name: their rows are dealt to clients, split, and described so that a file can ask for them again."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from moiety.data.apportion import assign_parts, largest_remainder
+from moiety.data.build import Piece, as_names, gather, labels_of, make
+from moiety.data.checks import check_count, check_fractions, check_seed
+from moiety.data.federated import Columns, FederatedData, Ints, Names, Numbered
+from moiety.data.partition import PARTITIONS, Partition, deal, iid, natural
+from moiety.data.sources import SOURCES, Source
+from moiety.errors import MoietyError, choice, message, must, near
+from moiety.rng import generator
+from moiety.spec import build, checked
+
+_TEST = 0.2
+_TEST_PER_CLIENT = 100
+
+
+def load(
+    name: str,
+    *,
+    clients: int | None = None,
+    partition: Partition | None = None,
+    seed: int = 0,
+    test: float | None = None,
+    validation: float = 0.0,
+    test_per_client: int | None = None,
+    validation_in_train: bool = False,
+    **options: Any,
+) -> FederatedData:
+    """A data set by name, dealt to clients.
+
+    Args:
+        name: one of ``SOURCES``.
+        clients: how many. Data with natural clients has all of them by default, and a number draws that many of them;
+            other data needs a number.
+        partition: how rows are dealt; by default natural clients where there are some, else ``iid()``.
+        seed: of the deal, the draw of clients and the split.
+        test: the share of a client's rows kept for testing, 0.2 by default.
+        validation: the share of a client's rows kept for validation, taken out of its training rows.
+        test_per_client: where the data set has a test set of its own (and clients are not natural ones), each client
+            gets this many of its rows instead, 100 by default, with the label ratios of its training rows (FedSpa,
+            appendix B.1); different clients may get the same test rows.
+        validation_in_train: count validation rows as training rows, to train anew after tuning.
+        options: those of the source.
+
+    Returns:
+        The data. Features of tabular data are standardised with the mean and standard deviation of all clients'
+        training rows. ``spec`` holds the arguments, for ``from_spec``; it is empty where a partition of the user's own
+        cannot be written down.
+
+    >>> from moiety.data import dirichlet
+    >>> load("digits", clients=50, partition=dirichlet(0.3))
+    FederatedData(50 clients, 1750 rows; x float32 [64], y int64)
+    """
+    choice("name", name, SOURCES)
+    _check(clients, partition, seed, validation, validation_in_train)
+    known = _source_options(name, options)
+    source = SOURCES[name](**known)
+    if partition is None:
+        partition = iid() if source.client is None else natural()
+    how = _how_to_test(name, source.test is not None and not partition.natural, test, test_per_client, validation)
+    if source.test is not None and "test_per_client" in how:
+        size = how["test_per_client"]
+        fed = _with_own_test(source, source.test, _count(name, clients), partition, seed, validation, size)
+    else:
+        fed = _with_test_share(name, source, clients, partition, seed, validation, how["test"])
+    spec = {"name": name, "seed": int(seed), "partition": dict(partition.spec), "validation": float(validation)}
+    spec |= how | known | ({} if clients is None else {"clients": int(clients)})
+    writable = bool(partition.spec) and partition.ids is None
+    fed = _standardised(replace(fed, classes=source.classes, spec=spec if writable else {}), source.standardise)
+    return fed.with_validation_in_train() if validation_in_train else fed
+
+
+def from_spec(spec: Mapping[str, Any] | str) -> FederatedData:
+    """The data that ``spec`` describes: the name of a data set, or a table with the arguments of ``load``.
+
+    >>> spec = {"name": "digits", "clients": 5, "partition": {"name": "shards", "per_client": 1}}
+    >>> sorted(from_spec(spec).sizes("train").tolist())
+    [287, 287, 287, 288, 288]
+    """
+    arguments = {"name": spec} if isinstance(spec, str) else dict(spec)
+    must("name" in arguments, "data.name", "given", "nothing", near("", SOURCES))
+    if "partition" in arguments:
+        arguments["partition"] = build("data.partition", PARTITIONS, arguments["partition"])
+    return load(**arguments)
+
+
+def _check(clients: Any, partition: Any, seed: Any, validation: Any, validation_in_train: Any) -> None:
+    check_seed(seed)
+    given = type(partition).__name__
+    must(isinstance(partition, Partition | None), "partition", "one such as iid() or dirichlet(0.3)", given)
+    check_fractions(0.0, validation)
+    must(isinstance(validation_in_train, bool), "validation_in_train", "true or false", repr(validation_in_train))
+    if clients is not None:
+        check_count("clients", clients, 1)
+
+
+def _how_to_test(name: str, own: bool, test: Any, per_client: Any, validation: float) -> dict[str, Any]:
+    """The one of ``test`` and ``test_per_client`` that applies; the other must not be given."""
+    if own:
+        must(test is None, "test", f"left out for {name}, which has a test set", test, "Use test_per_client.")
+        size = _TEST_PER_CLIENT if per_client is None else per_client
+        check_count("test_per_client", size, 0)
+        return {"test_per_client": int(size)}
+    constraint = f"left out for {name}, where clients test on rows of their own"
+    must(per_client is None, "test_per_client", constraint, per_client, "Use test.")
+    share = _TEST if test is None else test
+    check_fractions(share, validation)
+    return {"test": float(share)}
+
+
+def _count(name: str, clients: int | None) -> int:
+    if clients is None:
+        raise MoietyError(message("clients", f"a number for {name}, dealt so", "none", "Say how many clients to make."))
+    return int(clients)
+
+
+def _source_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options, known to the source and of its types."""
+    own = list(inspect.signature(SOURCES[name]).parameters)
+    ours = [k for k, p in inspect.signature(load).parameters.items() if p.kind is not p.VAR_KEYWORD]
+    for key in options:
+        must(key in own, "data", f"a table of known keys for {name}", key, near(key, own + ours))
+    return checked("data", SOURCES[name], options, {})
+
+
+def _owners(name: str, source: Source, clients: int | None, partition: Partition, seed: int) -> tuple[Ints, Names]:
+    """The client of each row (-1 for unused rows) and the clients' names."""
+    rows = len(next(iter(source.columns.values())))
+    if not partition.natural:
+        count = _count(name, clients)
+        rng = generator(int(seed), "data", "partition")
+        return deal(partition, labels_of(source.columns), rows, count, rng), Numbered(count)
+    ids = source.client if partition.ids is None else partition.ids
+    if ids is None:
+        hint = "Use another partition, or natural(ids)."
+        raise MoietyError(message("partition", f"another than natural() for {name}, which has no clients", "it", hint))
+    must(len(ids) == rows, "ids", f"one for each of {rows} rows", len(ids))
+    values, owner = np.unique(ids, return_inverse=True)
+    if clients is not None and clients != len(values):
+        must(clients < len(values), "clients", f"at most the {len(values)} natural ones of {name}", clients)
+        chosen = np.sort(generator(int(seed), "data", "clients").choice(len(values), size=clients, replace=False))
+        place = np.full(len(values), -1)
+        place[chosen] = np.arange(clients)
+        values, owner = values[chosen], place[owner]
+    named = source.names is not None and partition.ids is None
+    return owner.astype(np.int64), source.names[values] if named and source.names is not None else as_names(values)
+
+
+def _with_test_share(
+    name: str,
+    source: Source,
+    clients: int | None,
+    partition: Partition,
+    seed: int,
+    validation: float,
+    test: float,
+) -> FederatedData:
+    """Deal the pool, and keep a share of each client's rows for testing."""
+    owner, names = _owners(name, source, clients, partition, seed)
+    used = np.flatnonzero(owner >= 0)
+    columns = source.columns if len(used) == len(owner) else {k: c[used] for k, c in source.columns.items()}
+    return make(columns, owner[used], names, test=test, validation=validation, seed=seed)
+
+
+def _with_own_test(
+    source: Source, pool: Columns, clients: int, partition: Partition, seed: int, validation: float, size: int
+) -> FederatedData:
+    """Deal the training pool, and give each client rows of the test pool in its own label ratios."""
+    labels = source.columns["y"]
+    owner = deal(partition, labels, len(labels), clients, generator(int(seed), "data", "partition"))
+    used = np.flatnonzero(owner >= 0)
+    own, y = owner[used], labels[used]
+    rng = generator(int(seed), "data", "split")
+    part = assign_parts(own, y, clients, test=0.0, validation=validation, generator=rng)
+    rows, tested = _test_rows(own, y, clients, pool["y"], size, generator(int(seed), "data", "test"))
+    train = Piece(source.columns, used, own, part)
+    return gather([train, Piece(pool, rows, tested, np.full(len(rows), 2, dtype=np.int8))], Numbered(clients), None)
+
+
+def _test_rows(
+    owner: Ints, labels: Ints, clients: int, pool: Ints, size: int, rng: np.random.Generator
+) -> tuple[Ints, Ints]:
+    """Rows of the test pool and the client of each: ``size`` a client, in its ratio of labels, none twice."""
+    classes = int(max(labels.max(), pool.max(initial=0))) + 1
+    cells, counts = np.unique(owner * classes + labels, return_counts=True)
+    client, label = cells // classes, cells % classes
+    quota = largest_remainder(counts, client, np.full(clients, min(size, len(pool))), rng)
+    of_label = [np.flatnonzero(pool == k) for k in range(classes)]
+    quota = np.minimum(quota, np.array([len(rows) for rows in of_label])[label])
+    rows = [rng.choice(of_label[k], size=q, replace=False) for k, q in zip(label, quota, strict=True)]
+    return np.concatenate(rows), np.repeat(client, quota)
+
+
+def _standardised(fed: FederatedData, features: int) -> FederatedData:
+    """The first features of ``x`` at mean 0 and standard deviation 1 over all training rows; constant ones at 0."""
+    if features == 0:
+        return fed
+    x = fed.columns["x"]
+    seen = x[fed.all_rows("train"), :features].astype(np.float64)
+    mean, deviation = seen.mean(axis=0), seen.std(axis=0)
+    made = x.copy()
+    made[:, :features] = (x[:, :features] - mean) / np.where(deviation > 0, deviation, 1.0)
+    return replace(fed, columns={**fed.columns, "x": made})

@@ -1,0 +1,173 @@
+"""Checkpoints: safetensors and JSON, written aside, flushed, renamed. No pickle: a file cannot run code.
+
+``checkpoint/round-000020/`` holds ``server.safetensors`` (shared things only), ``clients.safetensors`` (the personal
+states, which in a deployment never leave their devices; a simulation must keep them somewhere) and ``state.json``,
+which says how long the other two are and what they hash to. The folder appears by one rename, so it is whole or absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from moiety import tree
+from moiety.engines.rounds import Progress
+from moiety.errors import MoietyError, message
+from moiety.transport import Ledger
+
+FORMAT, VERSION = "moiety-checkpoint", 1
+
+
+@contextlib.contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Turn what the system says of a write that failed (full disk, no permission) into one line."""
+    try:
+        yield
+    except OSError as error:
+        got = error.strerror or str(error)
+        raise MoietyError(message("out", "a folder that can be written", f"{got} at {target}")) from error
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all: beside its place first, flushed to disk, then renamed."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with writing(path):
+        try:
+            with open(aside, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+            sync_folder(path.parent)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's list of names, so that a rename survives a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) -> None:
+    """Write the state after ``progress.round`` rounds, then remove older checkpoints.
+
+    ``identity`` (algorithm, parameter names) is compared when the checkpoint is read.
+    """
+    server = tree.leaves(progress.server)
+    files = {
+        "server.safetensors": save({k: v.contiguous() for k, v in server.items() if isinstance(v, Tensor)}),
+        "clients.safetensors": save(_stacked(progress)),
+    }
+    state = {
+        "format": FORMAT,
+        "version": VERSION,
+        "round": progress.round,
+        "numbers": {k: v for k, v in server.items() if not isinstance(v, Tensor)},
+        "ledger": progress.ledger.as_dict(),
+        "dropped": progress.dropped,
+        "identity": identity,
+        "files": {name: {"bytes": len(b), "blake2b": _hash(b)} for name, b in files.items()},
+    }
+    files["state.json"] = json.dumps(state, indent=1).encode()
+    parent = folder / "checkpoint"
+    final = parent / f"round-{progress.round:08d}"
+    aside = parent / f".writing-{os.getpid()}"
+    with writing(final):
+        try:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+            for name, content in files.items():
+                write_file(aside / name, content)
+            shutil.rmtree(final, ignore_errors=True)  # the same round, written again after a resume
+            os.rename(aside, final)
+            sync_folder(parent)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+    for old in parent.iterdir():
+        if old.name != final.name:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest checkpoint of a run folder, if there is one."""
+    found = sorted((folder / "checkpoint").glob("round-*"))
+    return found[-1] if found else None
+
+
+def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) -> None:
+    """Read a checkpoint into ``progress``, which must be fresh and of the same problem."""
+    state = _state(path)
+    if state["identity"] != identity:
+        odd = next(k for k in identity if state["identity"].get(k) != identity[k])
+        got = f"{odd} {_short(state['identity'].get(odd))} in {path}"
+        raise MoietyError(message("checkpoint", f"of this run ({odd} {_short(identity[odd])})", got))
+    tensors = _tensors(path, state, "server.safetensors")
+    server = tree.refill(progress.server, {**tensors, **state["numbers"]})
+    clients = _tensors(path, state, "clients.safetensors")
+    seen = clients.pop("clients")
+    first = progress.store.first()
+    for row, client in enumerate(seen.tolist()):
+        # Cloned, or the view would keep every other client's row alive.
+        one = tree.refill(first, {k: v[row].clone() for k, v in clients.items()})
+        progress.store.put([client], [one])
+    progress.server, progress.round = server, state["round"]
+    progress.ledger, progress.dropped = Ledger(**state["ledger"]), list(state["dropped"])
+
+
+def _stacked(progress: Progress) -> dict[str, Tensor]:
+    """All personal states as one tensor per leaf, with the clients they belong to."""
+    states = progress.store.states
+    order = sorted(states)
+    found = {"clients": torch.tensor(order, dtype=torch.int64)}
+    rows = [tree.leaves(states[c]) for c in order]
+    return found | ({k: torch.stack([r[k] for r in rows]) for k in rows[0]} if rows else {})
+
+
+def _state(path: Path) -> dict[str, Any]:
+    try:
+        state = json.loads((path / "state.json").read_text())
+        known = state["format"] == FORMAT and state["version"] == VERSION
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise MoietyError(message("checkpoint", "a whole moiety checkpoint", f"{path}: {error}")) from None
+    if not known:
+        got = f"format {state['format']}, version {state['version']} in {path}"
+        raise MoietyError(message("checkpoint", f"of format {FORMAT}, version {VERSION}", got))
+    return state  # type: ignore[no-any-return]
+
+
+def _tensors(path: Path, state: dict[str, Any], name: str) -> dict[str, Tensor]:
+    try:
+        content = (path / name).read_bytes()
+        wanted = state["files"][name]
+        if len(content) != wanted["bytes"] or _hash(content) != wanted["blake2b"]:
+            raise ValueError(f"{len(content)} bytes that are not the {wanted['bytes']} that were written")
+        return load(content)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        hint = "Remove that folder to go back to an older one or to start again."
+        raise MoietyError(message("checkpoint", "whole", f"{path / name}: {error}", hint)) from None
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,70 @@
+"""Which rows a client's steps are made of: index plans, so that a batch is one gather."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moiety.rng import generator
+from moiety.types import Phase, Tree
+
+
+class Rows(NamedTuple):
+    """The rows of one phase in the order they are used, and the size of each batch."""
+
+    order: np.ndarray
+    sizes: np.ndarray
+
+
+class Job(NamedTuple):
+    """One client's turn: its rows by phase, how many training examples it has, and its state."""
+
+    client: int
+    rows: Mapping[str, Rows]
+    examples: int
+    state: Tree
+
+
+def phase_rows(phase: Phase, start: int, stop: int, *words: str | int, seed: int) -> Rows:
+    """The rows of one phase of one client that owns rows ``start`` to ``stop``.
+
+    The client walks through epochs, each in a fresh order (or in data order), cut into batches of ``batch_size``; the
+    last batch of an epoch may be smaller. ``words`` say whose draw it is (phase, round, client).
+
+    >>> rows = phase_rows(Phase(epochs=None, steps=3, batch_size=2, shuffle=False), 10, 13, seed=0)
+    >>> rows.order.tolist(), rows.sizes.tolist()
+    ([10, 11, 12, 10, 11], [2, 1, 2])
+    """
+    n = stop - start
+    per_epoch = -(-n // phase.batch_size)
+    steps = phase.steps if phase.steps is not None else (phase.epochs or 0) * per_epoch
+    epochs = -(-steps // per_epoch)
+    one = np.full(per_epoch, phase.batch_size, dtype=np.int64)
+    one[-1] = n - (per_epoch - 1) * phase.batch_size
+    sizes = np.tile(one, epochs)[:steps]
+    if phase.shuffle:
+        draw = generator(seed, "batches", *words)
+        order = np.concatenate([draw.permutation(n) for _ in range(epochs)])
+    else:
+        order = np.tile(np.arange(n), epochs)
+    return Rows(start + order[: sizes.sum()], sizes)
+
+
+def padded(rows: Sequence[Rows]) -> tuple[Tensor, Tensor | None]:
+    """The rows of several clients as one tensor [clients, steps, batch], and its mask (None if nothing is padding).
+
+    Padding repeats the client's first row, so that no foreign or undefined value enters the arithmetic.
+    """
+    steps, width = max(len(r.sizes) for r in rows), max(int(r.sizes.max()) for r in rows)
+    index = np.empty((len(rows), steps, width), dtype=np.int64)
+    mask = np.zeros((len(rows), steps, width), dtype=bool)
+    for i, r in enumerate(rows):
+        index[i] = r.order[0]
+        real = np.arange(width) < r.sizes[:, None]
+        mask[i, : len(r.sizes)] = real
+        index[i, : len(r.sizes)][real] = r.order
+    return torch.from_numpy(index), None if mask.all() else torch.from_numpy(mask)

@@ -1,0 +1,97 @@
+"""One federated problem as engines see it: task, split, and the data as tensors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moiety.data import FederatedData
+from moiety.engines.plan import Job, phase_rows
+from moiety.split import Split
+from moiety.task import dtype_of
+from moiety.types import Batch, Gradient, Params, Phase, Task, Tree, Work
+
+Function = Callable[[Work, Params, Tree], Tree]
+"""A pure function of one client: its work, what it received, its state."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What stays the same through a run. ``columns`` are the data as tensors, all clients one below the other."""
+
+    task: Task
+    split: Split
+    data: FederatedData
+    columns: Batch
+    seed: int
+
+    def shared(self) -> tuple[Params, Params]:
+        """The first values of the shared parameters and of the shared running statistics."""
+        init, buffers = self.task.init, self.task.buffers
+        names = self.split.shared
+        return {n: init[n] for n in names if n not in buffers}, {n: init[n] for n in names if n in buffers}
+
+    def personal(self) -> Params:
+        """The first values of the personal part."""
+        return self.split.init_personal(self.task.init)
+
+    def compose(self, shared: Params, personal: Params) -> Params:
+        """A whole model of its two parts and the frozen one."""
+        return self.split.compose(shared, personal, {n: self.task.init[n] for n in self.split.frozen})
+
+    def work(
+        self,
+        batches: Callable[[str], Iterable[Batch]],
+        gradient: Gradient,
+        examples: Tensor,
+        steps: Mapping[str, Tensor],
+        scale: float,
+    ) -> Work:
+        """What a client has at hand."""
+        return Work(
+            task=self.task,
+            shared=self.split.trained_shared,
+            personal=self.split.trained_personal,
+            compose=self.compose,
+            parts=self.split.parts,
+            batches=batches,
+            gradient=gradient,
+            scale=scale,
+            examples=examples,
+            steps=steps,
+        )
+
+    def jobs(
+        self, phases: Mapping[str, Phase], clients: Iterable[int], states: Iterable[Tree], *words: str | int, part: str
+    ) -> list[Job]:
+        """A turn for each of ``clients``; ``words`` (purpose, round) tell one turn's shuffles from another's."""
+        made = []
+        for client, state in zip(map(int, clients), states, strict=True):
+            start, stop = self.data.rows(client, part)
+            rows = {
+                name: phase_rows(phase, start, stop, name, *words, client, seed=self.seed)
+                for name, phase in phases.items()
+            }
+            made.append(Job(client, rows, stop - start, state))
+        return made
+
+
+def to_tensors(data: FederatedData, task: Task, device: torch.device) -> Batch:
+    """The columns as tensors: floating ones, and bytes, in the model's precision; other integers as int64.
+
+    Labels stay integers. Nothing is copied where the type is right already, so mapped files stay on disk.
+    """
+    dtype = dtype_of(task)
+    columns = {}
+    for name, array in data.columns.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # a mapped file is not writable, and nothing here writes
+            tensor = torch.from_numpy(np.asarray(array))
+        floating = tensor.is_floating_point() or (tensor.dtype == torch.uint8 and name != "y")
+        columns[name] = tensor.to(device, dtype if floating else torch.int64)
+    return columns

@@ -1,0 +1,91 @@
+"""What ``fit`` returns: the history, a row per client, and models to take away."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from moiety.data import from_clients
+from moiety.engines.checks import check_columns
+from moiety.engines.evaluate import current_states
+from moiety.engines.problem import to_tensors
+from moiety.engines.rounds import Rounds
+from moiety.engines.sequential import Sequential
+from moiety.errors import must
+from moiety.evaluation import Row
+from moiety.types import Params, Tree
+
+
+@dataclass
+class Run:
+    """A finished (or resumed and finished) run.
+
+    ``history`` has a row per evaluation, ``clients`` a row per client at the end: ``n``, ``loss`` and ``metric`` of the
+    personal model, ``shared_loss`` and ``shared_metric`` of the shared model alone, ``gain`` and ``hurt``.
+    ``ledger`` holds bytes, FLOPs and memory. ``folder`` is where the run was written, if it was.
+    """
+
+    history: list[Row]
+    clients: list[Row]
+    ledger: dict[str, Any]
+    config: dict[str, Any]
+    folder: Path | None
+    _rounds: Rounds
+    _model: nn.Module | None
+
+    @property
+    def engine(self) -> str:
+        """The engine that did the work (what ``auto`` chose)."""
+        return self._rounds.engine
+
+    def parameters(self, client: int | str) -> Params:
+        """The whole model of one client, by name: shared, personal and frozen parts merged."""
+        problem, algorithm, now = self._rounds.problem, self._rounds.algorithm, self._rounds.progress
+        at = [problem.data.index(client)]
+        received = algorithm.broadcast(now.server)
+        (state,) = current_states(problem, algorithm, Sequential(), received, now.store, at, now.round)
+        return problem.compose(*algorithm.personal_model(received, state))
+
+    def shared_parameters(self) -> Params:
+        """The shared model alone: the server's part, with the personal part as it was first."""
+        problem, algorithm, now = self._rounds.problem, self._rounds.algorithm, self._rounds.progress
+        first = algorithm.init_client(problem.personal())
+        return problem.compose(*algorithm.personal_model(algorithm.broadcast(now.server), first))
+
+    def export(self, client: int | str | None = None) -> nn.Module:
+        """A copy of the model with that client's parameters in it, in evaluation mode; the shared model without one."""
+        return self._module(self.shared_parameters() if client is None else self.parameters(client))
+
+    def onboard(self, data: Mapping[str, Any], *, passes: int = 1) -> nn.Module:
+        """A personal model for a client never seen, by the algorithm's own rule; nothing of it is sent or kept.
+
+        Args:
+            data: the new client's training columns, as the run's own.
+            passes: how many times the rule is applied, one after the other.
+        """
+        must(passes >= 1, "passes", ">= 1", passes)
+        problem, algorithm, now = self._rounds.problem, self._rounds.algorithm, self._rounds.progress
+        fed = from_clients({"new client": dict(data)}, test=0.0)
+        check_columns(problem.data, fed)
+        guest = replace(problem, data=fed, columns=to_tensors(fed, problem.task, torch.device("cpu")))
+        received = algorithm.broadcast(now.server)
+        state: Tree = algorithm.init_client(problem.personal())
+        for k in range(passes):
+            jobs = guest.jobs(algorithm.phases, [0], [state], "onboard", k, part="train")
+            (state,) = Sequential().map(guest, algorithm.adapt, jobs, received, scale=1.0, round=now.round + k)
+        return self._module(problem.compose(*algorithm.personal_model(received, state)))
+
+    def _module(self, params: Params) -> nn.Module:
+        must(self._model is not None, "model", "an nn.Module for export", "a task of plain functions")
+        assert self._model is not None
+        module = copy.deepcopy(self._model).eval()
+        with torch.no_grad():
+            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+                tensor.copy_(params[name])
+        return module

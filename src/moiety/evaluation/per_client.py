@@ -1,0 +1,80 @@
+"""Who is helped and who is hurt: one row per client, and the few numbers that sum them up.
+
+"The shared model alone" is the shared part as the server holds it, together with the personal part as it was first:
+as initialised, or as warm-started where training began from a given model. A client's gain is the metric of its
+personal model minus that of the shared model alone, with the sign such that more is better; a client is hurt
+where its gain is below zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+
+
+def client_rows(
+    ids: Sequence[str],
+    n: np.ndarray,
+    n_test: np.ndarray,
+    personal: tuple[np.ndarray, np.ndarray],
+    shared: tuple[np.ndarray, np.ndarray],
+    *,
+    higher_is_better: bool,
+) -> list[Row]:
+    """A row per client from means of (loss, metric) of both models; a client without test rows has NaN."""
+    gain = (personal[1] - shared[1]) * (1 if higher_is_better else -1)
+    return [
+        {
+            "client": str(ids[i]),
+            "n": int(n[i]),
+            "n_test": int(n_test[i]),
+            "loss": float(personal[0][i]),
+            "metric": float(personal[1][i]),
+            "shared_loss": float(shared[0][i]),
+            "shared_metric": float(shared[1][i]),
+            "gain": float(gain[i]),
+            "hurt": bool(gain[i] < 0),
+        }
+        for i in range(len(n))
+    ]
+
+
+def summarise(rows: Sequence[Row], *, higher_is_better: bool) -> dict[str, float | int]:
+    """Means weighted by test examples and unweighted, the worst decile, and how many were helped and hurt.
+
+    >>> rows = [{"n_test": 1, "loss": 1.0, "metric": 0.5, "shared_loss": 1.0, "shared_metric": 0.75, "gain": -0.25},
+    ...         {"n_test": 3, "loss": 2.0, "metric": 1.0, "shared_loss": 1.0, "shared_metric": 0.75, "gain": 0.25}]
+    >>> found = summarise(rows, higher_is_better=True)
+    >>> found["metric"], found["metric_unweighted"], found["worst_decile"], found["hurt"], found["helped"]
+    (0.875, 0.75, 0.5, 1, 1)
+    """
+    rows = [r for r in rows if r["n_test"] > 0]
+    if not rows:
+        return {"clients": 0}
+    weights = np.array([r["n_test"] for r in rows], dtype=float)
+    column = {k: np.array([r[k] for r in rows]) for k in ("loss", "metric", "shared_loss", "shared_metric", "gain")}
+    found: dict[str, float | int] = {}
+    for key, values in column.items():
+        found[key] = float(np.average(values, weights=weights))
+        found[f"{key}_unweighted"] = float(values.mean())
+    found["worst_decile"] = worst_decile(column["metric"], higher_is_better=higher_is_better)
+    found["hurt"] = int((column["gain"] < 0).sum())
+    found["helped"] = int((column["gain"] > 0).sum())
+    found["clients"] = len(rows)
+    return found
+
+
+def worst_decile(metric: np.ndarray, *, higher_is_better: bool) -> float:
+    """The mean over the tenth of the clients (rounded up) that fare worst.
+
+    >>> worst_decile(np.arange(20.0), higher_is_better=True), worst_decile(np.arange(20.0), higher_is_better=False)
+    (0.5, 18.5)
+    """
+    ordered = np.sort(metric if higher_is_better else -metric)
+    worst = float(ordered[: math.ceil(len(ordered) / 10)].mean())
+    return worst if higher_is_better else -worst

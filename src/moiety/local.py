@@ -1,0 +1,148 @@
+"""The verbs of local work. An algorithm's ``client_update`` is written with these, for one client.
+
+The same text runs client by client with ordinary autograd and, under ``torch.func.vmap``, for a whole block of clients;
+so nothing here asks the value of a tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moiety.errors import must
+from moiety.types import Batch, Names, Objective, Params, Phase, Work
+
+
+def autograd_gradient(objective: Objective, at: Params) -> tuple[Params, Tensor, Params]:
+    """Gradient by ordinary autograd on leaf tensors, the fast way in a Python loop."""
+    leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
+    with torch.enable_grad():
+        loss, changed = objective(leaves)
+    if not loss.requires_grad:  # no trained parameter reaches the loss
+        return {name: torch.zeros_like(p) for name, p in at.items()}, loss, changed
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    changed = {name: b.detach() for name, b in changed.items()}
+    return dict(zip(leaves, found, strict=True)), loss.detach(), changed
+
+
+def func_gradient(objective: Objective, at: Params) -> tuple[Params, Tensor, Params]:
+    """Gradient by ``torch.func``, which can be vectorised over clients."""
+    gradients, (loss, changed) = torch.func.grad_and_value(objective, has_aux=True)(at)
+    return gradients, loss, changed
+
+
+def mean_loss(losses: Tensor, batch: Batch) -> Tensor:
+    """The mean over the real rows of a batch; 0 for a batch that is all padding."""
+    mask = batch.get("mask")
+    if mask is None:
+        return losses.mean()
+    mask = mask.to(losses.dtype)
+    return (losses * mask).sum() / mask.sum().clamp(min=1)
+
+
+def clipped(gradients: Params, limit: float) -> Params:
+    """The gradients scaled down so that their joint Euclidean norm is at most ``limit``."""
+    norm = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
+    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+    return {name: g * factor for name, g in gradients.items()}
+
+
+@dataclass(frozen=True)
+class SgdOptions:
+    """The options of ``sgd`` that all algorithms share, checked."""
+
+    momentum: float
+    weight_decay: float
+    clip: float | None
+
+    def __post_init__(self) -> None:
+        must(0 <= self.momentum < 1, "momentum", ">= 0 and < 1", self.momentum)
+        must(0 <= self.weight_decay < math.inf, "weight_decay", ">= 0 and finite", self.weight_decay)
+        must(self.clip is None or self.clip > 0, "clip", "> 0 or None", self.clip)
+
+
+def sgd(
+    work: Work,
+    model: Params,
+    batches: Iterable[Batch],
+    *,
+    lr: Mapping[str, float],
+    options: SgdOptions,
+) -> tuple[Params, Tensor]:
+    """Stochastic gradient descent on the parameters named in ``lr``, with everything else held fixed.
+
+    ``p <- p - lr[p] m`` where ``m <- momentum m + g + weight_decay p`` and g is the gradient of the mean batch loss,
+    clipped first where asked. The norm that is clipped is that of the trained parameters only. Momentum starts at 0.
+    Buffers that the forward pass moves (running statistics) move along. A batch that is all padding changes nothing.
+
+    Args:
+        work: what the client has at hand.
+        model: the whole model; it is not changed.
+        batches: one step each.
+        lr: learning rate of every trained parameter by name.
+        options: momentum and weight decay as in ``torch.optim.SGD``; clip, the largest norm of the gradient.
+
+    Returns:
+        The new model and the mean loss over the steps, each at the parameters before its step.
+    """
+    momentum, weight_decay, clip = options.momentum, options.weight_decay, options.clip
+    model = dict(model)
+    if not lr:  # nothing of this block to train: no step, and no forward pass that could move a buffer
+        return model, torch.zeros_like(work.examples)
+    velocity: Params = {}
+    total, steps = torch.zeros_like(work.examples), torch.zeros_like(work.examples)
+    owned = False  # from the second step on the trained tensors are ours, and may be edited in place
+    for batch in batches:
+        fixed = {name: p for name, p in model.items() if name not in lr}
+
+        def objective(block: Params, fixed: Params = fixed, batch: Batch = batch) -> tuple[Tensor, Params]:
+            losses, changed = work.task.loss({**fixed, **block}, batch)
+            return mean_loss(losses, batch), changed
+
+        gradients, loss, changed = work.gradient(objective, {name: model[name] for name in lr})
+        if clip is not None:
+            gradients = clipped(gradients, clip)
+        active = batch["mask"].any() if "mask" in batch else None
+        for name, g in gradients.items():
+            if weight_decay:
+                g = g.add(model[name], alpha=weight_decay)
+            if momentum:
+                g = velocity[name].mul(momentum).add(g) if name in velocity else g
+                velocity[name] = g if active is None else torch.where(active, g, velocity.get(name, g))
+            if active is not None:
+                g = torch.where(active, g, 0)
+            model[name] = model[name].sub_(g, alpha=lr[name]) if owned else model[name].sub(g, alpha=lr[name])
+        for name, value in changed.items():
+            model[name] = value if active is None else torch.where(active, value, model[name])
+        total = total + (loss if active is None else torch.where(active, loss, 0))
+        steps = steps + (1 if active is None else active)
+        owned = True
+    return model, total / steps.clamp(min=1)
+
+
+def rates(work: Work, names: Names, lr: float) -> dict[str, float]:
+    """The learning rate of each of ``names`` in this round: ``lr`` times the schedule's factor."""
+    return dict.fromkeys(names, lr * work.scale)
+
+
+def difference(new: Params, old: Params) -> Params:
+    """What a client sends: new minus old, name by name."""
+    return {name: p - old[name] for name, p in new.items()}
+
+
+def phase(name: str, epochs: int | None, steps: int | None, batch_size: int, shuffle: bool) -> Phase:
+    """A checked phase: ``epochs`` or ``steps``, one epoch where neither is given. ``name`` is for messages."""
+    must(epochs is None or steps is None, f"{name}epochs", f"left out where {name}steps is given", epochs)
+    must(epochs is None or epochs >= 1, f"{name}epochs", ">= 1", epochs)
+    must(steps is None or steps >= 1, f"{name}steps", ">= 1", steps)
+    must(batch_size >= 1, "batch_size", ">= 1", batch_size)
+    return Phase(1 if epochs is None and steps is None else epochs, steps, batch_size, shuffle)
+
+
+def positive_lr(name: str, lr: float) -> None:
+    """Raise unless a learning rate is positive and finite."""
+    must(0 < lr < math.inf, name, "> 0 and finite", lr, "A learning rate is a small positive number.")

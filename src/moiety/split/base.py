@@ -1,0 +1,139 @@
+"""What is shared, what is personal, what is frozen: one checked value."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moiety.errors import must, near
+from moiety.types import Names, Params
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """The three groups into which a model's parameters and buffers fall.
+
+    Every name of the model stands in exactly one of ``shared``, ``personal`` and ``frozen``, in the model's order:
+    parameters first, then buffers. Frozen values are the same for all clients, never trained and never sent.
+    """
+
+    shared: Names
+    personal: Names
+    frozen: Names
+    buffers: frozenset[str]
+    """Which of the names are buffers: kept and sent like parameters, but never trained by a gradient."""
+    sizes: Mapping[str, int]
+    """How many numbers each name holds; the keys are all names of the model."""
+    statistics: frozenset[str] = frozenset()
+    """Which of the buffers are running statistics of a normalisation layer."""
+    spec: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        grouped = Counter([*self.shared, *self.personal, *self.frozen])
+        twice = sorted(name for name, times in grouped.items() if times > 1)
+        must(not twice, "split", "three groups without a common name", ", ".join(twice))
+        loose = sorted(set(grouped) ^ set(self.sizes))
+        must(not loose, "split", "three groups that cover every name of `sizes` and no other", ", ".join(loose))
+        strange = sorted((self.buffers - set(self.sizes)) | (self.statistics - self.buffers))
+        must(not strange, "split", "made with buffers of the model", ", ".join(strange))
+
+    @property
+    def trained_shared(self) -> Names:
+        """The shared parameters, without buffers."""
+        return tuple(name for name in self.shared if name not in self.buffers)
+
+    @property
+    def trained_personal(self) -> Names:
+        """The personal parameters, without buffers."""
+        return tuple(name for name in self.personal if name not in self.buffers)
+
+    @staticmethod
+    def select(params: Params, names: Iterable[str]) -> Params:
+        """The values of the given names, in that order."""
+        try:
+            return {name: params[name] for name in names}
+        except KeyError as missing:
+            name = str(missing.args[0])
+            must(False, "params", f"a dict that holds {name}", "none of that name", near(name, params))
+            raise
+
+    def init_personal(self, params: Params) -> Params:
+        """The personal part that a client starts with, from a whole model's values."""
+        return self.select(params, self.personal)
+
+    def parts(self, whole: Params) -> tuple[Params, Params]:
+        """The shared and the personal part of a whole model, buffers included."""
+        return self.select(whole, self.shared), self.select(whole, self.personal)
+
+    def compose(self, shared: Params, personal: Params, frozen: Params) -> Params:
+        """The whole model of its three parts.
+
+        A missing name is an error: a module called without it would quietly use a value of its own.
+        """
+        whole = {**shared, **personal, **frozen}
+        if whole.keys() != self.sizes.keys() or len(whole) != len(shared) + len(personal) + len(frozen):
+            self._refuse({"shared": shared, "personal": personal, "frozen": frozen})
+        return whole
+
+    def _refuse(self, parts: Mapping[str, Params]) -> None:
+        """Say which part holds a wrong name."""
+        for group, given in parts.items():
+            expected = set(getattr(self, group))
+            missing, extra = sorted(expected - given.keys()), sorted(given.keys() - expected)
+            got = "; ".join([f"no {n}" for n in missing[:3]] + [f"{n} besides" for n in extra[:3]])
+            must(not got, group, f"exactly the names of the {group} part", got)
+
+    def counts(self) -> dict[str, int]:
+        """How many parameters there are in all and in each group; buffers are not parameters."""
+        groups = {"shared": self.shared, "personal": self.personal, "frozen": self.frozen}
+        counted = {k: sum(self.sizes[n] for n in names if n not in self.buffers) for k, names in groups.items()}
+        return {"total": sum(counted.values()), **counted}
+
+    def summary(self) -> str:
+        """A small table: what is on the device, and how much of it, beside how much is shared."""
+        counts = self.counts()
+        kind = str(self.spec.get("name", "custom")).replace("_", " ").capitalize()
+        heads = ["Personalisation type", "Layers on device", "# personal params", "# shared params"]
+        row = [kind, _layers(self.trained_personal), _number(counts["personal"]), _number(counts["shared"])]
+        widths = [max(len(head), len(cell)) for head, cell in zip(heads, row, strict=True)]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)).rstrip() for cells in (heads, row)]
+        lines.append(f"Total: {_number(counts['total'])} parameters, frozen: {_number(counts['frozen'])}")
+        lines.append(f"Running statistics: {self._where(self.statistics)}")
+        lines.append(f"Other buffers: {self._where(self.buffers - self.statistics)}")
+        return "\n".join(lines)
+
+    def _where(self, names: frozenset[str]) -> str:
+        """How many of the names stand in each group."""
+        groups = {"personal": self.personal, "shared": self.shared, "frozen": self.frozen}
+        held = {group: len(names.intersection(members)) for group, members in groups.items()}
+        return ", ".join(f"{count} {group}" for group, count in held.items() if count) or "none"
+
+
+def rounded(count: int) -> str:
+    """A count in the style of Tables 5 to 7 of Pillutla et al. (2022).
+
+    >>> [rounded(n) for n in (788_736, 4_942_356, 71_808, 704, 31_806, 9_536, 1_040_364, 12)]
+    ['0.8M', '4.9M', '0.07M', '0.7K', '0.03M', '0.01M', '1M', '12']
+    """
+    if count < 100:
+        return str(count)
+    # The tables go down to hundredths of a million; what would read 0.00M is given in thousands.
+    unit, name = (1_000_000, "M") if count >= 5_000 else (1_000, "K")
+    # Two decimals for what is less than a tenth, one otherwise; whole numbers, so that 850 gives 0.9K and not 0.8K.
+    parts = 100 if count * 1_000 < 95 * unit else 10
+    return f"{(count * parts + unit // 2) // unit / parts:g}{name}"
+
+
+def _number(count: int) -> str:
+    """The exact count, and the rounded one beside it where that says something else."""
+    short = rounded(count)
+    return f"{count:,}" if short == str(count) else f"{count:,} ({short})"
+
+
+def _layers(names: Names, most: int = 3) -> str:
+    """The modules that own the named parameters, the first few by name."""
+    owners = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+    more = len(owners) - most
+    return ", ".join(owners[:most]) + (f" and {more} more" if more > 0 else "") if owners else "none"

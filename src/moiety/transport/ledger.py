@@ -1,0 +1,48 @@
+"""The ledger: what a run really cost in bytes, arithmetic and memory."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from moiety.transport.wire import payload_bytes, value_bytes
+from moiety.types import Params
+
+
+@dataclass
+class Ledger:
+    """Sums over a run. Bytes are counted for every client asked, dropped ones included: they did send.
+
+    ``*_values`` are the parameters' own bytes, as papers count; ``*_payload`` is what goes over the wire, header
+    included. ``flops`` is the local training of all clients asked. ``device_memory`` is the estimate of Pillutla et al.
+    2022, B.4, for one device: 3 size(u) + 2 size(v) + size(backprop at batch size 1).
+    """
+
+    rounds: int = 0
+    client_updates: int = 0
+    down_values: int = 0
+    down_payload: int = 0
+    up_values: int = 0
+    up_payload: int = 0
+    flops: float = 0.0
+    device_memory: int = 0
+
+    def down(self, broadcast: Params, clients: int) -> None:
+        """Count one broadcast to each of ``clients``."""
+        self.down_values += clients * value_bytes(broadcast)
+        self.down_payload += clients * payload_bytes(broadcast)
+
+    def up(self, upload: Params) -> None:
+        """Count one client's upload."""
+        self.client_updates += 1
+        self.up_values += value_bytes(upload)
+        self.up_payload += payload_bytes(upload)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The sums by name."""
+        return asdict(self)
+
+
+def device_memory(shared: Params, personal: Params, backprop: int) -> int:
+    """Bytes on one device while training: 3 size(u) + 2 size(v) + size(backprop)."""
+    return 3 * value_bytes(shared) + 2 * value_bytes(personal) + backprop
