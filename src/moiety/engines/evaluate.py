@@ -100,7 +100,8 @@ def pooled(problem: Problem, model: Params, clients: np.ndarray, part: str) -> n
             parts.append(torch.stack(problem.task.scores(model, batch), dim=1))
     scores = torch.cat(parts).double().numpy()
     sums: np.ndarray = np.add.reduceat(scores, np.cumsum(sizes) - sizes, axis=0)
-    return sums / sizes[:, None]
+    means: np.ndarray = sums / sizes[:, None]
+    return means
 
 
 def spread(means: np.ndarray, tested: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
