@@ -93,6 +93,9 @@ def sgd(
     model = dict(model)
     if not lr:  # nothing of this block to train: no step, and no forward pass that could move a buffer
         return model, torch.zeros_like(work.examples)
+    loss_of = work.task.loss
+    if work.reuse is not None:
+        loss_of, batches = work.reuse(model, frozenset(lr), batches)
     velocity: Params = {}
     total, steps = torch.zeros_like(work.examples), torch.zeros_like(work.examples)
     owned = False  # from the second step on the trained tensors are ours, and may be edited in place
@@ -100,7 +103,7 @@ def sgd(
         fixed = {name: p for name, p in model.items() if name not in lr}
 
         def objective(block: Params, fixed: Params = fixed, batch: Batch = batch) -> tuple[Tensor, Params]:
-            losses, changed = work.task.loss({**fixed, **block}, batch)
+            losses, changed = loss_of({**fixed, **block}, batch)
             return mean_loss(losses, batch), changed
 
         gradients, loss, changed = work.gradient(objective, {name: model[name] for name in lr})

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from moiety.errors import choice, must
-from moiety.types import Batch, Metric, Params, Task
+from moiety.partial import Call, Divided, divide
+from moiety.types import Batch, Metric, Params, Partial, Task
 
 Loss = str | Callable[[Tensor, Batch], Tensor]
 
@@ -44,42 +45,6 @@ METRICS: dict[str, Metric] = {
 METRIC_OF_LOSS = {"cross_entropy": "accuracy", "mse": "mse"}
 
 
-class _Call:
-    """Calls a module with given tensors in the place of its parameters and buffers.
-
-    Does what ``torch.func.functional_call`` does, with the places looked up once: in small models that look-up
-    is a sixth of the time of a training step.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.places: dict[str, list[tuple[dict[str, Any], str]]] = {}
-        names = {id(p): n for n, p in [*module.named_parameters(), *module.named_buffers()]}
-        for part in module.modules():
-            # A tied tensor has one name and several places.
-            for members in (part._parameters, part._buffers):
-                for key, tensor in members.items():
-                    if tensor is not None:
-                        self.places.setdefault(names[id(tensor)], []).append((members, key))
-
-        self.buffers = {name: self.places[name][0] for name, _ in module.named_buffers()}
-
-    def __call__(self, params: Params, inputs: Sequence[Tensor]) -> tuple[Any, Params]:
-        """The module's output, and its buffers as the forward pass left them."""
-        before = []
-        for name, value in params.items():
-            for members, key in self.places[name]:
-                before.append((members, key, members[key]))
-                members[key] = value
-        try:
-            output = self.module(*inputs)
-            left = {name: members[key] for name, (members, key) in self.buffers.items()}
-        finally:
-            for members, key, value in before:
-                members[key] = value
-        return output, left
-
-
 def from_module(
     model: nn.Module, *, loss: Loss, metric: str | Metric | None = None, inputs: Sequence[str] = ("x",)
 ) -> Task:
@@ -92,7 +57,7 @@ def from_module(
         inputs: the columns given to ``forward``, in order.
     """
     must(isinstance(model, nn.Module), "model", "an nn.Module", type(model).__name__)
-    training, evaluating = _Call(copy.deepcopy(model).train()), _Call(copy.deepcopy(model).eval())
+    training, evaluating = Call(copy.deepcopy(model).train()), Call(copy.deepcopy(model).eval())
     init = {n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
     buffers = frozenset(n for n, _ in model.named_buffers())
     per_example, chosen = _loss(loss), _metric(loss, metric)
@@ -118,7 +83,39 @@ def from_module(
         scores=scores,
         metric=chosen,
         mixes_examples=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()),
+        partial=_partial(training.module, inputs, per_example),
     )
+
+
+def _partial(
+    module: nn.Module, inputs: Sequence[str], per_example: Callable[[Tensor, Batch], Tensor]
+) -> Callable[[frozenset[str], Params, Batch], Partial | None]:
+    """How the task is evaluated in part, worked out once for each block that is trained."""
+    known: dict[frozenset[str], Partial | None] = {}
+    # The losses of the house look at y alone; a loss of the user's own may look at any column.
+    spare = tuple(inputs) if per_example in LOSSES.values() else ()
+
+    def make(divided: Divided) -> Partial:
+        def features(params: Params, batch: Batch) -> Batch:
+            found = divided.features(params, [batch[c] for c in inputs])
+            return {f"feature {i}": f for i, f in enumerate(found)}
+
+        def loss(params: Params, batch: Batch) -> tuple[Tensor, Params]:
+            output, left = divided.rest(params, [f for name, f in batch.items() if name.startswith("feature ")])
+            return per_example(output, batch), left
+
+        return Partial(features, loss, spare)
+
+    def partial(trained: frozenset[str], params: Params, batch: Batch) -> Partial | None:
+        if trained not in known:
+            found = divide(module, trained, params, [batch[c] for c in inputs])
+            if isinstance(found, str):
+                text = f"Partial evaluation is off for the block of {sorted(trained)[0]} ({len(trained)} tensors): {found}."
+                warnings.warn(text, stacklevel=2)
+            known[trained] = None if isinstance(found, str) else make(found)
+        return known[trained]
+
+    return partial
 
 
 def from_functions(

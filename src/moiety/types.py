@@ -21,12 +21,29 @@ Tree = Any
 Names = tuple[str, ...]
 
 
+LossFunction = Callable[[Params, Batch], tuple[Tensor, Params]]
+"""One loss per example, and the buffers that the forward pass changed."""
+
+
 class Metric(NamedTuple):
     """A number per example and the direction in which it is good."""
 
     name: str
     higher_is_better: bool
     per_example: Callable[[Tensor, Batch], Tensor]
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A task while only some parameters are trained: features that stay the same, and the loss from them.
+
+    ``features(params, batch)`` gives columns with a row per example; ``loss(params, batch)`` is the task's loss of a
+    batch that holds those columns, in which the columns ``spare`` are no longer needed.
+    """
+
+    features: Callable[[Params, Batch], Batch]
+    loss: LossFunction
+    spare: Names
 
 
 @dataclass(frozen=True)
@@ -40,12 +57,14 @@ class Task:
 
     init: Params
     buffers: frozenset[str]
-    loss: Callable[[Params, Batch], tuple[Tensor, Params]]
+    loss: LossFunction
     predict: Callable[[Params, Batch], Tensor]
     scores: Callable[[Params, Batch], tuple[Tensor, Tensor]]
     metric: Metric
     mixes_examples: bool = False
     """True where one example's output depends on the others in its batch (BatchNorm while training)."""
+    partial: Callable[[frozenset[str], Params, Batch], Partial | None] = lambda trained, params, batch: None
+    """How to train the named parameters alone, tried on a few rows; None where the whole model must be run."""
 
 
 Objective = Callable[[Params], tuple[Tensor, Params]]
@@ -58,6 +77,9 @@ class Gradient(Protocol):
     def __call__(self, objective: Objective, at: Params, /) -> tuple[Params, Tensor, Params]:
         """Differentiate the objective at a point."""
         ...
+
+
+Reuse = Callable[[Params, frozenset[str], Iterable[Batch]], tuple[LossFunction, Iterable[Batch]]]
 
 
 @dataclass(frozen=True)
@@ -81,6 +103,9 @@ class Work:
     """The number of training examples, as a tensor without axes."""
     steps: Mapping[str, Tensor]
     """For each phase, the number of batches that are not padding, as a tensor without axes."""
+    reuse: Reuse | None = None
+    """Given by the engine: the loss and the batches of a phase that trains only some parameters of a model, with what
+    these do not reach computed once per row."""
 
 
 class ClientUpdate(NamedTuple):

@@ -1,23 +1,132 @@
-"""Where personal states live between rounds. Only engines call it, and nothing in it ever goes to the server."""
+"""Where personal states live between rounds. Only engines call it, and nothing in it ever goes to the server.
+
+A store keeps what changed since the last checkpoint apart (``pending``) until the checkpoint that holds it is safely
+written (``settle``). So a run that is killed finds the states as of its last checkpoint, whatever it did since.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
 
+import numpy as np
+import torch
+
+from moiety import tree
+from moiety.errors import MoietyError, message
 from moiety.types import Tree
 
 
-class MemoryStore:
-    """States in memory, each made when its client is first asked."""
+class Store(Protocol):
+    """Personal states by client, each made when its client is first asked."""
 
-    def __init__(self, first: Callable[[], Tree]) -> None:
-        self.first = first
-        self.states: dict[int, Tree] = {}
+    first: Callable[[], Tree]
+    pending: dict[int, Tree]
 
     def get(self, clients: Iterable[int]) -> list[Tree]:
         """The states of ``clients``; one never seen has the first state."""
-        return [self.states[c] if c in self.states else self.first() for c in map(int, clients)]
+        ...
 
     def put(self, clients: Iterable[int], states: Iterable[Tree]) -> None:
-        """Keep the new states of ``clients``."""
-        self.states.update(zip(map(int, clients), states, strict=True))
+        """Keep copies of the new states of ``clients``: an engine's results may lie in memory that it uses again."""
+        ...
+
+    def settle(self) -> None:
+        """What is pending is in a checkpoint now."""
+        ...
+
+
+class MemoryStore:
+    """States in memory; all of them are pending always, so a checkpoint holds them all."""
+
+    def __init__(self, first: Callable[[], Tree]) -> None:
+        self.first = first
+        self.pending: dict[int, Tree] = {}
+
+    def get(self, clients: Iterable[int]) -> list[Tree]:
+        """The states of ``clients``; one never seen has the first state."""
+        return [self.pending[c] if c in self.pending else self.first() for c in map(int, clients)]
+
+    def put(self, clients: Iterable[int], states: Iterable[Tree]) -> None:
+        """Keep copies of the new states of ``clients``."""
+        for client, state in zip(map(int, clients), states, strict=True):
+            self.pending[client] = tree.map_leaves(torch.clone, state)
+
+    def settle(self) -> None:
+        """Nothing to do: memory is all there is."""
+
+
+class DiskStore(MemoryStore):
+    """States in one sparse file, a record per client, read and written where it lies: O(cohort) per round.
+
+    Reads and writes are by position, not through a map of the file, so that resident memory does not grow with the
+    number of clients ever asked; the system's page cache does the rest.
+    """
+
+    def __init__(self, first: Callable[[], Tree], folder: Path, clients: int) -> None:
+        super().__init__(first)
+        self.example = first()
+        kinds = tree.leaves(self.example)
+        self.sizes = [x.numel() * x.element_size() for x in kinds.values()]
+        layout = {
+            "clients": clients,
+            "leaves": {path: [str(x.dtype), list(x.shape)] for path, x in kinds.items()},
+        }
+        self._open(folder, layout, clients * sum(self.sizes))
+        self.states = os.open(folder / "states.bin", os.O_RDWR)
+        self.present = np.memmap(folder / "present.bin", dtype=np.uint8, mode="r+", shape=(clients,))
+
+    def _open(self, folder: Path, layout: dict[str, object], size: int) -> None:
+        """Make the files, or check that those which are there are whole and of this problem."""
+        note = folder / "layout.json"
+        lengths = {"states.bin": max(1, size), "present.bin": int(str(layout["clients"]))}
+        if note.exists():
+            if json.loads(note.read_text() or "{}") != layout:
+                raise MoietyError(message("clients", "states of this model and data", f"others in {folder}"))
+            for name, length in lengths.items():
+                found = (folder / name).stat().st_size if (folder / name).exists() else 0
+                if found != length:
+                    got = f"{found} bytes in {folder / name}"
+                    raise MoietyError(message("clients", f"whole ({length} bytes of {name})", got))
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, length in lengths.items():
+            with open(folder / name, "wb") as file:
+                file.truncate(length)  # sparse: no block is taken before it is written
+        # Last and by rename: a folder without it was cut off while being made, and is made anew.
+        aside = folder / ".layout.json"
+        aside.write_text(json.dumps(layout))
+        os.replace(aside, note)
+
+    def get(self, clients: Iterable[int]) -> list[Tree]:
+        """The states of ``clients``; one never seen has the first state."""
+        return [self._one(client) for client in map(int, clients)]
+
+    def _one(self, client: int) -> Tree:
+        if client in self.pending:
+            return self.pending[client]
+        if not self.present[client]:
+            return self.first()
+        record = sum(self.sizes)
+        # One buffer per leaf: a tensor over a shared buffer could lie at an odd address for its type.
+        raw = memoryview(os.pread(self.states, record, client * record))
+        pieces, at = [], 0
+        for size in self.sizes:
+            pieces.append(bytearray(raw[at : at + size]))
+            at += size
+        found = iter(pieces)
+        return tree.map_leaves(lambda x: torch.frombuffer(next(found), dtype=x.dtype).view(x.shape), self.example)
+
+    def settle(self) -> None:
+        """Write what is pending to its records, flush, and forget it."""
+        record = sum(self.sizes)
+        for client, state in self.pending.items():
+            raw = b"".join(x.contiguous().numpy().tobytes() for x in tree.leaves(state).values())
+            os.pwrite(self.states, raw, client * record)
+        os.fsync(self.states)
+        self.present[list(self.pending)] = 1
+        self.present.flush()
+        self.pending = {}

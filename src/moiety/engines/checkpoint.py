@@ -1,7 +1,8 @@
 """Checkpoints: safetensors and JSON, written aside, flushed, renamed. No pickle: a file cannot run code.
 
-``checkpoint/round-000020/`` holds ``server.safetensors`` (shared things only), ``clients.safetensors`` (the personal
-states, which in a deployment never leave their devices; a simulation must keep them somewhere) and ``state.json``,
+``checkpoint/round-000020/`` holds ``server.safetensors`` (shared things only), ``clients.safetensors`` (personal
+states that changed since the checkpoint before, which in a deployment never leave their devices; a simulation must keep
+them somewhere; the others are in the run's ``clients/``) and ``state.json``,
 which says how long the other two are and what they hash to. The folder appears by one rename, so it is whole or absent.
 """
 
@@ -100,6 +101,8 @@ def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) 
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
+        # Only now may the states' own file move: until the rename it had to match the older checkpoint.
+        progress.store.settle()
     for old in parent.iterdir():
         if old.name != final.name:
             shutil.rmtree(old, ignore_errors=True)
@@ -127,13 +130,15 @@ def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) ->
         # Cloned, or the view would keep every other client's row alive.
         one = tree.refill(first, {k: v[row].clone() for k, v in clients.items()})
         progress.store.put([client], [one])
+    # The run may have been killed while these were being settled; settling them again does no harm.
+    progress.store.settle()
     progress.server, progress.round = server, state["round"]
     progress.ledger, progress.dropped = Ledger(**state["ledger"]), list(state["dropped"])
 
 
 def _stacked(progress: Progress) -> dict[str, Tensor]:
-    """All personal states as one tensor per leaf, with the clients they belong to."""
-    states = progress.store.states
+    """The personal states that changed since the last checkpoint, one tensor per leaf, and whose they are."""
+    states = progress.store.pending
     order = sorted(states)
     found = {"clients": torch.tensor(order, dtype=torch.int64)}
     rows = [tree.leaves(states[c]) for c in order]

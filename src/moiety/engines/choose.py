@@ -1,13 +1,15 @@
-"""Engines by name, and ``auto``: measure for a moment on the first cohort, then keep the faster one."""
+"""Engines by name, and ``auto``: measure for a moment on the first cohort, then keep the fastest."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from moiety.engines.plan import Job
-from moiety.engines.problem import Function, Problem
+from moiety.engines.problem import Functions, Problem
+from moiety.engines.processes import Processes, cores
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 from moiety.errors import MoietyError, choice
@@ -19,44 +21,81 @@ class Engine(Protocol):
 
     name: str
 
-    def map(
-        self, problem: Problem, function: Function, jobs: Sequence[Job], received: Params, *, scale: float, round: int
-    ) -> list[Tree]:
-        """``function`` for each job; results in the order of the jobs."""
+    def map(self, function: str, jobs: Sequence[Job], received: Params, *, scale: float, round: int) -> list[Tree]:
+        """The function of that name for each job; results in the order of the jobs, to be used before the next call."""
+        ...
+
+    def close(self) -> None:
+        """End what the engine started."""
         ...
 
 
-ENGINES: dict[str, Callable[[], Engine]] = {"sequential": Sequential, "vectorised": Vectorised}
+ENGINES: dict[str, Any] = {
+    "sequential": Sequential,
+    "vectorised": Vectorised,
+    "processes:sequential": partial(Processes, inner=Sequential),
+    "processes:vectorised": partial(Processes, inner=Vectorised),
+}
+"""How each engine is made. ``processes`` stands for the faster of its two forms, ``auto`` for the fastest of all."""
+
+OPEN = ("auto", "processes")
 
 
 def check_engine(name: str) -> None:
-    """Raise unless ``name`` is an engine or ``auto``."""
-    choice("engine", name, [*ENGINES, "auto"])
+    """Raise unless ``name`` is an engine, or one of the names that leave the choice open."""
+    choice("engine", name, [*ENGINES, *OPEN])
+
+
+def make(name: str, problem: Problem, functions: Functions, workers: int | None) -> Engine:
+    """The engine of that name; ``workers`` counts where there are any."""
+    options = {"workers": workers} if name.startswith("processes") else {}
+    engine: Engine = ENGINES[name](problem, functions, **options)
+    return engine
 
 
 def fastest(
-    problem: Problem, function: Function, jobs: Sequence[Job], received: Params, *, scale: float, seconds: float = 1.0
+    name: str,
+    problem: Problem,
+    functions: Functions,
+    jobs: Sequence[Job],
+    received: Params,
+    *,
+    scale: float,
+    workers: int | None,
+    seconds: float = 1.0,
 ) -> tuple[Engine, str]:
-    """The faster engine for these jobs, and why; takes about ``seconds``.
+    """The fastest engine for these jobs among those that ``name`` leaves open, and why; takes a few ``seconds``.
 
-    Both engines give the same numbers (to rounding), so trying them out has no effect but the time it takes.
+    All engines give the same numbers (to rounding), so trying them out has no effect but the time it takes.
     """
-    arguments: dict[str, Any] = {"scale": scale, "round": 0}
-    slow, quick = Sequential(), Vectorised()
 
     def clock(engine: Engine, sample: Sequence[Job]) -> float:
         began = time.perf_counter()
-        engine.map(problem, function, sample, received, **arguments)
+        engine.map("train", sample, received, scale=scale, round=0)
         return time.perf_counter() - began
 
-    clock(slow, jobs[:1])  # the first call pays for lazy set-up
-    per_client = max(clock(slow, jobs[:1]), 1e-6)
+    reference = Sequential(problem, functions)
+    clock(reference, jobs[:1])  # the first call pays for lazy set-up
+    per_client = max(clock(reference, jobs[:1]), 1e-6)
     sample = jobs[: max(1, min(len(jobs), int(seconds / 4 / per_client)))]
-    try:
-        clock(quick, sample)
-    except MoietyError as error:
-        return slow, f"vectorised cannot run it: {error}"
-    times = {e.name: min(clock(e, sample) for _ in range(2)) for e in (slow, quick)}
-    chosen: Engine = quick if times[quick.name] < times[slow.name] else slow
-    shown = ", ".join(f"{name} {1e3 * t:.1f} ms" for name, t in times.items())
-    return chosen, f"measured on {len(sample)} clients of the first cohort: {shown}"
+    names = [n for n in ENGINES if name == "auto" or n.startswith(name)]
+    if (workers or cores()) == 1 or len(jobs) == 1:
+        names = [n for n in names if not n.startswith("processes")] or names
+    times: dict[str, float] = {}
+    refused: list[str] = []
+    engines = {n: make(n, problem, functions, workers) for n in names}
+    for n, engine in engines.items():
+        try:
+            clock(engine, sample)
+            times[n] = min(clock(engine, sample) for _ in range(3))
+        except MoietyError as error:
+            refused.append(f"{n} cannot run it ({error})")
+    if not times:
+        raise MoietyError(refused[0])
+    best = min(times, key=lambda n: times[n])
+    for n, engine in engines.items():
+        if n != best:
+            engine.close()
+    shown = ", ".join(f"{n} {1e3 * t:.1f} ms" for n, t in times.items())
+    reason = f"measured on {len(sample)} clients of the first cohort: {shown}"
+    return engines[best], "; ".join([reason, *refused])

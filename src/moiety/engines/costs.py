@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from moiety.engines.plan import Job, Rows
-from moiety.engines.problem import Problem
+from moiety.engines.problem import Problem, Served
 from moiety.engines.sequential import Sequential
 from moiety.task import backprop_bytes
 from moiety.transport import device_memory
 from moiety.types import Algorithm, Params, Tree
 
 
-def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, state: Tree) -> dict[str, float]:
-    """Arithmetic operations of training on one example once, by phase, as ``FlopCounterMode`` counts them.
+class Flops(NamedTuple):
+    """Operations for a row in one phase: ``once`` for each distinct row, ``each`` for every time it is used."""
 
-    The algorithm's own ``client_update`` is run with one batch of two rows in one phase and none in the others.
+    once: float
+    each: float
+
+
+def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, state: Tree) -> dict[str, Flops]:
+    """Arithmetic operations of training, by phase, as ``FlopCounterMode`` counts them.
+
+    The algorithm's own ``client_update`` is run on two rows in one phase and none in the others, over them once and
+    then twice: F1 = once + each and F2 = once + 2 each, where partial evaluation computes ``once`` only once.
     """
-    start, stop = problem.data.rows(0, "train")
-    two = np.resize(np.arange(start, stop), 2)
+    two = np.arange(2) % problem.data.total
     none = Rows(two[:0], np.zeros(0, dtype=np.int64))
+    engine = Sequential(problem, {"train": Served(algorithm.client_update, tuple(algorithm.phases))})
+
+    def count(phase: str, passes: int) -> float:
+        some = Rows(np.tile(two, passes), np.full(passes, 2))
+        rows = {name: some if name == phase else none for name in algorithm.phases}
+        with FlopCounterMode(display=False) as counter:
+            engine.map("train", [Job(0, rows, 2, state)], received, scale=1.0, round=0)
+        return counter.get_total_flops() / 2
+
     found = {}
     for phase in algorithm.phases:
-        rows = {name: Rows(two, np.array([2])) if name == phase else none for name in algorithm.phases}
-        with FlopCounterMode(display=False) as counter:
-            Sequential().map(problem, algorithm.client_update, [Job(0, rows, 2, state)], received, scale=1.0, round=0)
-        found[phase] = counter.get_total_flops() / 2
+        one, two_passes = count(phase, 1), count(phase, 2)
+        found[phase] = Flops(once=2 * one - two_passes, each=two_passes - one)
     return found
 
 
-def job_flops(per_example: dict[str, float], job: Job) -> float:
+def job_flops(per_example: dict[str, Flops], job: Job) -> float:
     """Operations of one client's turn."""
-    return sum(per_example[phase] * len(rows.order) for phase, rows in job.rows.items())
+    total = 0.0
+    for phase, rows in job.rows.items():
+        cost, used = per_example[phase], len(rows.order)
+        total += cost.once * min(used, job.examples) + cost.each * used
+    return total
 
 
 def memory_on_device(problem: Problem) -> int:

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moiety.clients import MemoryStore
+from moiety import tree
+from moiety.clients import Store
 from moiety.engines.choose import Engine
-from moiety.engines.problem import Problem
+from moiety.engines.problem import Function, Problem, Served
 from moiety.evaluation import Row, client_rows
 from moiety.local import mean_loss
 from moiety.types import Algorithm, Params, Phase, Tree, Work
@@ -18,58 +19,18 @@ from moiety.types import Algorithm, Params, Phase, Tree, Work
 EVALUATION_BATCH = 256
 
 
-def evaluate(
-    problem: Problem, algorithm: Algorithm, engine: Engine, server: Tree, store: MemoryStore, *, part: str, round: int
-) -> list[Row]:
-    """A row per client. Clients that keep no state get their personal model by the algorithm's own rule first."""
-    data = problem.data
-    sizes = data.sizes(part)
-    tested = np.flatnonzero(sizes)
-    received = algorithm.broadcast(server)
-    alone = algorithm.personal_model(received, algorithm.init_client(problem.personal()))
-    shared = pooled(problem, problem.compose(*alone), tested, part)
-    if not problem.split.personal:
-        personal = shared  # the very same model
-    else:
-        states = current_states(problem, algorithm, engine, received, store, tested, round)
-        personal = per_client(problem, algorithm, engine, received, tested, states, part)
-    return client_rows(
-        [data.ids[i] for i in range(len(data))],
-        data.sizes("train"),
-        sizes,
-        spread(personal, tested, len(data)),
-        spread(shared, tested, len(data)),
-        higher_is_better=problem.task.metric.higher_is_better,
-    )
+def served(algorithm: Algorithm) -> dict[str, Served]:
+    """What engines run for clients: local work, the algorithm's rule for newcomers, and scoring."""
+    phases = tuple(algorithm.phases)
+    return {
+        "train": Served(algorithm.client_update, phases),
+        "adapt": Served(algorithm.adapt, phases),
+        "score": Served(scoring(algorithm), ("score",)),
+    }
 
 
-def current_states(
-    problem: Problem,
-    algorithm: Algorithm,
-    engine: Engine,
-    received: Params,
-    store: MemoryStore,
-    clients: Sequence[int] | np.ndarray,
-    round: int,
-) -> list[Tree]:
-    """The clients' states as they would predict with now."""
-    states = store.get(clients)
-    if algorithm.stateful:
-        return states
-    jobs = problem.jobs(algorithm.phases, clients, states, "adapt", round, part="train")
-    return engine.map(problem, algorithm.adapt, jobs, received, scale=1.0, round=round)
-
-
-def per_client(
-    problem: Problem,
-    algorithm: Algorithm,
-    engine: Engine,
-    received: Params,
-    clients: np.ndarray,
-    states: Sequence[Tree],
-    part: str,
-) -> np.ndarray:
-    """Mean loss and metric [clients, 2], each client with its own model."""
+def scoring(algorithm: Algorithm) -> Function:
+    """Mean loss and metric of a client's personal model over its batches."""
 
     def score(work: Work, received: Params, state: Tree) -> Tensor:
         model = work.compose(*algorithm.personal_model(received, state))
@@ -80,9 +41,73 @@ def per_client(
             sums = sums + means * count
         return sums / work.examples
 
+    return score
+
+
+def evaluate(
+    problem: Problem,
+    algorithm: Algorithm,
+    engine: Engine,
+    server: Tree,
+    store: Store,
+    *,
+    part: str,
+    round: int,
+    clients: np.ndarray,
+) -> list[Row]:
+    """A row per client. Clients that keep no state get their personal model by the algorithm's own rule first."""
+    data = problem.data
+    sizes = data.sizes(part)
+    tested = clients[sizes[clients] > 0]
+    received = algorithm.broadcast(server)
+    alone = algorithm.personal_model(received, algorithm.init_client(problem.personal()))
+    shared = pooled(problem, problem.compose(*alone), tested, part)
+    if not problem.split.personal:
+        personal = shared  # the very same model
+    else:
+        states = current_states(problem, algorithm, engine, received, store, tested, round)
+        personal = per_client(problem, engine, received, tested, states, part)
+    return client_rows(
+        [data.ids[int(i)] for i in clients],
+        data.sizes("train")[clients],
+        sizes[clients],
+        spread(personal, tested, clients),
+        spread(shared, tested, clients),
+        higher_is_better=problem.task.metric.higher_is_better,
+    )
+
+
+def current_states(
+    problem: Problem,
+    algorithm: Algorithm,
+    engine: Engine,
+    received: Params,
+    store: Store,
+    clients: Sequence[int] | np.ndarray,
+    round: int,
+) -> list[Tree]:
+    """The clients' states as they would predict with now."""
+    states = store.get(clients)
+    if algorithm.stateful:
+        return states
+    jobs = problem.jobs(algorithm.phases, clients, states, "adapt", round, part="train")
+    # Copied: scoring comes next, in the memory that holds them.
+    adapted = engine.map("adapt", jobs, received, scale=1.0, round=round)
+    return [tree.map_leaves(torch.clone, state) for state in adapted]
+
+
+def per_client(
+    problem: Problem,
+    engine: Engine,
+    received: Params,
+    clients: np.ndarray,
+    states: Sequence[Tree],
+    part: str,
+) -> np.ndarray:
+    """Mean loss and metric [clients, 2], each client with its own model."""
     phases = {"score": Phase(epochs=1, steps=None, batch_size=EVALUATION_BATCH, shuffle=False)}
     jobs = problem.jobs(phases, clients, states, part=part)
-    found = engine.map(problem, score, jobs, received, scale=1.0, round=0)
+    found = engine.map("score", jobs, received, scale=1.0, round=0)
     return torch.stack(found).double().numpy() if found else np.zeros((0, 2))
 
 
@@ -104,8 +129,8 @@ def pooled(problem: Problem, model: Params, clients: np.ndarray, part: str) -> n
     return means
 
 
-def spread(means: np.ndarray, tested: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
-    """Losses and metrics of all clients, NaN for those that were not tested."""
-    full = np.full((clients, 2), np.nan)
-    full[tested] = means
+def spread(means: np.ndarray, tested: np.ndarray, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Losses and metrics of ``clients`` (ascending), NaN for those that were not tested."""
+    full = np.full((len(clients), 2), np.nan)
+    full[np.searchsorted(clients, tested)] = means
     return full[:, 0], full[:, 1]

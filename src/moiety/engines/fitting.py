@@ -16,6 +16,7 @@ from moiety import data as data_package
 from moiety import task as tasks
 from moiety.aggregation import SERVERS
 from moiety.algorithms import ALGORITHMS
+from moiety.clients import uniform_cohort
 from moiety.data import FederatedData
 from moiety.engines import folder as files
 from moiety.engines.checkpoint import latest, load_checkpoint, save_checkpoint
@@ -54,7 +55,10 @@ def fit(
     evaluate_on: str | None = None,
     evaluate_every: int | None = None,
     checkpoint_every: int | None = None,
+    evaluate_clients: int | None = None,
     device: str = "cpu",
+    workers: int | None = None,
+    partial: bool = True,
     on_round: OnRound | None = None,
 ) -> Run:
     """Train ``model`` on ``data`` with ``algorithm``.
@@ -68,7 +72,8 @@ def fit(
         rounds: how many rounds to train.
         cohort: how many clients are asked in a round; all by default.
         seed: everything random in the run derives from it.
-        engine: ``sequential``, ``vectorised`` or ``auto``, which measures both and keeps the faster.
+        engine: ``sequential``, ``vectorised``, ``processes`` (all cores) or ``auto``, which measures them and keeps
+            the fastest.
         out: a folder for configuration, history, results and checkpoints; nothing is written without one.
         loss: ``cross_entropy``, ``mse`` or a function of (output, batch) with one loss per example. By default
             cross-entropy where the labels ``y`` are whole numbers, mean squared error otherwise.
@@ -77,7 +82,11 @@ def fit(
         evaluate_on: ``test``, ``validation`` or ``train``; by default the first of these that has rows.
         evaluate_every: rounds between evaluations; by default a twentieth of the run. The last round always has one.
         checkpoint_every: rounds between checkpoints; by default as evaluations. The last round always has one.
+        evaluate_clients: evaluate this many clients, the same sample each time; all by default.
         device: where the arithmetic happens.
+        workers: how many processes, for the engines that have any; all cores by default.
+        partial: compute once per row what the trained parameters do not reach, where rows come round again; the
+            numbers are the same either way.
         on_round: called after every round.
 
     Returns:
@@ -95,7 +104,7 @@ def fit(
     part = evaluate_on or next(p for p in ("test", "validation", "train") if data.sizes(p).any())
     data.sizes(part)  # an unknown part is refused here
     chosen_loss = loss or _default_loss(data)
-    problem = _problem(model, data, algorithm, split, seed, chosen_loss, metric, inputs, device)
+    problem = _problem(model, data, algorithm, split, seed, chosen_loss, metric, inputs, device, partial)
     run_config = {
         "rounds": rounds,
         "cohort": cohort,
@@ -103,7 +112,9 @@ def fit(
         "engine": engine,
         "evaluate_on": part,
         **every,
+        "evaluate_clients": evaluate_clients,
         "device": device,
+        "partial": partial,
         "loss": chosen_loss if isinstance(chosen_loss, str) else None,
         "metric": metric if isinstance(metric, str) else None,
         "inputs": list(inputs),
@@ -116,7 +127,7 @@ def fit(
         "run": run_config,
     }
     folder = files.create(out, config, problem.task.init) if out is not None else None
-    loop = Rounds(problem, algorithm, begin(problem, algorithm), rounds, cohort, engine)
+    loop = Rounds(problem, algorithm, begin(problem, algorithm, folder), rounds, cohort, engine, workers)
     return _train(loop, config, folder, [], model, on_round)
 
 
@@ -131,6 +142,7 @@ def resume(
     loss: tasks.Loss | None = None,
     metric: str | Metric | None = None,
     engine: str | None = None,
+    workers: int | None = None,
     on_round: OnRound | None = None,
 ) -> Run:
     """Continue a run from its folder, bit for bit as if it had never stopped.
@@ -149,6 +161,7 @@ def resume(
         loss: likewise.
         metric: likewise.
         engine: by default the engine the run began with.
+        workers: how many processes, for the engines that have any; all cores by default.
         on_round: called after every round.
     """
     path = Path(folder)
@@ -182,9 +195,10 @@ def resume(
         metric or options.get("metric"),
         options["inputs"],
         options["device"],
+        options["partial"],
         initial=files.read_initial(path),
     )
-    progress = begin(problem, algorithm)
+    progress = begin(problem, algorithm, path)
     found = latest(path)
     if found is not None:
         load_checkpoint(found, progress, identity(problem, algorithm))
@@ -193,7 +207,7 @@ def resume(
     files.write_history(path, history)
     options.update(rounds=rounds, engine=engine)
     files.write_config(path, config)
-    loop = Rounds(problem, algorithm, progress, rounds, options["cohort"], engine)
+    loop = Rounds(problem, algorithm, progress, rounds, options["cohort"], engine, workers)
     return _train(loop, config, path, history, model, on_round)
 
 
@@ -240,6 +254,7 @@ def _problem(
     metric: str | Metric | None,
     inputs: Sequence[str],
     device: str,
+    partial: bool,
     initial: Params | None = None,
 ) -> Problem:
     """The checked problem; ``initial`` takes the place of the model's present values."""
@@ -254,7 +269,7 @@ def _problem(
     names = {*split.shared, *split.personal, *split.frozen}
     must(names == task.init.keys(), "split", "made for this model", f"another's, with {len(names)} names")
     check_split(algorithm, split)
-    problem = Problem(task, split, data, to_tensors(data, task, where), seed)
+    problem = Problem(task, split, data, to_tensors(data, task, where), seed, partial)
     check_model(problem, tuple(inputs) if isinstance(model, nn.Module) else (), loss)
     return problem
 
@@ -267,9 +282,30 @@ def _train(
     model: nn.Module | Task,
     on_round: OnRound | None,
 ) -> Run:
-    """The rounds that are still to do, with evaluations, checkpoints and records on their way."""
-    problem, algorithm, options = loop.problem, loop.algorithm, config["run"]
-    known = identity(problem, algorithm)
+    """The rounds that are still to do, on one thread per process, and what is left of them in the end."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        clients = _rounds(loop, config, folder, history, on_round)
+    except KeyboardInterrupt:
+        if folder and loop.progress.whole and loop.progress.round:
+            save_checkpoint(folder, loop.progress, identity(loop.problem, loop.algorithm))
+        raise
+    finally:
+        loop.close()
+        torch.set_num_threads(threads)
+    ledger = loop.progress.ledger.as_dict()
+    if folder:
+        files.write_results(folder, clients, ledger)
+    return Run(history, clients, ledger, config, folder, loop, model if isinstance(model, nn.Module) else None)
+
+
+def _rounds(
+    loop: Rounds, config: dict[str, Any], folder: Path | None, history: list[Row], on_round: OnRound | None
+) -> list[Row]:
+    """Train to the end, with evaluations, checkpoints and records on the way; the last rows per client."""
+    options = config["run"]
+    known = identity(loop.problem, loop.algorithm)
     seconds = history[-1]["seconds"] if history else 0.0
     clients: list[Row] = []
     while loop.progress.round < loop.rounds:
@@ -282,7 +318,7 @@ def _train(
             if folder:
                 files.write_config(folder, config)
         if last or record.round % options["evaluate_every"] == 0:
-            clients, row = _evaluation(loop, record, options["evaluate_on"], seconds)
+            clients, row = _evaluation(loop, record, options, seconds)
             history.append(row)
             record = replace(record, evaluation=row)
             if folder:
@@ -291,20 +327,20 @@ def _train(
             save_checkpoint(folder, loop.progress, known)
         if on_round:
             on_round(record, loop.rounds)
-    if not clients:  # resumed after its end: only the rows per client are to be made again
-        loop.ready()
-        clients, _ = _evaluation(loop, None, options["evaluate_on"], seconds)
-    ledger = loop.progress.ledger.as_dict()
-    if folder:
-        files.write_results(folder, clients, ledger)
-    return Run(history, clients, ledger, config, folder, loop, model if isinstance(model, nn.Module) else None)
+    # Resumed after its end: only the rows per client are to be made again.
+    return clients or _evaluation(loop, None, options, seconds)[0]
 
 
-def _evaluation(loop: Rounds, record: RoundRecord | None, part: str, seconds: float) -> tuple[list[Row], Row]:
+def _evaluation(loop: Rounds, record: RoundRecord | None, options: Spec, seconds: float) -> tuple[list[Row], Row]:
     """A row per client, and the row of the history that sums them up."""
     problem, now = loop.problem, loop.progress
     engine = loop.ready()
-    clients = evaluate(problem, loop.algorithm, engine, now.server, now.store, part=part, round=now.round)
+    part, population = options["evaluate_on"], len(problem.data)
+    count = options.get("evaluate_clients") or population
+    asked = uniform_cohort(population, count, seed=problem.seed, round=-1)
+    clients = evaluate(
+        problem, loop.algorithm, engine, now.server, now.store, part=part, round=now.round, clients=asked
+    )
     loss = record.train_loss if record else float("nan")
     row: Row = {"round": now.round, "part": part, "train_loss": None if loss != loss else loss}
     row |= summarise(clients, higher_is_better=problem.task.metric.higher_is_better)

@@ -19,6 +19,18 @@ class Rows(NamedTuple):
     order: np.ndarray
     sizes: np.ndarray
 
+    def span(self) -> tuple[int, int]:
+        """The first row and the row after the last; an owner's rows lie next to each other."""
+        return int(self.order.min()), int(self.order.max()) + 1
+
+    @property
+    def repeats(self) -> bool:
+        """Whether some row comes round more than once."""
+        if not len(self.order):
+            return False
+        start, stop = self.span()
+        return len(self.order) > stop - start
+
 
 class Job(NamedTuple):
     """One client's turn: its rows by phase, how many training examples it has, and its state."""
@@ -68,3 +80,10 @@ def padded(rows: Sequence[Rows]) -> tuple[Tensor, Tensor | None]:
         mask[i, : len(r.sizes)] = real
         index[i, : len(r.sizes)][real] = r.order
     return torch.from_numpy(index), None if mask.all() else torch.from_numpy(mask)
+
+
+def own_rows(rows: Sequence[Rows]) -> Tensor:
+    """The rows that each of several clients owns, [clients, rows]; a shorter list repeats its last row."""
+    spans = [r.span() for r in rows]
+    width = max(stop - start for start, stop in spans)
+    return torch.stack([(start + torch.arange(width)).clamp(max=stop - 1) for start, stop in spans])

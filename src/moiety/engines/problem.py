@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,10 +15,20 @@ from moiety.data import FederatedData
 from moiety.engines.plan import Job, phase_rows
 from moiety.split import Split
 from moiety.task import dtype_of
-from moiety.types import Batch, Gradient, Params, Phase, Task, Tree, Work
+from moiety.types import Batch, Gradient, Params, Partial, Phase, Reuse, Task, Tree, Work
 
 Function = Callable[[Work, Params, Tree], Tree]
 """A pure function of one client: its work, what it received, its state."""
+
+
+class Served(NamedTuple):
+    """A function that an engine runs for clients, and the phases whose batches it asks for."""
+
+    call: Function
+    phases: tuple[str, ...]
+
+
+Functions = Mapping[str, Served]
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,8 @@ class Problem:
     data: FederatedData
     columns: Batch
     seed: int
+    partial: bool = True
+    """Whether what trained parameters do not reach is computed once per row where rows come round again."""
 
     def shared(self) -> tuple[Params, Params]:
         """The first values of the shared parameters and of the shared running statistics."""
@@ -51,6 +64,7 @@ class Problem:
         examples: Tensor,
         steps: Mapping[str, Tensor],
         scale: float,
+        reuse: Reuse | None = None,
     ) -> Work:
         """What a client has at hand."""
         return Work(
@@ -64,6 +78,7 @@ class Problem:
             scale=scale,
             examples=examples,
             steps=steps,
+            reuse=reuse,
         )
 
     def jobs(
@@ -79,6 +94,25 @@ class Problem:
             }
             made.append(Job(client, rows, stop - start, state))
         return made
+
+
+FEATURE_BYTES = 1 << 29
+"""Features of more than this are not kept; the whole model is run instead."""
+FEATURE_ROWS = 64
+"""Features are computed in slices of this many rows, so that the memory of the pass itself stays small."""
+
+
+def sliced_features(partial: Partial, model: Params, columns: Batch, *, limit: int) -> Batch | None:
+    """The features of all rows of ``columns``, or None where they would take more than ``limit`` bytes."""
+    rows = len(next(iter(columns.values())))
+    slices: list[Batch] = []
+    for at in range(0, rows, FEATURE_ROWS):
+        slices.append(partial.features(model, {n: c[at : at + FEATURE_ROWS] for n, c in columns.items()}))
+        if at == 0:
+            per_row = sum(f[0].numel() * f.element_size() for f in slices[0].values())
+            if per_row * rows > limit:
+                return None
+    return {name: torch.cat([s[name] for s in slices]) for name in slices[0]}
 
 
 def to_tensors(data: FederatedData, task: Task, device: torch.device) -> Batch:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from moiety import tree
-from moiety.clients import MemoryStore, uniform_cohort
-from moiety.engines.choose import ENGINES, Engine, fastest
-from moiety.engines.costs import flops_per_example, job_flops, memory_on_device
+from moiety.clients import DiskStore, MemoryStore, Store, uniform_cohort
+from moiety.engines.choose import OPEN, Engine, fastest, make
+from moiety.engines.costs import Flops, flops_per_example, job_flops, memory_on_device
+from moiety.engines.evaluate import served
+from moiety.engines.plan import Job
 from moiety.engines.problem import Problem
 from moiety.transport import Ledger, check
-from moiety.types import Algorithm, ClientUpdate, RoundRecord, Tree
+from moiety.types import Algorithm, ClientUpdate, Params, RoundRecord, Tree
 
 
 @dataclass
@@ -21,17 +24,24 @@ class Progress:
     """What changes from round to round, and what a checkpoint holds."""
 
     server: Tree
-    store: MemoryStore
+    store: Store
     ledger: Ledger
     round: int = 0
+    whole: bool = True
+    """False while a round is being booked: an interrupt at that moment must not be written as a checkpoint."""
     dropped: list[str] = field(default_factory=list)
     """Clients left out since the last evaluation, as ``round:client``."""
 
 
-def begin(problem: Problem, algorithm: Algorithm) -> Progress:
-    """Everything as it is before the first round."""
+def begin(problem: Problem, algorithm: Algorithm, folder: Path | None) -> Progress:
+    """Everything as it is before the first round; with a folder, personal states live there."""
     server = algorithm.init_server(*problem.shared())
-    store = MemoryStore(lambda: algorithm.init_client(problem.personal()))
+
+    def first() -> Tree:
+        return algorithm.init_client(problem.personal())
+
+    kept = folder is not None and algorithm.stateful and bool(problem.split.personal)
+    store = DiskStore(first, Path(str(folder)) / "clients", len(problem.data)) if kept else MemoryStore(first)
     return Progress(server, store, Ledger(device_memory=memory_on_device(problem)))
 
 
@@ -45,9 +55,13 @@ class Rounds:
     rounds: int
     cohort: int
     engine: str
+    workers: int | None = None
     reason: str = "as asked"
-    flops: dict[str, float] = field(default_factory=dict)
+    flops: dict[str, Flops] = field(default_factory=dict)
     chosen: Engine | None = None
+
+    def __post_init__(self) -> None:
+        self.functions = served(self.algorithm)
 
     def step(self) -> RoundRecord:
         """One round; the server and the states of its clients move, nothing else does."""
@@ -61,11 +75,21 @@ class Rounds:
         scale = algorithm.schedule.factor(t, self.rounds)
         if not self.flops:
             self.flops = flops_per_example(problem, algorithm, received, now.store.first())
-        if self.engine == "auto":
-            self.chosen, self.reason = fastest(problem, algorithm.client_update, jobs, received, scale=scale)
+        if self.engine in OPEN:
+            self.chosen, self.reason = fastest(
+                self.engine, problem, self.functions, jobs, received, scale=scale, workers=self.workers
+            )
             self.engine = self.chosen.name
-        results = self.ready().map(problem, algorithm.client_update, jobs, received, scale=scale, round=t)
+        results = self.ready().map("train", jobs, received, scale=scale, round=t)
+        now.whole = False
+        record = self._book(jobs, results, received, declared)
+        now.whole = True
+        return record
 
+    def _book(self, jobs: list[Job], results: list[Tree], received: Params, declared: Params) -> RoundRecord:
+        """Check what came back, aggregate it, keep the new states, and count the cost."""
+        problem, algorithm, now = self.problem, self.algorithm, self.progress
+        t = now.round
         now.ledger.down(received, len(jobs))
         kept: list[tuple[int, ClientUpdate, Tree]] = []
         dropped = []
@@ -80,18 +104,25 @@ class Rounds:
                 dropped.append(name)
         if kept:
             now.server = algorithm.server_update(now.server, algorithm.aggregator([u for _, u, _ in kept]))
-            if algorithm.stateful:
+            if algorithm.stateful and problem.split.personal:
                 now.store.put([c for c, _, _ in kept], [s for _, _, s in kept])
         now.round = t + 1
         now.ledger.rounds += 1
         now.dropped += [f"{t + 1}:{name}" for name in dropped]
-        return RoundRecord(t + 1, tuple(int(c) for c in cohort), _train_loss(kept), tuple(dropped), None)
+        return RoundRecord(t + 1, tuple(job.client for job in jobs), _train_loss(kept), tuple(dropped), None)
 
     def ready(self) -> Engine:
-        """The engine, made when first needed; before the first round of ``auto`` the reference serves."""
+        """The engine, made when first needed; where the choice is still open the reference serves."""
         if self.chosen is None:
-            self.chosen = ENGINES["sequential" if self.engine == "auto" else self.engine]()
+            name = "sequential" if self.engine in OPEN else self.engine
+            self.chosen = make(name, self.problem, self.functions, self.workers)
         return self.chosen
+
+    def close(self) -> None:
+        """End the engine; the next call makes a new one."""
+        if self.chosen is not None:
+            self.chosen.close()
+            self.chosen = None
 
 
 def _train_loss(kept: list[tuple[int, ClientUpdate, Tree]]) -> float:

@@ -13,7 +13,7 @@ from torch import nn
 
 from moiety.data import from_clients
 from moiety.engines.checks import check_columns
-from moiety.engines.evaluate import current_states
+from moiety.engines.evaluate import current_states, served
 from moiety.engines.problem import to_tensors
 from moiety.engines.rounds import Rounds
 from moiety.engines.sequential import Sequential
@@ -49,7 +49,9 @@ class Run:
         problem, algorithm, now = self._rounds.problem, self._rounds.algorithm, self._rounds.progress
         at = [problem.data.index(client)]
         received = algorithm.broadcast(now.server)
-        (state,) = current_states(problem, algorithm, Sequential(), received, now.store, at, now.round)
+        (state,) = current_states(
+            problem, algorithm, Sequential(problem, served(algorithm)), received, now.store, at, now.round
+        )
         return problem.compose(*algorithm.personal_model(received, state))
 
     def shared_parameters(self) -> Params:
@@ -76,9 +78,10 @@ class Run:
         guest = replace(problem, data=fed, columns=to_tensors(fed, problem.task, torch.device("cpu")))
         received = algorithm.broadcast(now.server)
         state: Tree = algorithm.init_client(problem.personal())
+        engine = Sequential(guest, served(algorithm))
         for k in range(passes):
             jobs = guest.jobs(algorithm.phases, [0], [state], "onboard", k, part="train")
-            (state,) = Sequential().map(guest, algorithm.adapt, jobs, received, scale=1.0, round=now.round + k)
+            (state,) = engine.map("adapt", jobs, received, scale=1.0, round=now.round + k)
         return self._module(problem.compose(*algorithm.personal_model(received, state)))
 
     def _module(self, params: Params) -> nn.Module:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from moiety.engines.plan import Job
-from moiety.engines.problem import Function, Problem
+from moiety.engines.plan import Job, Rows
+from moiety.engines.problem import FEATURE_BYTES, Function, Functions, Problem, sliced_features
 from moiety.errors import MoietyError
 from moiety.local import autograd_gradient
 from moiety.rng import torch_seed
 from moiety.task import dtype_of
-from moiety.types import Batch, Params, Tree
+from moiety.types import Batch, LossFunction, Params, Tree
+
+
+class Batches:
+    """The batches of one phase; each is a gather from ``columns``, whose first row is number ``base``."""
+
+    def __init__(self, columns: Batch, rows: Rows, base: int = 0) -> None:
+        self.columns, self.rows, self.base = columns, rows, base
+
+    def __iter__(self) -> Iterator[Batch]:
+        order, at = torch.from_numpy(self.rows.order - self.base), 0
+        for size in self.rows.sizes.tolist():
+            index = order[at : at + size]
+            yield {name: column.index_select(0, index) for name, column in self.columns.items()}
+            at += size
 
 
 class Sequential:
@@ -20,26 +34,44 @@ class Sequential:
 
     name = "sequential"
 
-    def map(
-        self, problem: Problem, function: Function, jobs: Sequence[Job], received: Params, *, scale: float, round: int
-    ) -> list[Tree]:
-        """``function`` for each job, in order."""
-        return [self._one(problem, function, job, received, scale, round) for job in jobs]
+    def __init__(self, problem: Problem, functions: Functions) -> None:
+        self.problem, self.functions = problem, functions
 
-    def _one(self, problem: Problem, function: Function, job: Job, received: Params, scale: float, round: int) -> Tree:
+    def map(self, function: str, jobs: Sequence[Job], received: Params, *, scale: float, round: int) -> list[Tree]:
+        """The function of that name for each job, in order."""
+        call = self.functions[function].call
+        return [self._one(call, job, received, scale, round) for job in jobs]
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def _one(self, function: Function, job: Job, received: Params, scale: float, round: int) -> Tree:
+        problem = self.problem
         dtype = dtype_of(problem.task)
 
-        def batches(phase: str) -> Iterator[Batch]:
-            rows = job.rows[phase]
-            order, at = torch.from_numpy(rows.order), 0
-            for size in rows.sizes.tolist():
-                index = order[at : at + size]
-                yield {name: column.index_select(0, index) for name, column in problem.columns.items()}
-                at += size
+        def reuse(
+            model: Params, trained: frozenset[str], batches: Iterable[Batch]
+        ) -> tuple[LossFunction, Iterable[Batch]]:
+            if not (isinstance(batches, Batches) and batches.rows.repeats):
+                return problem.task.loss, batches
+            start, stop = batches.rows.span()
+            own = {name: column[start:stop] for name, column in problem.columns.items()}
+            partial = problem.task.partial(trained, model, {name: column[:3] for name, column in own.items()})
+            features = partial and sliced_features(partial, model, own, limit=FEATURE_BYTES)
+            if not partial or not features:
+                return problem.task.loss, batches
+            kept = {name: column for name, column in own.items() if name not in partial.spare}
+            return partial.loss, Batches({**kept, **features}, batches.rows, base=start)
 
         steps = {phase: torch.tensor(float(len(rows.sizes)), dtype=dtype) for phase, rows in job.rows.items()}
-        examples = torch.tensor(float(job.examples), dtype=dtype)
-        work = problem.work(batches, autograd_gradient, examples, steps, scale)
+        work = problem.work(
+            lambda phase: Batches(problem.columns, job.rows[phase]),
+            autograd_gradient,
+            torch.tensor(float(job.examples), dtype=dtype),
+            steps,
+            scale,
+            reuse if problem.partial else None,
+        )
         try:
             with torch.no_grad(), torch_seed(problem.seed, "forward", round, job.client):
                 return function(work, received, job.state)

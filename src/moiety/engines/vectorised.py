@@ -6,20 +6,32 @@ where the time goes into calls and not into arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from moiety import tree
-from moiety.engines.plan import Job, padded
-from moiety.engines.problem import Function, Problem
+from moiety.engines.plan import Job, own_rows, padded
+from moiety.engines.problem import FEATURE_BYTES, Function, Functions, Problem, sliced_features
 from moiety.errors import MoietyError
 from moiety.local import func_gradient
 from moiety.task import dtype_of
-from moiety.types import Batch, Params, Tree
+from moiety.types import Batch, LossFunction, Params, Tree
 
 INSTEAD = "Use engine sequential."
+
+
+class Batches:
+    """The batches of one phase of one client, under vmap; ``own`` are its rows where some come round again."""
+
+    def __init__(self, columns: Batch, index: Tensor, mask: Tensor | None, own: Tensor | None) -> None:
+        self.columns, self.index, self.mask, self.own = columns, index, mask, own
+
+    def __iter__(self) -> Iterator[Batch]:
+        for k in range(self.index.shape[0]):
+            batch = {name: column[self.index[k]] for name, column in self.columns.items()}
+            yield batch if self.mask is None else batch | {"mask": self.mask[k]}
 
 
 class Vectorised:
@@ -27,13 +39,15 @@ class Vectorised:
 
     name = "vectorised"
 
-    def __init__(self, block: int = 64) -> None:
-        self.block = block
+    def __init__(self, problem: Problem, functions: Functions, block: int = 64) -> None:
+        self.problem, self.functions, self.block = problem, functions, block
 
-    def map(
-        self, problem: Problem, function: Function, jobs: Sequence[Job], received: Params, *, scale: float, round: int
-    ) -> list[Tree]:
-        """``function`` for each job; results in the order of the jobs."""
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def map(self, function: str, jobs: Sequence[Job], received: Params, *, scale: float, round: int) -> list[Tree]:
+        """The function of that name for each job; results in the order of the jobs."""
+        problem, call = self.problem, self.functions[function].call
         if problem.task.mixes_examples:
             got = "BatchNorm, whose batch statistics would see the padding"
             raise MoietyError(f"`engine` must be able to pad batches for this model, got {got}. {INSTEAD}")
@@ -42,12 +56,13 @@ class Vectorised:
         results: list[Tree] = [None] * len(jobs)
         for at in range(0, len(jobs), self.block):
             chosen = by_length[at : at + self.block]
-            block = self._block(problem, function, [jobs[i] for i in chosen], received, scale)
+            block = self._block(call, [jobs[i] for i in chosen], received, scale)
             for i, result in zip(chosen, tree.unstack(block, len(chosen)), strict=True):
                 results[i] = result
         return results
 
-    def _block(self, problem: Problem, function: Function, jobs: Sequence[Job], received: Params, scale: float) -> Tree:
+    def _block(self, function: Function, jobs: Sequence[Job], received: Params, scale: float) -> Tree:
+        problem = self.problem
         dtype = dtype_of(problem.task)
         plans = {phase: padded([job.rows[phase] for job in jobs]) for phase in jobs[0].rows}
         index = {phase: plan[0] for phase, plan in plans.items()}
@@ -55,20 +70,42 @@ class Vectorised:
         steps = {p: torch.tensor([float(len(j.rows[p].sizes)) for j in jobs], dtype=dtype) for p in plans}
         examples = torch.tensor([float(job.examples) for job in jobs], dtype=dtype)
 
-        def one(
-            index: dict[str, Tensor], mask: dict[str, Tensor], steps: dict[str, Tensor], examples: Tensor, state: Tree
-        ) -> Tree:
-            def batches(phase: str) -> Iterator[Batch]:
-                for k in range(index[phase].shape[0]):
-                    batch = {name: column[index[phase][k]] for name, column in problem.columns.items()}
-                    yield batch | {"mask": mask[phase][k]} if phase in mask else batch
+        again = [p for p in plans if problem.partial and all(job.rows[p].repeats for job in jobs)]
+        own = {phase: own_rows([job.rows[phase] for job in jobs]) for phase in again}
 
-            return function(problem.work(batches, func_gradient, examples, steps, scale), received, state)
+        def one(
+            index: dict[str, Tensor],
+            mask: dict[str, Tensor],
+            own: dict[str, Tensor],
+            steps: dict[str, Tensor],
+            examples: Tensor,
+            state: Tree,
+        ) -> Tree:
+            def batches(phase: str) -> Batches:
+                return Batches(problem.columns, index[phase], mask.get(phase), own.get(phase))
+
+            def reuse(
+                model: Params, trained: frozenset[str], batches: Iterable[Batch]
+            ) -> tuple[LossFunction, Iterable[Batch]]:
+                if not isinstance(batches, Batches) or batches.own is None:
+                    return problem.task.loss, batches
+                # The cut is looked for outside vmap's tensors: its place depends on names alone.
+                few = {name: column[:3] for name, column in problem.columns.items()}
+                partial = problem.task.partial(trained, problem.task.init, few)
+                rows = {name: column[batches.own] for name, column in problem.columns.items()}
+                features = partial and sliced_features(partial, model, rows, limit=FEATURE_BYTES // len(jobs))
+                if not partial or not features:
+                    return problem.task.loss, batches
+                kept = {name: column for name, column in rows.items() if name not in partial.spare}
+                local = batches.index - batches.own[0]
+                return partial.loss, Batches({**kept, **features}, local, batches.mask, None)
+
+            return function(problem.work(batches, func_gradient, examples, steps, scale, reuse), received, state)
 
         states = tree.stack([job.state for job in jobs])
         try:
             with torch.no_grad():
-                return torch.func.vmap(one, randomness="error")(index, mask, steps, examples, states)
+                return torch.func.vmap(one, randomness="error")(index, mask, own, steps, examples, states)
         except RuntimeError as error:
             if "randomness" in str(error):
                 got = "random numbers drawn while training (dropout)"

@@ -1,0 +1,198 @@
+"""Workers on all cores: each a forked process with one thread, which serves its share of the clients.
+
+Workers are forked once, so they have the problem and the data without a copy; what a round sends and returns (shared
+parameters, personal states, results) lies in memory that all of them map. A worker that dies is replaced and its
+clients are served again: seeds belong to clients, so the result is the same.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from moiety import tree
+from moiety.engines.arena import Arena
+from moiety.engines.plan import Job, Rows
+from moiety.engines.problem import Functions, Problem
+from moiety.engines.sequential import Sequential
+from moiety.engines.vectorised import Vectorised
+from moiety.errors import MoietyError
+from moiety.types import Params, Tree
+
+ARENA_BYTES = 1 << 28
+"""Memory for the states or results of one batch of clients; a larger cohort is served in several batches."""
+TRIES = 3
+"""How many workers in a row the same clients may bring down."""
+
+
+class _Worker(NamedTuple):
+    process: Any
+    pipe: Connection
+
+
+class Processes:
+    """Serves clients on ``workers`` processes, each with an engine of its own."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        functions: Functions,
+        *,
+        inner: type[Sequential | Vectorised],
+        workers: int | None = None,
+    ) -> None:
+        self.problem, self.functions, self.inner = problem, functions, inner
+        self.name = f"processes:{inner.name}"
+        self.count = workers or cores()
+        self.workers: list[_Worker] = []
+        self.received: Arena | None = None
+        self.states: Arena | None = None
+        self.results: dict[str, Arena] = {}
+
+    def map(self, function: str, jobs: Sequence[Job], received: Params, *, scale: float, round: int) -> list[Tree]:
+        """The function of that name for each job; results in the order of the jobs."""
+        if not jobs:
+            return []
+        if self.received is None:
+            self._begin(jobs[0], received, len(jobs))
+        assert self.received is not None and self.states is not None
+        self.received.write(0, received)
+        slots = min(self.states.slots, self.results[function].slots)
+        done: list[Tree] = []
+        for at in range(0, len(jobs), slots):
+            found = self._batch(function, jobs[at : at + slots], scale, round)
+            # The next batch is written over this one.
+            done += found if len(jobs) <= slots else [tree.map_leaves(torch.clone, result) for result in found]
+        return done
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in self.workers:
+            worker.pipe.close()
+            worker.process.kill()
+            worker.process.join()
+        self.workers = []
+
+    def _begin(self, job: Job, received: Params, cohort: int) -> None:
+        """Lay out the shared memory by trying every function on two rows, then fork the workers."""
+        start, _ = job.rows[next(iter(job.rows))].span()
+        self.received = Arena(received, 1)
+        self.states = Arena(job.state, slots_for(job.state, cohort))
+        for name, served in self.functions.items():
+            few = {phase: Rows(np.array([start, start]), np.array([2])) for phase in served.phases}
+            tried = Job(job.client, few, 2, job.state)
+            (result,) = Sequential(self.problem, self.functions).map(name, [tried], received, scale=1.0, round=0)
+            self.results[name] = Arena(result, slots_for(result, max(cohort, 256)))
+        self.workers = [self._fork() for _ in range(self.count)]
+
+    def _fork(self) -> _Worker:
+        context = multiprocessing.get_context("fork")
+        mine, theirs = context.Pipe()
+        process = context.Process(target=self._serve, args=(theirs, os.getpid()), daemon=True)
+        process.start()
+        theirs.close()
+        return _Worker(process, mine)
+
+    def _batch(self, function: str, jobs: Sequence[Job], scale: float, round: int) -> list[Tree]:
+        assert self.states is not None
+        for slot, job in enumerate(jobs):
+            self.states.write(slot, job.state)
+        shares = [s for s in deal(jobs, len(self.workers)) if s]
+        messages = [
+            (function, [(slot, jobs[slot]._replace(state=None)) for slot in share], scale, round) for share in shares
+        ]
+        waiting: dict[int, int] = {}  # worker -> times its share was sent
+        for w, message in enumerate(messages):
+            self._send(w, message)
+            waiting[w] = 1
+        while waiting:
+            pipes = {self.workers[w].pipe: w for w in waiting}
+            ends = {self.workers[w].process.sentinel: w for w in waiting}
+            for ready in wait([*pipes, *ends]):
+                w = pipes[ready] if ready in pipes else ends[ready]  # type: ignore[index]
+                if w not in waiting:
+                    continue
+                answer = self._answer(w)
+                if answer is None:
+                    clients = ", ".join(str(self.problem.data.ids[jobs[s].client]) for s in shares[w][:5])
+                    if waiting[w] == TRIES:
+                        self.close()
+                        got = f"{TRIES} that died in round {round} while serving clients {clients}"
+                        raise MoietyError(f"`workers` must be processes that live, got {got}. Is there enough memory?")
+                    self.workers[w].pipe.close()
+                    self.workers[w] = self._fork()
+                    self._send(w, messages[w])
+                    waiting[w] += 1
+                elif isinstance(answer, Exception):
+                    self.close()
+                    self.received = None
+                    raise answer
+                else:
+                    del waiting[w]
+        return [self.results[function].read(slot) for slot in range(len(jobs))]
+
+    def _send(self, w: int, message: Any) -> None:
+        try:
+            self.workers[w].pipe.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it is dead, which the wait for its answer finds out
+
+    def _answer(self, w: int) -> Any:
+        """What a worker said: ``done``, an exception, or None if it died without a word."""
+        try:
+            return self.workers[w].pipe.recv() if self.workers[w].pipe.poll() else None
+        except (EOFError, ConnectionResetError):
+            return None
+
+    def _serve(self, pipe: Connection, parent: int) -> None:
+        """A worker's life: take a share, serve it, say done; end with the parent."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+        torch.set_num_threads(1)
+        assert self.received is not None and self.states is not None
+        engine = self.inner(self.problem, self.functions)
+        while True:
+            while not pipe.poll(1.0):
+                if os.getppid() != parent:
+                    os._exit(0)
+            try:
+                function, share, scale, round = pipe.recv()
+            except EOFError:
+                os._exit(0)
+            try:
+                jobs = [job._replace(state=self.states.read(slot)) for slot, job in share]
+                found = engine.map(function, jobs, self.received.read(0), scale=scale, round=round)
+                for (slot, _), result in zip(share, found, strict=True):
+                    self.results[function].write(slot, result)
+                pipe.send("done")
+            except Exception as error:  # told to the parent, which raises it
+                pipe.send(error if isinstance(error, MoietyError) else RuntimeError(repr(error)))
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def slots_for(example: Tree, wanted: int) -> int:
+    """How many trees like ``example`` fit the arena, at most ``wanted``."""
+    size = sum(x.numel() * x.element_size() for x in tree.leaves(example).values()) or 1
+    return max(1, min(wanted, ARENA_BYTES // size))
+
+
+def deal(jobs: Sequence[Job], shares: int) -> list[list[int]]:
+    """The jobs in ``shares`` parts of about equal work, longest first to whoever has least."""
+    sizes = [sum(len(rows.order) for rows in job.rows.values()) for job in jobs]
+    dealt: list[list[int]] = [[] for _ in range(shares)]
+    load = [0] * shares
+    for slot in sorted(range(len(jobs)), key=lambda i: -sizes[i]):
+        least = load.index(min(load))
+        dealt[least].append(slot)
+        load[least] += sizes[slot]
+    return [sorted(share) for share in dealt]
