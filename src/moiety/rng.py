@@ -14,7 +14,7 @@ import numpy as np
 
 
 def _digest(seed: int, words: tuple[str | int, ...]) -> bytes:
-    return hashlib.blake2b(repr((seed, *words)).encode(), digest_size=16).digest()
+    return hashlib.blake2b(repr((int(seed), *words)).encode(), digest_size=16).digest()
 
 
 def generator(seed: int, *purpose: str | int) -> np.random.Generator:

@@ -42,7 +42,13 @@ def as_column(name: str, values: Any, client: str | None = None) -> Array:
         return column.astype(np.float32 if size <= 4 else np.float64, copy=False)
     if name == "y" and column.dtype.kind in "iu" and column.size and column.min() < 0:
         row = int(np.argmax((column < 0).reshape(len(column), -1).any(axis=1)))
-        must(False, "columns.y", "labels from 0", f"{column.min()}{where} (row {row})", "Number the classes 0, 1, ...")
+        must(
+            False,
+            "columns.y",
+            "labels from 0",
+            f"{column[row].min()}{where} (row {row})",
+            "Number the classes 0, 1, ...",
+        )
     if column.dtype.kind == "b" or (column.dtype == np.uint8 and name != "y"):
         return column
     large = column.dtype == np.uint64 and column.size > 0 and int(column.max()) > np.iinfo(np.int64).max

@@ -69,10 +69,13 @@ def dirichlet(alpha: float, balanced: bool = True, min_examples: int = 2) -> Par
     """Label ratios drawn from a Dirichlet distribution: small ``alpha``, few labels per client.
 
     ``balanced`` (Hsu et al. 2019, arXiv:1909.06335; FedSpa, appendix B.1): every client has the same number of rows
-    and draws its label ratios from Dir(alpha * prior), where the prior is each label's share of all rows. Rows are
-    drawn without replacement; a label that runs out is removed and the ratios are scaled up. The few rows that do not
-    divide are left out. Otherwise each label's rows are dealt over clients by Dir(alpha, ..., alpha): sizes are
-    uneven, and it is drawn again until every client has ``min_examples``.
+    and draws its label ratios from Dir(alpha C prior), where the prior is each label's share of all rows and C is the
+    number of labels: Dir(alpha, ..., alpha) where labels are equally frequent, as the field quotes ``alpha`` (Hsu et
+    al. leave out C: their 1 is our 1 / C). Rows are drawn without replacement; a label that runs out is removed and
+    the ratios are scaled up. The few rows that do not divide are left out.
+
+    Not ``balanced``: each label's rows are dealt over clients by Dir(alpha, ..., alpha). Sizes are uneven, and it is
+    drawn again until every client has ``min_examples``.
     """
     check_positive("alpha", alpha)
     check_count("min_examples", min_examples, 1)
@@ -189,7 +192,7 @@ def _balanced_counts(sizes: Ints, clients: int, alpha: float, generator: np.rand
     counts = np.zeros((clients, len(sizes)), dtype=np.int64)
     # Late clients find some labels gone. Served in random order, a client's number says nothing about that.
     for client in generator.permutation(clients):
-        ratios = generator.dirichlet(alpha * sizes / sizes.sum())
+        ratios = generator.dirichlet(alpha * len(sizes) * sizes / sizes.sum())
         need = each
         while need:
             # Draws of a label beyond its pool are drawn again among the others. That is the same as drawing one

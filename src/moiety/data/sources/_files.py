@@ -40,14 +40,16 @@ def read(file: str, shapes: Mapping[str, Shape]) -> dict[str, Array]:
     """The named arrays of an npz file in the folder ``MOIETY_DATA``, each of its shape (a letter is any one length)."""
     path = _find(file, shapes)
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # Opened here and not by NumPy, which would leave a damaged file open.
+        with path.open("rb") as stream, zipfile.ZipFile(stream):
+            stream.seek(0)
+            archive = np.load(stream, allow_pickle=False)
             lacking = sorted(set(shapes) - set(archive.files))
             must(not lacking, file, f"an archive of {_described(shapes)}", f"none called {', '.join(lacking)}", AGAIN)
             arrays = {name: archive[name] for name in shapes}
     except MoietyError:
         raise
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, AttributeError, NotImplementedError):
-        # AttributeError: a lone .npy under this name loads as an array, which is no archive.
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError):
         raise MoietyError(message(file, "a readable npz archive", f"a damaged one, {path}", AGAIN)) from None
     lengths: dict[str, int] = {}
     for name, shape in shapes.items():
