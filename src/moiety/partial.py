@@ -68,8 +68,12 @@ class Divided:
     rest: Callable[[Params, Sequence[Tensor]], tuple[Tensor, Params]]
 
 
-def divide(module: nn.Module, trained: frozenset[str], params: Params, inputs: Sequence[Tensor]) -> Divided | str:
+def divide(
+    module: nn.Module, trained: frozenset[str], params: Params, inputs: Sequence[Tensor]
+) -> Divided | str | None:
     """Cut ``module`` (in training mode) where the ``trained`` parameters begin, or say why it cannot be cut.
+
+    None where there is nothing to cut off: no parameter comes before the trained ones.
 
     ``inputs`` hold a few rows on which the cut is tried: features must be tensors with a row for every example, must
     not be random, and must not depend on the other rows of the batch.
@@ -79,8 +83,8 @@ def divide(module: nn.Module, trained: frozenset[str], params: Params, inputs: S
     except Exception as error:  # tracing runs the user's code, which may raise anything
         return f"the model cannot be traced ({type(error).__name__}: {' '.join(str(error).split())[:100]})"
     cut = _cut(module, graph, trained)
-    if isinstance(cut, str):
-        return cut
+    if cut is None:
+        return None
     names = tensor_names(module)
     prefix, suffix = (Call(fx.GraphModule(module, part), names) for part in cut)
 
@@ -97,8 +101,8 @@ def divide(module: nn.Module, trained: frozenset[str], params: Params, inputs: S
     return _objection(prefix.module, divided, params, inputs) or divided
 
 
-def _cut(module: nn.Module, graph: fx.Graph, trained: frozenset[str]) -> tuple[fx.Graph, fx.Graph] | str:
-    """The two graphs, or why there are none."""
+def _cut(module: nn.Module, graph: fx.Graph, trained: frozenset[str]) -> tuple[fx.Graph, fx.Graph] | None:
+    """The two graphs; None where nothing is computed before the trained parameters, or they do not reach the output."""
     names = {id(p): n for n, p in module.named_parameters()}
     reached: set[fx.Node] = set()  # by a trained parameter
     fed: set[fx.Node] = set()  # by an input
@@ -112,11 +116,9 @@ def _cut(module: nn.Module, graph: fx.Graph, trained: frozenset[str]) -> tuple[f
         if node.op == "placeholder" or any(a in fed for a in node.all_input_nodes):
             fed.add(node)
     end = next(n for n in graph.nodes if n.op == "output")
-    if end not in reached:
-        return "no trained parameter reaches the output"
     border = [n for n in graph.nodes if n in fed and n not in reached and any(u in reached for u in n.users)]
-    if not any(o in _ancestors(border) for o in owns):
-        return "nothing is computed before the trained parameters"
+    if end not in reached or not owns & _ancestors(border):
+        return None
     before, after = fx.Graph(), fx.Graph()
     kept: dict[fx.Node, fx.Node] = {}
     wanted = _ancestors(border)

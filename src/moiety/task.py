@@ -110,9 +110,9 @@ def _partial(
         if trained not in known:
             found = divide(module, trained, params, [batch[c] for c in inputs])
             if isinstance(found, str):
-                text = f"Partial evaluation is off for the block of {sorted(trained)[0]} ({len(trained)} tensors): {found}."
-                warnings.warn(text, stacklevel=2)
-            known[trained] = None if isinstance(found, str) else make(found)
+                block = f"{sorted(trained)[0]} ({len(trained)} tensors)"
+                warnings.warn(f"Partial evaluation is off for the block of {block}: {found}.", stacklevel=2)
+            known[trained] = make(found) if isinstance(found, Divided) else None
         return known[trained]
 
     return partial

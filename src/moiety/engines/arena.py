@@ -14,7 +14,7 @@ ALIGN = 64
 
 
 class Arena:
-    """Room for ``slots`` trees shaped like ``example``; writing in one process is seen in all that were forked later."""
+    """Room for ``slots`` trees shaped like ``example``; what one process writes, all that were forked later see."""
 
     def __init__(self, example: Tree, slots: int) -> None:
         self.example, self.slots = example, slots

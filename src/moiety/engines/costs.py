@@ -38,7 +38,7 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
         rows = {name: some if name == phase else none for name in algorithm.phases}
         with FlopCounterMode(display=False) as counter:
             engine.map("train", [Job(0, rows, 2, state)], received, scale=1.0, round=0)
-        return counter.get_total_flops() / 2
+        return float(counter.get_total_flops()) / 2
 
     found = {}
     for phase in algorithm.phases:

@@ -7,6 +7,7 @@ clients are served again: seeds belong to clients, so the result is the same.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -62,7 +63,8 @@ class Processes:
             return []
         if self.received is None:
             self._begin(jobs[0], received, len(jobs))
-        assert self.received is not None and self.states is not None
+        assert self.received is not None
+        assert self.states is not None
         self.received.write(0, received)
         slots = min(self.states.slots, self.results[function].slots)
         done: list[Tree] = []
@@ -116,7 +118,7 @@ class Processes:
             pipes = {self.workers[w].pipe: w for w in waiting}
             ends = {self.workers[w].process.sentinel: w for w in waiting}
             for ready in wait([*pipes, *ends]):
-                w = pipes[ready] if ready in pipes else ends[ready]  # type: ignore[index]
+                w = pipes[ready] if ready in pipes else ends[ready]
                 if w not in waiting:
                     continue
                 answer = self._answer(w)
@@ -139,10 +141,9 @@ class Processes:
         return [self.results[function].read(slot) for slot in range(len(jobs))]
 
     def _send(self, w: int, message: Any) -> None:
-        try:
+        # One that is dead is found out by the wait for its answer.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.workers[w].pipe.send(message)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # it is dead, which the wait for its answer finds out
 
     def _answer(self, w: int) -> Any:
         """What a worker said: ``done``, an exception, or None if it died without a word."""
@@ -155,7 +156,8 @@ class Processes:
         """A worker's life: take a share, serve it, say done; end with the parent."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
         torch.set_num_threads(1)
-        assert self.received is not None and self.states is not None
+        assert self.received is not None
+        assert self.states is not None
         engine = self.inner(self.problem, self.functions)
         while True:
             while not pipe.poll(1.0):
