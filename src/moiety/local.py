@@ -7,14 +7,14 @@ so nothing here asks the value of a tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from moiety.errors import must
-from moiety.types import Batch, Names, Objective, Params, Phase, Work
+from moiety.types import Batch, LossFunction, Names, Objective, Params, Phase, Work
 
 
 def autograd_gradient(objective: Objective, at: Params) -> tuple[Params, Tensor, Params]:
@@ -149,3 +149,40 @@ def phase(name: str, epochs: int | None, steps: int | None, batch_size: int, shu
 def positive_lr(name: str, lr: float) -> None:
     """Raise unless a learning rate is positive and finite."""
     must(0 < lr < math.inf, name, "> 0 and finite", lr, "A learning rate is a small positive number.")
+
+
+def gradient_over_samples(work: Work, model: Params, samples: Sequence[Params], names: Names, batch: Batch) -> Params:
+    """The gradient in the parameters ``names``, averaged over several values of the others.
+
+    ``(1/M) sum_m grad_u loss(u, v_m; batch)`` for the M ``samples`` v_m. What no sampled parameter reaches is run once,
+    forward and backward: its backward pass is linear in the features' gradient, so the mean over samples can be taken
+    there first.
+    """
+    sampled = frozenset(samples[0])
+    few = {name: column[:3] for name, column in batch.items()}
+    partial = work.task.partial(sampled, work.task.init, few) if work.reuse is not None else None
+    block = {name: model[name] for name in names}
+    if partial is None:
+        return _mean_gradient(work, work.task.loss, model, samples, batch, block)
+    found, backward = torch.func.vjp(lambda block: partial.features({**model, **block}, batch), block)[:2]
+    mean = _mean_gradient(work, partial.loss, model, samples, batch, {**block, **found})
+    (through,) = backward({name: mean[name] for name in found})
+    return {name: mean[name] + through[name] for name in names}
+
+
+def _mean_gradient(
+    work: Work, loss_of: LossFunction, model: Params, samples: Sequence[Params], batch: Batch, at: Params
+) -> Params:
+    """The mean over ``samples`` of the gradient at a point, some of whose names may be columns of the batch."""
+    total: Params = {}
+    for sample in samples:
+
+        def objective(point: Params, sample: Params = sample) -> tuple[Tensor, Params]:
+            columns = {name: x for name, x in point.items() if name not in model}
+            inner = {name: p for name, p in point.items() if name in model}
+            losses, _ = loss_of({**model, **inner, **sample}, {**batch, **columns})
+            return mean_loss(losses, batch), {}
+
+        gradients = work.gradient(objective, at)[0]
+        total = {name: total[name] + g if total else g for name, g in gradients.items()}
+    return {name: g / len(samples) for name, g in total.items()}

@@ -6,7 +6,7 @@ where the time goes into calls and not into arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -16,10 +16,15 @@ from moiety.engines.plan import Job, own_rows, padded
 from moiety.engines.problem import FEATURE_BYTES, Function, Functions, Problem, sliced_features
 from moiety.errors import MoietyError
 from moiety.local import func_gradient
-from moiety.task import dtype_of
+from moiety.task import backprop_bytes, dtype_of
+from moiety.transport import value_bytes
 from moiety.types import Batch, LossFunction, Params, Tree
 
 INSTEAD = "Use engine sequential."
+BLOCK_BYTES = 1 << 30
+"""About how much memory a block of clients may take."""
+PADDING = 0.25
+"""How much more rows a block may compute than its clients would one by one."""
 
 
 class Batches:
@@ -34,13 +39,37 @@ class Batches:
             yield batch if self.mask is None else batch | {"mask": self.mask[k]}
 
 
+def blocks(jobs: Sequence[Job], *, most: int, room: Callable[[int], int]) -> Iterator[list[int]]:
+    """The jobs in blocks of neighbours in length, so that padding stays below ``PADDING`` of the work.
+
+    A block has at most ``most`` clients, and at most ``room(width)`` where its batches are ``width`` rows wide.
+    """
+    shapes = [[(len(r.sizes), int(r.sizes.max(initial=0))) for r in job.rows.values()] for job in jobs]
+    cost = [sum(steps * width for steps, width in shape) for shape in shapes]
+    block: list[int] = []
+    for i in sorted(range(len(jobs)), key=lambda i: shapes[i]):
+        joined = [*block, i]
+        widest = [
+            (max(shapes[j][p][0] for j in joined), max(shapes[j][p][1] for j in joined)) for p in range(len(shapes[i]))
+        ]
+        together = len(joined) * sum(steps * width for steps, width in widest)
+        too_wide = together > (1 + PADDING) * sum(cost[j] for j in joined)
+        if block and (too_wide or len(joined) > min(most, room(max(w for _, w in widest)))):
+            yield block
+            joined = [i]
+        block = joined
+    if block:
+        yield block
+
+
 class Vectorised:
     """Serves ``block`` clients at a time."""
 
     name = "vectorised"
 
-    def __init__(self, problem: Problem, functions: Functions, block: int = 64) -> None:
+    def __init__(self, problem: Problem, functions: Functions, block: int = 256) -> None:
         self.problem, self.functions, self.block = problem, functions, block
+        self._sizes: tuple[int, int] | None = None
 
     def close(self) -> None:
         """Nothing to end."""
@@ -51,15 +80,20 @@ class Vectorised:
         if problem.task.mixes_examples:
             got = "BatchNorm, whose batch statistics would see the padding"
             raise MoietyError(f"`engine` must be able to pad batches for this model, got {got}. {INSTEAD}")
-        # Neighbours in length share a block, so that little is padding.
-        by_length = sorted(range(len(jobs)), key=lambda i: sum(len(r.order) for r in jobs[i].rows.values()))
         results: list[Tree] = [None] * len(jobs)
-        for at in range(0, len(jobs), self.block):
-            chosen = by_length[at : at + self.block]
+        for chosen in blocks(jobs, most=self.block, room=lambda width: BLOCK_BYTES // self._client_bytes(width)):
             block = self._block(call, [jobs[i] for i in chosen], received, scale)
             for i, result in zip(chosen, tree.unstack(block, len(chosen)), strict=True):
                 results[i] = result
         return results
+
+    def _client_bytes(self, width: int) -> int:
+        """About what one client of a block takes: its copies of the model, and the activations of one batch."""
+        if self._sizes is None:
+            few = {name: column[:1] for name, column in self.problem.columns.items()}
+            self._sizes = value_bytes(self.problem.task.init), backprop_bytes(self.problem.task, few)
+        # The model, its gradient and the momentum, and one more for what is being computed.
+        return 4 * self._sizes[0] + width * self._sizes[1]
 
     def _block(self, function: Function, jobs: Sequence[Job], received: Params, scale: float) -> Tree:
         problem = self.problem
