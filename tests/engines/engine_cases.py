@@ -1,0 +1,168 @@
+"""Small federations and models, and what it means that two runs are the same bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import moiety as mo
+from moiety import tree
+from moiety.engines.folder import read_clients
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the flush to disk, which takes most of the time of a small run; the order of writes is the same."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+SHAPE = re.compile(r"`[^`\n]+` must be [^\n]+, got [^\n]*[.?]")
+"""The house's shape: `name` must be <constraint>, got <value>. <what to do>, on one line that is a whole sentence."""
+
+
+class StopHereError(Exception):
+    """Raised by a test from ``on_round``, in the place of a user who interrupts."""
+
+
+def stop_after(round: int) -> Callable[[Any, int], None]:
+    """An ``on_round`` that ends the run after the given round."""
+
+    def on_round(record: Any, rounds: int) -> None:
+        if record.round == round:
+            raise StopHereError
+
+    return on_round
+
+
+def federation(
+    sizes: tuple[int, ...] = (4, 9, 12, 17, 25, 40), *, seed: int = 0, test: float = 0.25, image: bool = False
+) -> mo.FederatedData:
+    """Clients of uneven sizes, each with a rule of its own for three classes."""
+    draw = np.random.default_rng(seed)
+    clients = {}
+    for i, size in enumerate(sizes):
+        x = draw.normal(size=(size, 1, 6, 6) if image else (size, 4)).astype(np.float32)
+        rule = draw.normal(size=(int(np.prod(x.shape[1:])), 3))
+        clients[f"c{i}"] = {"x": x, "y": (x.reshape(size, -1) @ rule).argmax(1)}
+    return mo.data.from_clients(clients, test=test)
+
+
+def mlp() -> nn.Module:
+    return mo.models.mlp(4, 3, hidden=(5,), seed=3)
+
+
+def seeded(build: Callable[[], nn.Module], seed: int = 3) -> nn.Module:
+    """A module of the test's own with weights that do not depend on what ran before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+def batch_norm_net() -> nn.Module:
+    layers = lambda: OrderedDict(body=nn.Linear(4, 5), norm=nn.BatchNorm1d(5), act=nn.Tanh(), head=nn.Linear(5, 3))  # noqa: E731
+    return seeded(lambda: nn.Sequential(layers()))
+
+
+def dropout_net() -> nn.Module:
+    layers = lambda: OrderedDict(body=nn.Linear(4, 8), drop=nn.Dropout(0.5), act=nn.Tanh(), head=nn.Linear(8, 3))  # noqa: E731
+    return seeded(lambda: nn.Sequential(layers()))
+
+
+def conv_net() -> nn.Module:
+    layers = lambda: OrderedDict(  # noqa: E731
+        conv=nn.Conv2d(1, 4, 3, padding=1),
+        act=nn.ReLU(),
+        pool=nn.MaxPool2d(2),
+        flat=nn.Flatten(),
+        head=nn.Linear(36, 3),
+    )
+    return seeded(lambda: nn.Sequential(layers()))
+
+
+def without_seconds(history: list[dict[str, Any]]) -> list[str]:
+    """History rows as exact text, all fields but the time they took."""
+    return [json.dumps({k: v for k, v in row.items() if k != "seconds"}, sort_keys=True) for row in history]
+
+
+def exact(tensors: dict[str, Tensor]) -> dict[str, tuple[Any, ...]]:
+    """Type, shape and bytes of every tensor."""
+    return {n: (t.dtype, tuple(t.shape), t.detach().contiguous().numpy().tobytes()) for n, t in tensors.items()}
+
+
+def contents(run: mo.Run) -> dict[str, Any]:
+    """Everything a run found, in a form that compares bit for bit."""
+    progress = run._rounds.progress
+    server = {k: v if isinstance(v, Tensor) else torch.tensor(v) for k, v in tree.leaves(progress.server).items()}
+    found = {
+        "history": without_seconds(run.history),
+        "clients": [json.dumps(row) for row in run.clients],
+        "ledger": run.ledger,
+        "server": exact(server),
+        "round": progress.round,
+        "states": {c: exact(tree.leaves(s)) for c, s in sorted(progress.store.states.items())},
+    }
+    found["models"] = [exact(run.parameters(i)) for i in range(len(run.clients))]
+    return found
+
+
+def same_runs(one: mo.Run, other: mo.Run) -> None:
+    """Assert that two runs are equal bit for bit, part by part so that a failure says where."""
+    a, b = contents(one), contents(other)
+    for part in a:
+        assert a[part] == b[part], f"{part} differs"
+
+
+def folder_contents(folder: Path) -> dict[str, Any]:
+    """What a run folder says, without times."""
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    checkpoint = max((folder / "checkpoint").glob("round-*"))
+    return {
+        "config": (folder / "config.toml").read_text(),
+        "history": without_seconds(rows),
+        "clients": [json.dumps(row) for row in read_clients(folder)],
+        "ledger": json.loads((folder / "ledger.json").read_text()),
+        "initial": (folder / "initial.safetensors").read_bytes(),
+        "checkpoint": checkpoint.name,
+        "files": {p.name: p.read_bytes() for p in sorted(checkpoint.glob("*.safetensors"))},
+        "state": json.loads((checkpoint / "state.json").read_text()),
+    }
+
+
+def same_folders(one: Path, other: Path) -> None:
+    """Assert that two run folders say the same, bit for bit, times aside."""
+    a, b = folder_contents(one), folder_contents(other)
+    for part in a:
+        assert a[part] == b[part], f"{part} differs"
+
+
+def tree_hash(folder: Path) -> dict[str, str]:
+    """Every path below a folder with the hash of its content."""
+    return {
+        str(p.relative_to(folder)): hashlib.blake2b(p.read_bytes()).hexdigest() if p.is_file() else "folder"
+        for p in sorted(folder.rglob("*"))
+    }
+
+
+def refused(call: Callable[[], Any], pattern: str) -> str:
+    """Assert that a call ends in one MoietyError of the house's shape that matches; returns its text."""
+    with pytest.raises(mo.MoietyError) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text
+    assert SHAPE.fullmatch(text), f"not in the house's shape: {text}"
+    assert len(text) < 600, text
+    assert re.search(pattern, text), f"{pattern!r} is not in: {text}"
+    return text

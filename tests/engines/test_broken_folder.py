@@ -1,0 +1,350 @@
+"""A truncated, changed or foreign run folder is refused in one line, and the refusal changes nothing in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_cases import (
+    StopHereError,
+    federation,
+    mlp,
+    refused,
+    same_folders,
+    same_runs,
+    stop_after,
+    tree_hash,
+    without_fsync,
+)
+
+import moiety as mo
+
+__all__ = ["without_fsync"]
+pytestmark = pytest.mark.usefixtures("without_fsync")
+
+FED = federation()
+ROUNDS = 4
+Damage = Callable[[Path], Any]
+
+
+def algorithm(**options: Any) -> mo.Algorithm:
+    return mo.fedalt(**{"shared_lr": 0.1, "personal_lr": 0.2, "batch_size": 5} | options)
+
+
+def begin(out: Path, **options: Any) -> mo.Run:
+    model = mlp()
+    split = mo.split.by_name(model, personal=["head"])
+    options = {"rounds": ROUNDS, "cohort": 3, "seed": 7, "engine": "sequential"} | options
+    return mo.fit(model, FED, algorithm(), split=split, evaluate_every=1, out=out, **options)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    begin(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped after two of its four rounds."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.raises(StopHereError):
+        begin(folder, on_round=stop_after(2))
+    return folder
+
+
+@pytest.fixture
+def folder(stopped: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stopped, tmp_path / "run"))
+
+
+def file(folder: Path, name: str) -> Path:
+    (checkpoint,) = (folder / "checkpoint").iterdir()
+    return checkpoint / name if (checkpoint / name).exists() else folder / name
+
+
+def cut(name: str, keep: float) -> Damage:
+    """Keep a share of the file, or all but one byte."""
+
+    def damage(folder: Path) -> None:
+        path = file(folder, name)
+        size = path.stat().st_size
+        os.truncate(path, size - 1 if keep == 1 else int(size * keep))
+
+    return damage
+
+
+def flip(name: str, at: int) -> Damage:
+    def damage(folder: Path) -> None:
+        path = file(folder, name)
+        content = bytearray(path.read_bytes())
+        content[at] ^= 1
+        path.write_bytes(bytes(content))
+
+    return damage
+
+
+def write(name: str, content: bytes | str) -> Damage:
+    data = content.encode() if isinstance(content, str) else content
+    return lambda folder: file(folder, name).write_bytes(data)
+
+
+def remove(name: str) -> Damage:
+    return lambda folder: file(folder, name).unlink()
+
+
+def state(change: Callable[[dict[str, Any]], Any]) -> Damage:
+    def damage(folder: Path) -> None:
+        path = file(folder, "state.json")
+        content = json.loads(path.read_text())
+        change(content)
+        path.write_text(json.dumps(content))
+
+    return damage
+
+
+def config(old: str, new: str) -> Damage:
+    def damage(folder: Path) -> None:
+        text = (folder / "config.toml").read_text()
+        assert old in text
+        (folder / "config.toml").write_text(text.replace(old, new))
+
+    return damage
+
+
+def without_section(name: str) -> Damage:
+    def damage(folder: Path) -> None:
+        parts = (folder / "config.toml").read_text().split("\n\n")
+        kept = [p for p in parts if not p.lstrip().startswith(f"[{name}]")]
+        assert len(kept) == len(parts) - 1
+        (folder / "config.toml").write_text("\n\n".join(kept))
+
+    return damage
+
+
+def without_key(name: str) -> Damage:
+    def damage(folder: Path) -> None:
+        lines = (folder / "config.toml").read_text().splitlines()
+        run = lines.index("[run]")
+        at = next(i for i, line in enumerate(lines) if i > run and line.startswith(f"{name} ="))
+        end = at + 1 if not lines[at].endswith("[") else lines.index("]", at) + 1
+        (folder / "config.toml").write_text("\n".join(lines[:at] + lines[end:]) + "\n")
+
+    return damage
+
+
+def section_as_text(name: str) -> Damage:
+    def damage(folder: Path) -> None:
+        without_section(name)(folder)
+        text = (folder / "config.toml").read_text()
+        (folder / "config.toml").write_text(f'{name} = "digits"\n\n{text}')
+
+    return damage
+
+
+SERVER, CLIENTS, INITIAL = "server.safetensors", "clients.safetensors", "initial.safetensors"
+CASES: dict[str, tuple[Damage, str]] = {}
+for tensors in (SERVER, CLIENTS, INITIAL):
+    for share in (0, 0.01, 0.5, 0.9, 1):
+        CASES[f"{tensors} cut to {share}"] = (cut(tensors, share), tensors)
+    CASES[f"{tensors} header byte"] = (flip(tensors, 9), tensors)
+    CASES[f"{tensors} last byte"] = (flip(tensors, -1), tensors)
+    CASES[f"{tensors} removed"] = (remove(tensors), tensors)
+    CASES[f"{tensors} of noise"] = (write(tensors, os.urandom(400)), tensors)
+for share in (0, 0.1, 0.5, 0.99):
+    CASES[f"state.json cut to {share}"] = (cut("state.json", share), "checkpoint")
+for key in ("format", "version", "round", "numbers", "ledger", "dropped", "identity", "files"):
+    CASES[f"state.json without {key}"] = (state(lambda s, key=key: s.pop(key)), "checkpoint")  # type: ignore[misc]
+for name, text in {"a list": "[]", "null": "null", "a number": "3", "words": "not JSON", "bytes": "\xff\xfe"}.items():
+    CASES[f"state.json {name}"] = (write("state.json", text.encode("latin-1")), "checkpoint")
+for section in ("data", "model", "split", "algorithm", "run"):
+    CASES[f"config.toml without [{section}]"] = (without_section(section), rf"config\.toml.*{section}")
+    CASES[f"config.toml with {section} as text"] = (section_as_text(section), section)
+for key in (
+    "rounds",
+    "cohort",
+    "seed",
+    "engine",
+    "evaluate_on",
+    "evaluate_every",
+    "checkpoint_every",
+    "inputs",
+    "device",
+):
+    CASES[f"config.toml without run.{key}"] = (without_key(key), key)
+CASES |= {
+    "state.json removed": (remove("state.json"), "checkpoint"),
+    "state.json of version 2": (state(lambda s: s.update(version=2)), "version 2"),
+    "state.json of another format": (state(lambda s: s.update(format="other")), "other"),
+    "state.json with round text": (state(lambda s: s.update(round="two")), "checkpoint|round"),
+    "state.json with identity null": (state(lambda s: s.update(identity=None)), "checkpoint"),
+    "state.json with a new identity": (state(lambda s: s["identity"].update(more=1)), "checkpoint"),
+    "state.json of another algorithm": (state(lambda s: s["identity"]["algorithm"].update(name="fedsim")), "algorithm"),
+    "state.json of another seed": (state(lambda s: s["identity"].update(seed=8)), "seed"),
+    "state.json of other data": (state(lambda s: s["identity"].update(data="0" * 32)), "data"),
+    "state.json of another split": (state(lambda s: s["identity"].update(personal=["hidden1.weight"])), "personal"),
+    "state.json of other shapes": (state(lambda s: s["identity"]["shapes"].update({"head.bias": [4]})), "shapes"),
+    "state.json with a strange ledger": (state(lambda s: s["ledger"].update(gifts=1)), "checkpoint|ledger"),
+    "config.toml removed": (remove("config.toml"), "run folder"),
+    "config.toml empty": (write("config.toml", ""), "config.toml"),
+    "config.toml of noise": (write("config.toml", b"\xff\x00\x01"), "config.toml"),
+    "config.toml cut": (cut("config.toml", 0.3), "config.toml"),
+    "config.toml not TOML": (write("config.toml", "a = [\n"), "config.toml"),
+    "config.toml of another seed": (config("seed = 7", "seed = 8"), "seed"),
+    "config.toml of another algorithm": (config('name = "fedalt"', 'name = "fedsim"'), "algorithm"),
+    "config.toml of another rate": (config("shared_lr = 0.1", "shared_lr = 0.3"), "algorithm"),
+    "config.toml of an unknown algorithm": (config('"fedalt"', '"fedlat"'), "algorithm.name.*fedalt"),
+    "config.toml with an unknown key": (config("shared_lr", "shared_rl"), "shared_lr"),
+    "config.toml with a rate in words": (config("shared_lr = 0.1", 'shared_lr = "fast"'), "shared_lr"),
+    "config.toml of an unknown engine": (config('engine = "sequential"', 'engine = "warp"'), "engine"),
+    "config.toml of another split": (config('"head"', '"hidden1"'), "personal"),
+    "config.toml with a pattern of nothing": (config('"head"', '"tail"'), "personal"),
+    "config.toml of another width": (config("    5,", "    9,"), "shape|model|hidden"),
+    "config.toml of an unknown model": (config('name = "mlp"', 'name = "lmp"'), "model.name"),
+    "config.toml with rounds in words": (config("rounds = 4", 'rounds = "four"'), "rounds"),
+    "config.toml with a wrong part": (config('evaluate_on = "test"', 'evaluate_on = "exam"'), "exam"),
+    "config.toml with a wrong column": (config('    "x",', '    "z",'), "inputs"),
+    "config.toml with a wrong loss": (config('loss = "cross_entropy"', 'loss = "crossentropy"'), "loss"),
+    "history.jsonl not text": (write("history.jsonl", b"\xff\xfe\n"), "history.jsonl"),
+    "history.jsonl without rounds": (write("history.jsonl", '{"loss": 1}\n'), "history.jsonl"),
+    "history.jsonl of numbers": (write("history.jsonl", "5\n"), "history.jsonl"),
+}
+
+
+@pytest.mark.parametrize(("damage", "pattern"), CASES.values(), ids=CASES.keys())
+def test_a_damaged_folder_is_refused_and_left_alone(damage: Damage, pattern: str, folder: Path) -> None:
+    damage(folder)
+    before = tree_hash(folder)
+    refused(lambda: mo.resume(folder, data=FED), pattern)
+    assert tree_hash(folder) == before
+
+
+def other_data() -> mo.FederatedData:
+    return federation(seed=1)
+
+
+GIVEN: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
+    "other data": (lambda: {"data": other_data()}, "data"),
+    "fewer clients": (lambda: {"data": federation((9, 9, 9))}, "data"),
+    "no data": (lambda: {"data": None}, "data.* given again"),
+    "another algorithm": (
+        lambda: {"data": FED, "algorithm": mo.fedsim(shared_lr=0.1, personal_lr=0.2, batch_size=5)},
+        "algorithm",
+    ),
+    "another rate": (lambda: {"data": FED, "algorithm": algorithm(shared_lr=0.5)}, "algorithm"),
+    "another split": (lambda: {"data": FED, "split": mo.split.by_name(mlp(), personal=["hidden1"])}, "personal"),
+    "frozen besides": (
+        lambda: {"data": FED, "split": mo.split.by_name(mlp(), personal=["head"], frozen=["hidden1.bias"])},
+        "shared|frozen",
+    ),
+    "another width": (lambda: {"data": FED, "model": mo.models.mlp(4, 3, hidden=(9,))}, "shape|model"),
+    "another model": (lambda: {"data": FED, "model": mo.models.linear(4, 3)}, "split|model"),
+    "fewer rounds": (lambda: {"data": FED, "rounds": 1}, "rounds"),
+    "half a round": (lambda: {"data": FED, "rounds": 2.5}, "rounds"),
+    "no rounds": (lambda: {"data": FED, "rounds": 0}, "rounds"),
+    "an unknown engine": (lambda: {"data": FED, "engine": "warp"}, "engine"),
+    "data of no kind": (lambda: {"data": {"x": 1}}, "data"),
+    "an algorithm of no kind": (lambda: {"data": FED, "algorithm": "fedalt"}, "algorithm"),
+    "a split of no kind": (lambda: {"data": FED, "split": "output_layer"}, "split"),
+}
+
+
+@pytest.mark.parametrize(("given", "pattern"), GIVEN.values(), ids=GIVEN.keys())
+def test_what_does_not_belong_to_the_run_is_refused(
+    given: Callable[[], dict[str, Any]], pattern: str, folder: Path
+) -> None:
+    before = tree_hash(folder)
+    refused(lambda: mo.resume(folder, **given()), pattern)
+    assert tree_hash(folder) == before
+
+
+@pytest.mark.parametrize("name", ["other data", "another algorithm", "another rate", "another split"])
+def test_what_does_not_belong_is_refused_before_the_first_checkpoint_too(name: str, folder: Path) -> None:
+    """A run killed in its first round has a configuration and no checkpoint."""
+    shutil.rmtree(folder / "checkpoint")
+    (folder / "history.jsonl").unlink()
+    before = tree_hash(folder)
+    given, pattern = GIVEN[name]
+    refused(lambda: mo.resume(folder, **given()), pattern)
+    assert tree_hash(folder) == before
+
+
+def test_a_folder_that_is_no_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("hello")
+    (tmp_path / "file").write_text("hello")
+    before = tree_hash(tmp_path)
+    refused(lambda: mo.resume(tmp_path / "notes", data=FED), "run folder.*notes")
+    refused(lambda: mo.resume(tmp_path / "nowhere", data=FED), "run folder.*nowhere")
+    refused(lambda: mo.resume(tmp_path / "file", data=FED), "file")
+    refused(lambda: mo.resume(tmp_path / "file" / "below", data=FED), "file")
+    assert tree_hash(tmp_path) == before
+
+
+@pytest.mark.parametrize("keep", [1, 20, -2, -1])
+def test_a_last_line_cut_short_is_made_again(keep: int, finished: Path, folder: Path, tmp_path: Path) -> None:
+    """A kill while the row of round 3 is written leaves a part of it; the checkpoint is of round 2."""
+    row = (finished / "history.jsonl").read_text().splitlines()[2] + "\n"
+    with open(folder / "history.jsonl", "a") as history:
+        history.write(row[:keep])
+    mo.resume(folder, data=FED)
+    same_folders(finished, folder)
+
+
+def test_a_row_lost_from_before_the_checkpoint_is_not_passed_over_in_silence(finished: Path, folder: Path) -> None:
+    cut("history.jsonl", 1)(folder)  # of the row of round 2, which the checkpoint has
+    os.truncate(folder / "history.jsonl", (folder / "history.jsonl").stat().st_size - 20)
+    try:
+        run = mo.resume(folder, data=FED)
+    except mo.MoietyError:
+        return
+    assert [row["round"] for row in run.history] == [1, 2, 3, 4]
+
+
+def test_the_advice_to_remove_a_broken_checkpoint_works(finished: Path, folder: Path) -> None:
+    cut(SERVER, 0.5)(folder)
+    text = refused(lambda: mo.resume(folder, data=FED), "Remove that folder")
+    (checkpoint,) = (folder / "checkpoint").iterdir()
+    assert str(checkpoint) in text
+    shutil.rmtree(checkpoint)
+    mo.resume(folder, data=FED)
+    same_folders(finished, folder)
+
+
+def test_an_interrupted_checkpoint_beside_the_whole_one_does_no_harm(finished: Path, folder: Path) -> None:
+    """What a kill leaves: a folder being written, with half a file in it."""
+    aside = folder / "checkpoint" / ".writing-12345"
+    aside.mkdir()
+    (aside / SERVER).write_bytes(b"half")
+    (folder / ".config.toml.12345").write_bytes(b"half")
+    mo.resume(folder, data=FED)
+    same_folders(finished, folder)
+    assert not aside.exists()
+
+
+def test_a_folder_that_lost_its_configuration_does_not_mix_two_runs(finished: Path, folder: Path) -> None:
+    """``fit`` into what is left of another run must not append to its history, nor be resumed from its checkpoint."""
+    (folder / "config.toml").unlink()
+    try:
+        run = begin(folder, seed=8)
+    except mo.MoietyError:
+        return
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [row["round"] for row in run.history] == [1, 2, 3, 4]
+
+
+def test_a_moved_folder_can_be_resumed(finished: Path, folder: Path, tmp_path: Path) -> None:
+    moved = folder.rename(tmp_path / "elsewhere")
+    mo.resume(moved, data=FED)
+    same_folders(finished, moved)
+
+
+def test_a_run_written_twice_says_the_same(finished: Path, tmp_path: Path) -> None:
+    same_runs(begin(tmp_path / "again"), mo.resume(shutil.copytree(finished, tmp_path / "copy"), data=FED))
+    same_folders(finished, tmp_path / "again")

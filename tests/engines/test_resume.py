@@ -1,0 +1,276 @@
+"""k + k rounds equal 2 k rounds bit for bit, through a checkpoint on disk."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from engine_cases import (
+    StopHereError,
+    batch_norm_net,
+    conv_net,
+    dropout_net,
+    federation,
+    mlp,
+    same_folders,
+    same_runs,
+    seeded,
+    stop_after,
+    without_fsync,
+)
+from torch import nn
+
+import moiety as mo
+from moiety.types import Algorithm
+
+__all__ = ["without_fsync"]
+pytestmark = pytest.mark.usefixtures("without_fsync")
+
+K = 2
+FED = federation()
+IMAGES = federation(image=True)
+
+
+def two(build: Callable[..., Algorithm], **options: Any) -> Callable[[], Algorithm]:
+    return lambda: build(shared_lr=0.1, personal_lr=0.2, batch_size=5, **options)
+
+
+class Case(NamedTuple):
+    algorithm: Callable[[], Algorithm]
+    split: Callable[[nn.Module], mo.Split] | None = lambda model: mo.split.by_name(model, personal=["head"])
+    model: Callable[[], nn.Module] = mlp
+    data: mo.FederatedData = FED
+    engines: tuple[str, ...] = ("sequential", "vectorised")
+
+
+def avg(**options: Any) -> Callable[[], Algorithm]:
+    return lambda: mo.fedavg(lr=0.1, batch_size=5, **options)
+
+
+def stats(where: str) -> Callable[[nn.Module], mo.Split]:
+    return lambda model: mo.split.by_name(model, personal=["head"], running_stats=where)
+
+
+ONE = ("sequential",)
+CASES: dict[str, Case] = {
+    "fedavg": Case(avg(), None),
+    "fedavg adam": Case(avg(server=mo.server.adam(lr=0.05)), None),
+    "fedavg server momentum": Case(avg(server=mo.server.sgd(lr=0.7, momentum=0.9)), None),
+    "fedavg linear": Case(avg(schedule=mo.schedule.linear(warmup=0.3)), None),
+    "fedavg batch norm": Case(avg(), None, batch_norm_net, engines=ONE),
+    "fedavg dropout": Case(avg(momentum=0.9), None, dropout_net, engines=ONE),
+    "fedavg conv": Case(avg(weight_decay=0.01), None, conv_net, IMAGES),
+    "fedalt": Case(two(mo.fedalt)),
+    "fedalt steps momentum clip": Case(two(mo.fedalt, shared_steps=3, personal_steps=4, momentum=0.9, clip=0.5)),
+    "fedalt adam linear": Case(two(mo.fedalt, server=mo.server.adam(lr=0.05), schedule=mo.schedule.linear())),
+    "fedalt adagrad": Case(two(mo.fedalt, server=mo.server.adagrad(lr=0.05))),
+    "fedalt stateless": Case(two(mo.fedalt, stateful=False)),
+    "fedalt batch norm personal": Case(two(mo.fedalt), stats("personal"), batch_norm_net, engines=ONE),
+    "fedalt batch norm shared": Case(two(mo.fedalt), stats("shared"), batch_norm_net, engines=ONE),
+    "fedalt batch norm shared adam": Case(
+        two(mo.fedalt, server=mo.server.adam(lr=0.05)), stats("shared"), batch_norm_net, engines=ONE
+    ),
+    "fedalt dropout": Case(two(mo.fedalt), model=dropout_net, engines=ONE),
+    "fedalt conv": Case(two(mo.fedalt), model=conv_net, data=IMAGES),
+    "fedsim": Case(two(mo.fedsim)),
+    "fedsim yogi stateless": Case(two(mo.fedsim, server=mo.server.yogi(lr=0.05), stateful=False)),
+    "fedsim momentum": Case(two(mo.fedsim, server=mo.server.sgd(lr=0.5, momentum=0.5), momentum=0.5)),
+    "fedsim linear": Case(two(mo.fedsim, schedule=mo.schedule.linear(warmup=0.5))),
+    "fedsim batch norm shared": Case(two(mo.fedsim), stats("shared"), batch_norm_net, engines=ONE),
+    "fedsim halving": Case(two(mo.fedsim, schedule=mo.schedule.exponential(halve_every=2))),
+    "local only": Case(lambda: mo.local_only(lr=0.1, batch_size=5), None),
+}
+PAIRS = [pytest.param(case, engine, id=f"{name}, {engine}") for name, case in CASES.items() for engine in case.engines]
+
+
+def fit(case: Case, engine: str, out: Path, **options: Any) -> mo.Run:
+    model = case.model()
+    split = case.split(model) if case.split else None
+    options = {"rounds": 2 * K, "cohort": 3, "seed": 7, "evaluate_every": 1} | options
+    return mo.fit(model, case.data, case.algorithm(), split=split, engine=engine, out=out, **options)
+
+
+def resume(case: Case, out: Path, **options: Any) -> mo.Run:
+    given = {"data": case.data} | ({} if case.model is mlp else {"model": case.model()})
+    return mo.resume(out, **given, **options)
+
+
+@pytest.mark.parametrize(("case", "engine"), PAIRS)
+def test_an_interrupted_run_ends_like_one_that_was_not(case: Case, engine: str, tmp_path: Path) -> None:
+    """The same ``rounds`` is asked for, so schedules that look at it see the same."""
+    whole = fit(case, engine, tmp_path / "whole")
+    with pytest.raises(StopHereError):
+        fit(case, engine, tmp_path / "parts", on_round=stop_after(K))
+    parts = resume(case, tmp_path / "parts")
+    same_runs(whole, parts)
+    same_folders(tmp_path / "whole", tmp_path / "parts")
+    assert parts.engine == engine
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@pytest.mark.parametrize("name", ["fedavg adam", "fedalt", "fedalt stateless", "fedsim momentum", "local only"])
+def test_a_finished_run_goes_on(name: str, engine: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    whole = fit(case, engine, tmp_path / "whole")
+    fit(case, engine, tmp_path / "parts", rounds=K)
+    parts = resume(case, tmp_path / "parts", rounds=2 * K)
+    same_runs(whole, parts)
+    same_folders(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_many_stops_at_rounds_without_a_checkpoint(tmp_path: Path) -> None:
+    """Checkpoints every 2 rounds, evaluations every round: rows of the history that a resume repeats appear once."""
+    case = CASES["fedalt adam linear"]
+    options = {"rounds": 7, "checkpoint_every": 2}
+    whole = fit(case, "vectorised", tmp_path / "whole", **options)
+    with pytest.raises(StopHereError):
+        fit(case, "vectorised", tmp_path / "parts", on_round=stop_after(1), **options)
+    for stop in (1, 3, 3, 5):
+        with pytest.raises(StopHereError):
+            resume(case, tmp_path / "parts", on_round=stop_after(stop))
+    parts = resume(case, tmp_path / "parts")
+    same_runs(whole, parts)
+    same_folders(tmp_path / "whole", tmp_path / "parts")
+    assert [row["round"] for row in parts.history] == list(range(1, 8))
+
+
+def test_resuming_after_the_end_repeats_the_results(tmp_path: Path) -> None:
+    case = CASES["fedalt stateless"]
+    whole = fit(case, "sequential", tmp_path / "run")
+    (tmp_path / "run" / "clients.parquet").unlink()  # killed after its last checkpoint, before its results
+    (tmp_path / "run" / "ledger.json").unlink()
+    again = resume(case, tmp_path / "run")
+    same_runs(whole, again)
+    assert (tmp_path / "run" / "clients.parquet").exists()
+    assert (tmp_path / "run" / "ledger.json").exists()
+
+
+def test_clients_that_were_dropped_are_remembered_across_a_checkpoint(tmp_path: Path) -> None:
+    """Client c1's training targets are so large that its update is not finite: the next evaluation names it."""
+    draw = np.random.default_rng(0)
+    x, y, client = draw.normal(size=(18, 2)), draw.normal(size=18), np.repeat(["c0", "c1", "c2"], 6)
+    test = np.arange(18) % 2 == 0
+    y[(client == "c1") & ~test] = 1e300
+    data = mo.data.from_arrays({"x": x, "y": y}, client, test=test)
+
+    def begin(out: Path, **options: Any) -> mo.Run:
+        model = mo.models.linear(2, 1, seed=1).double()
+        options |= {"rounds": 4, "evaluate_every": 4, "checkpoint_every": 1, "engine": "sequential"}
+        return mo.fit(model, data, mo.fedavg(lr=0.1), out=out, **options)
+
+    whole = begin(tmp_path / "whole")
+    with pytest.raises(StopHereError):
+        begin(tmp_path / "parts", on_round=stop_after(2))
+    parts = mo.resume(tmp_path / "parts", data=data, model=mo.models.linear(2, 1, seed=1).double())
+    same_runs(whole, parts)
+    assert parts.history[-1]["dropped"] == ["1:c1", "2:c1", "3:c1", "4:c1"]
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_resume_keeps_the_engine_it_began_with(engine: str, tmp_path: Path) -> None:
+    case = CASES["fedalt"]
+    fit(case, engine, tmp_path / "run", rounds=K)
+    resumed = resume(case, tmp_path / "run", rounds=2 * K)
+    assert resumed.engine == engine
+    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["run"]["engine"] == engine
+
+
+def test_resume_keeps_what_auto_chose(tmp_path: Path) -> None:
+    case = CASES["fedalt"]
+    begun = fit(case, "auto", tmp_path / "run", rounds=K)
+    first = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["run"]
+    resumed = resume(case, tmp_path / "run", rounds=2 * K)
+    later = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["run"]
+    assert resumed.engine == begun.engine == first["engine"] == later["engine"]
+    assert first["engine_reason"] == later["engine_reason"]
+
+
+def test_another_engine_asked_for_at_resume_is_recorded_with_its_own_reason(tmp_path: Path) -> None:
+    case = CASES["fedalt"]
+    begun = fit(case, "auto", tmp_path / "run", rounds=K)
+    other = "sequential" if begun.engine == "vectorised" else "vectorised"
+    resume(case, tmp_path / "run", rounds=2 * K, engine=other)
+    options = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["run"]
+    assert options["engine"] == other
+    assert "measured" not in options["engine_reason"]
+
+
+def test_a_data_set_and_a_model_of_the_library_are_made_again(tmp_path: Path) -> None:
+    def begin(out: Path, **options: Any) -> mo.Run:
+        data = mo.data.load("digits", clients=8, partition=mo.data.dirichlet(0.5), seed=1)
+        model = mo.models.linear(64, 10)
+        split = mo.split.by_name(model, personal=["head.bias"])
+        algorithm = mo.fedsim(shared_lr=0.1, personal_lr=0.1)
+        return mo.fit(model, data, algorithm, split=split, rounds=4, cohort=3, evaluate_every=2, out=out, **options)
+
+    whole = begin(tmp_path / "whole", engine="vectorised")
+    with pytest.raises(StopHereError):
+        begin(tmp_path / "parts", engine="vectorised", on_round=stop_after(2))
+    same_runs(whole, mo.resume(tmp_path / "parts"))
+
+
+def test_the_model_given_again_may_have_other_values(tmp_path: Path) -> None:
+    """A resumed run starts unasked clients from the folder's first values, not from those of the model given again."""
+    case = CASES["fedalt dropout"]
+    whole = fit(case, "sequential", tmp_path / "whole", cohort=1)
+    with pytest.raises(StopHereError):
+        fit(case, "sequential", tmp_path / "parts", cohort=1, on_round=stop_after(1))
+    other = dropout_net()
+    for p in other.parameters():
+        nn.init.constant_(p, 0.5)
+    same_runs(whole, mo.resume(tmp_path / "parts", data=case.data, model=other))
+
+
+def test_a_module_name_with_a_slash_can_be_resumed(tmp_path: Path) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleDict({"a/b": nn.Linear(4, 3)})
+
+        def forward(self, x: Any) -> Any:
+            return self.parts["a/b"](x)
+
+    case = Case(avg(server=mo.server.adam(lr=0.05)), None, lambda: seeded(Named))
+    whole = fit(case, "sequential", tmp_path / "whole")
+    fit(case, "sequential", tmp_path / "parts", rounds=K)
+    same_runs(whole, resume(case, tmp_path / "parts", rounds=2 * K))
+
+
+def test_a_learning_rate_that_is_a_numpy_number_can_be_resumed(tmp_path: Path) -> None:
+    case = Case(lambda: mo.fedavg(lr=np.float32(0.125), batch_size=5), None)
+    whole = fit(case, "sequential", tmp_path / "whole")
+    fit(case, "sequential", tmp_path / "parts", rounds=K)
+    same_runs(whole, resume(case, tmp_path / "parts", rounds=2 * K))
+
+
+def test_a_schedule_of_the_users_own_can_be_written_and_resumed(tmp_path: Path) -> None:
+    from moiety.types import Schedule
+
+    case = Case(avg(schedule=Schedule(lambda t, rounds: 1 / (1 + t))), None)
+    whole = fit(case, "sequential", tmp_path / "whole")
+    fit(case, "sequential", tmp_path / "parts", rounds=K)
+    same_runs(whole, resume(case, tmp_path / "parts", rounds=2 * K, algorithm=case.algorithm()))
+
+
+def test_a_model_of_two_precisions_can_be_resumed(tmp_path: Path) -> None:
+    """The precision is that of the model's first parameter, in the model's order, also after a resume."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+            for i in range(8):
+                self.register_buffer(f"constant{i}", torch.ones(1, dtype=torch.float64))
+
+        def forward(self, x: Any) -> Any:
+            return self.head(x)
+
+    case = Case(avg(), lambda model: mo.split.nothing(model, frozen=["constant*"]), lambda: seeded(Mixed))
+    whole = fit(case, "sequential", tmp_path / "whole")
+    fit(case, "sequential", tmp_path / "parts", rounds=K)
+    same_runs(whole, resume(case, tmp_path / "parts", rounds=2 * K))
