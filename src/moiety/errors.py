@@ -6,7 +6,8 @@ Every message a user can cause reads ``name must be <constraint>, got <value>. <
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import numbers
+from collections.abc import Callable, Iterable, Sequence
 
 
 class MoietyError(ValueError):
@@ -54,3 +55,22 @@ def choice(name: str, value: object, known: Iterable[str]) -> None:
     """Raise unless ``value`` is one of the ``known`` names; the message shows the nearest."""
     names = list(known)
     must(value in names, name, "one of the known names", repr(value), near(str(value), names))
+
+
+def whole(name: str, value: object, least: int, most: int = 2**31) -> None:
+    """Raise unless ``value`` is a whole number from ``least`` to ``most``."""
+    ok = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    must(ok, name, "a whole number", repr(value))
+    must(int(value) >= least, name, f">= {least}", value)  # type: ignore[call-overload]
+    must(int(value) <= most, name, f"<= {most}", value)  # type: ignore[call-overload]
+
+
+def number(name: str, value: object, constraint: str, holds: Callable[[float], bool], hint: str = "") -> None:
+    """Raise unless ``value`` is a real number for which ``holds`` is true, as ``constraint`` says."""
+    ok = isinstance(value, numbers.Real) and not isinstance(value, bool) and holds(float(value))
+    must(ok, name, constraint, repr(value) if isinstance(value, str) else value, hint)
+
+
+def kind(name: str, value: object, wanted: type | tuple[type, ...], described: str, hint: str = "") -> None:
+    """Raise unless ``value`` is of one of the ``wanted`` types."""
+    must(isinstance(value, wanted), name, described, f"{value!r:.60} ({type(value).__name__})", hint)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moiety.errors import must
+from moiety.errors import must, number, whole
 from moiety.types import Batch, LossFunction, Names, Objective, Params, Phase, Work
 
 
@@ -60,9 +60,10 @@ class SgdOptions:
     clip: float | None
 
     def __post_init__(self) -> None:
-        must(0 <= self.momentum < 1, "momentum", ">= 0 and < 1", self.momentum)
-        must(0 <= self.weight_decay < math.inf, "weight_decay", ">= 0 and finite", self.weight_decay)
-        must(self.clip is None or self.clip > 0, "clip", "> 0 or None", self.clip)
+        number("momentum", self.momentum, ">= 0 and < 1", lambda m: 0 <= m < 1)
+        number("weight_decay", self.weight_decay, ">= 0 and finite", lambda w: 0 <= w < math.inf)
+        if self.clip is not None:
+            number("clip", self.clip, "> 0 or None", lambda c: c > 0)
 
 
 def sgd(
@@ -140,15 +141,15 @@ def difference(new: Params, old: Params) -> Params:
 def phase(name: str, epochs: int | None, steps: int | None, batch_size: int, shuffle: bool) -> Phase:
     """A checked phase: ``epochs`` or ``steps``, one epoch where neither is given. ``name`` is for messages."""
     must(epochs is None or steps is None, f"{name}epochs", f"left out where {name}steps is given", epochs)
-    must(epochs is None or epochs >= 1, f"{name}epochs", ">= 1", epochs)
-    must(steps is None or steps >= 1, f"{name}steps", ">= 1", steps)
-    must(batch_size >= 1, "batch_size", ">= 1", batch_size)
+    for what, count in ((f"{name}epochs", epochs), (f"{name}steps", steps), ("batch_size", batch_size)):
+        if count is not None or what == "batch_size":
+            whole(what, count, 1)
     return Phase(1 if epochs is None and steps is None else epochs, steps, batch_size, shuffle)
 
 
 def positive_lr(name: str, lr: float) -> None:
     """Raise unless a learning rate is positive and finite."""
-    must(0 < lr < math.inf, name, "> 0 and finite", lr, "A learning rate is a small positive number.")
+    number(name, lr, "> 0 and finite", lambda x: 0 < x < math.inf, "A learning rate is a small positive number.")
 
 
 def gradient_over_samples(work: Work, model: Params, samples: Sequence[Params], names: Names, batch: Batch) -> Params:

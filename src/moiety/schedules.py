@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from moiety.errors import must
+from moiety.errors import kind, number, whole
 from moiety.spec import recorded
 from moiety.types import Schedule
 
@@ -27,7 +27,7 @@ def linear(*, warmup: float = 0.1) -> Schedule:
     >>> [round(linear(warmup=0.2).factor(t, 10), 3) for t in range(10)]
     [0.0, 0.5, 1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125]
     """
-    must(0 <= warmup < 1, "warmup", ">= 0 and < 1", warmup)
+    number("warmup", warmup, ">= 0 and < 1", lambda w: 0 <= w < 1)
 
     def factor(t: int, rounds: int) -> float:
         rise = warmup * rounds
@@ -43,8 +43,15 @@ def exponential(*, halve_every: int) -> Schedule:
     >>> [exponential(halve_every=2).factor(t, 99) for t in range(5)]
     [1.0, 1.0, 0.5, 0.5, 0.25]
     """
-    must(halve_every >= 1, "halve_every", ">= 1", halve_every)
+    whole("halve_every", halve_every, 1)
     return Schedule(lambda t, rounds: 0.5 ** (t // halve_every))
+
+
+def chosen(schedule: Schedule | None) -> Schedule:
+    """The schedule given, or the constant one."""
+    hint = "For instance moiety.schedule.linear()."
+    kind("schedule", schedule, (Schedule, type(None)), "a schedule", hint)
+    return schedule or constant()
 
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {"constant": constant, "linear": linear, "exponential": exponential}

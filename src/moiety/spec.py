@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
@@ -28,8 +29,11 @@ def recorded(builder: Callable[P, R]) -> Callable[P, R]:
     def build_and_record(*args: P.args, **kwargs: P.kwargs) -> R:
         made = builder(*args, **kwargs)
         bound = signature.bind(*args, **kwargs).arguments
-        spec = {"name": builder.__name__}
-        spec |= {k: plain(v) for k, v in bound.items() if writable(v)}
+        given = {k: v for k, v in bound.items() if v is not None}
+        spec: Spec = {"name": builder.__name__, **{k: plain(v) for k, v in given.items() if writable(v)}}
+        own = [k for k, v in given.items() if not writable(v)]
+        if own:  # made with something that no file can hold, so it cannot be made again from this table
+            spec["own"] = ", ".join(own)
         object.__setattr__(made, "spec", spec)
         return made
 
@@ -40,20 +44,23 @@ def writable(value: object) -> bool:
     """Whether a value can stand in a TOML file: numbers, texts, lists of them, and recorded things."""
     if isinstance(value, list | tuple):
         return all(writable(v) for v in value)
-    return isinstance(value, bool | int | float | str) or spec_of(value) is not None
+    spec = spec_of(value)
+    return isinstance(value, numbers.Real | str) or (spec is not None and "own" not in spec)
 
 
 def plain(value: object) -> Any:
     """The value as TOML writes it: a recorded thing becomes its table."""
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
+    if isinstance(value, numbers.Real) and not isinstance(value, bool | int | float):  # a number of NumPy's
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
     return spec_of(value) or value
 
 
 def spec_of(thing: object) -> Spec | None:
     """How a recorded thing was made, or None for something of the user's own."""
     found = getattr(thing, "spec", None)
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and found else None
 
 
 def build(

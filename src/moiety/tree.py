@@ -47,7 +47,9 @@ def leaves(tree: Tree) -> dict[str, Any]:
             found[path] = node
             return
         for key, child in children:
-            walk(child, f"{path}/{key}" if path else str(key))
+            # A module's name may hold a slash; it is written as JSON pointers do.
+            part = str(key).replace("~", "~0").replace("/", "~1")
+            walk(child, f"{path}/{part}" if path else part)
 
     walk(tree, "")
     return found
@@ -64,7 +66,7 @@ def refill(template: Tree, found: dict[str, Any]) -> Tree:
     nested: dict[str, Any] = {}
     for path, value in found.items():
         node = nested
-        *above, last = path.split("/")
+        *above, last = (part.replace("~1", "/").replace("~0", "~") for part in path.split("/"))
         for key in above:
             node = node.setdefault(key, {})
         node[last] = value

@@ -7,13 +7,14 @@ it persists across rounds and checkpoints.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from moiety.errors import must
+from moiety.errors import kind, number
 from moiety.spec import recorded
 from moiety.types import Params, ServerOptimiser, Tree
 
@@ -60,8 +61,7 @@ def _functional(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> Server
 @recorded
 def sgd(*, lr: float = 1.0, momentum: float = 0.0) -> ServerOptimiser:
     """Plain averaging at ``lr`` 1; with ``momentum``, FedAvgM."""
-    must(lr > 0, "server.lr", "> 0", lr)
-    must(0 <= momentum < 1, "server.momentum", ">= 0 and < 1", momentum)
+    _check(lr, momentum, 0.0, 1.0)
     if momentum:
         return _functional(lambda p: torch.optim.SGD(p, lr=lr, momentum=momentum))
     return ServerOptimiser(
@@ -92,10 +92,17 @@ def yogi(*, lr: float, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-
 
 
 def _check(lr: float, beta1: float, beta2: float, eps: float) -> None:
-    must(lr > 0, "server.lr", "> 0", lr)
-    must(0 <= beta1 < 1, "server.beta1", ">= 0 and < 1", beta1)
-    must(0 <= beta2 < 1, "server.beta2", ">= 0 and < 1", beta2)
-    must(eps > 0, "server.eps", "> 0", eps)
+    number("server.lr", lr, "> 0 and finite", lambda x: 0 < x < math.inf)
+    number("server.beta1 or server.momentum", beta1, ">= 0 and < 1", lambda x: 0 <= x < 1)
+    number("server.beta2", beta2, ">= 0 and < 1", lambda x: 0 <= x < 1)
+    number("server.eps", eps, "> 0", lambda x: x > 0)
+
+
+def chosen(server: ServerOptimiser | None) -> ServerOptimiser:
+    """The optimiser given, or plain averaging."""
+    hint = "For instance moiety.server.adam(lr=0.001)."
+    kind("server", server, (ServerOptimiser, type(None)), "a server optimiser", hint)
+    return server or sgd()
 
 
 SERVERS: dict[str, Callable[..., ServerOptimiser]] = {"sgd": sgd, "adam": adam, "adagrad": adagrad, "yogi": yogi}

@@ -26,9 +26,9 @@ from functools import partial
 from typing import NamedTuple
 
 from moiety.aggregation import averaging, check_weighting, client_weight, weighted_mean
-from moiety.aggregation import sgd as server_sgd
+from moiety.aggregation.server import chosen as chosen_server
 from moiety.local import SgdOptions, difference, phase, positive_lr, rates, sgd
-from moiety.schedules import constant
+from moiety.schedules import chosen as chosen_schedule
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Work
 
@@ -84,7 +84,7 @@ def fedalt(
     positive_lr("personal_lr", personal_lr)
     check_weighting(weighting)
     options = SgdOptions(momentum, weight_decay, clip)
-    optimiser = server or server_sgd()
+    optimiser = chosen_server(server)
 
     def local_v(work: Work, u: Params, v: Params) -> Params:
         """Algorithm 2, lines 2 to 5: the whole model with v_i^+ in it."""
@@ -121,6 +121,6 @@ def fedalt(
         server_update=partial(averaging.server_update, optimiser),
         personal_model=lambda received, state: (received, state.personal),
         adapt=adapt,
-        schedule=schedule or constant(),
+        schedule=chosen_schedule(schedule),
         stateful=stateful,
     )

@@ -23,9 +23,9 @@ from functools import partial
 from typing import NamedTuple
 
 from moiety.aggregation import averaging, check_weighting, client_weight, weighted_mean
-from moiety.aggregation import sgd as server_sgd
+from moiety.aggregation.server import chosen as chosen_server
 from moiety.local import SgdOptions, difference, phase, positive_lr, rates, sgd
-from moiety.schedules import constant
+from moiety.schedules import chosen as chosen_schedule
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Work
 
@@ -72,7 +72,7 @@ def fedavg(
     positive_lr("lr", lr)
     check_weighting(weighting)
     options = SgdOptions(momentum, weight_decay, clip)
-    optimiser = server or server_sgd()
+    optimiser = chosen_server(server)
 
     def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
         model = work.compose(received, state.personal)
@@ -97,7 +97,7 @@ def fedavg(
         server_update=partial(averaging.server_update, optimiser),
         personal_model=lambda received, state: (received, state.personal),
         adapt=adapt,
-        schedule=schedule or constant(),
+        schedule=chosen_schedule(schedule),
         default_split="nothing",
         needs="nothing",
     )

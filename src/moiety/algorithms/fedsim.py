@@ -24,9 +24,9 @@ from functools import partial
 from typing import NamedTuple
 
 from moiety.aggregation import averaging, check_weighting, client_weight, weighted_mean
-from moiety.aggregation import sgd as server_sgd
+from moiety.aggregation.server import chosen as chosen_server
 from moiety.local import SgdOptions, difference, phase, positive_lr, rates, sgd
-from moiety.schedules import constant
+from moiety.schedules import chosen as chosen_schedule
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Work
 
@@ -78,7 +78,7 @@ def fedsim(
     positive_lr("personal_lr", personal_lr)
     check_weighting(weighting)
     options = SgdOptions(momentum, weight_decay, clip)
-    optimiser = server or server_sgd()
+    optimiser = chosen_server(server)
 
     def local_sim(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
         # Algorithm 3, lines 2-3
@@ -108,6 +108,6 @@ def fedsim(
         server_update=partial(averaging.server_update, optimiser),
         personal_model=lambda received, state: (received, state.personal),
         adapt=lambda work, received, state: local_sim(work, received, state)[1],
-        schedule=schedule or constant(),
+        schedule=chosen_schedule(schedule),
         stateful=stateful,
     )

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from moiety.aggregation import weighted_mean
 from moiety.local import SgdOptions, phase, positive_lr, rates, sgd
-from moiety.schedules import constant
+from moiety.schedules import chosen as chosen_schedule
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, Work
 
@@ -80,7 +80,7 @@ def local_only(
         server_update=lambda server, change: server,
         personal_model=lambda received, state: ({}, state.personal),
         adapt=lambda work, received, state: client_update(work, received, state)[1],
-        schedule=schedule or constant(),
+        schedule=chosen_schedule(schedule),
         default_split="everything",
         needs="everything",
     )

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from moiety.data import from_clients
-from moiety.engines.checks import check_columns
+from moiety.engines.checks import check_columns, like_columns
 from moiety.engines.evaluate import current_states, served
 from moiety.engines.problem import to_tensors
 from moiety.engines.rounds import Rounds
 from moiety.engines.sequential import Sequential
-from moiety.errors import must
+from moiety.errors import kind, must, whole
 from moiety.evaluation import Row
 from moiety.types import Params, Tree
 
@@ -52,13 +52,13 @@ class Run:
         (state,) = current_states(
             problem, algorithm, Sequential(problem, served(algorithm)), received, now.store, at, now.round
         )
-        return problem.compose(*algorithm.personal_model(received, state))
+        return _copies(problem.compose(*algorithm.personal_model(received, state)))
 
     def shared_parameters(self) -> Params:
         """The shared model alone: the server's part, with the personal part as it was first."""
         problem, algorithm, now = self._rounds.problem, self._rounds.algorithm, self._rounds.progress
         first = algorithm.init_client(problem.personal())
-        return problem.compose(*algorithm.personal_model(algorithm.broadcast(now.server), first))
+        return _copies(problem.compose(*algorithm.personal_model(algorithm.broadcast(now.server), first)))
 
     def export(self, client: int | str | None = None) -> nn.Module:
         """A copy of the model with that client's parameters in it, in evaluation mode; the shared model without one."""
@@ -71,9 +71,10 @@ class Run:
             data: the new client's training columns, as the run's own.
             passes: how many times the rule is applied, one after the other.
         """
-        must(passes >= 1, "passes", ">= 1", passes)
+        whole("passes", passes, 1)
+        kind("data", data, Mapping, "a mapping of columns")
         problem, algorithm, now = self._rounds.problem, self._rounds.algorithm, self._rounds.progress
-        fed = from_clients({"new client": dict(data)}, test=0.0)
+        fed = from_clients({"new client": like_columns(problem.data, data)}, test=0.0)
         check_columns(problem.data, fed)
         guest = replace(problem, data=fed, columns=to_tensors(fed, problem.task, torch.device("cpu")))
         received = algorithm.broadcast(now.server)
@@ -92,3 +93,8 @@ class Run:
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
                 tensor.copy_(params[name])
         return module
+
+
+def _copies(params: Params) -> Params:
+    """Tensors that the caller may change."""
+    return {name: p.clone() for name, p in params.items()}

@@ -8,7 +8,7 @@ import torch
 
 from moiety.engines.plan import Job, Rows
 from moiety.engines.problem import FEATURE_BYTES, Function, Functions, Problem, sliced_features
-from moiety.errors import MoietyError
+from moiety.errors import MoietyError, message
 from moiety.local import autograd_gradient
 from moiety.rng import torch_seed
 from moiety.task import dtype_of
@@ -78,7 +78,6 @@ class Sequential:
         except (RuntimeError, ValueError, IndexError) as error:
             if isinstance(error, MoietyError):
                 raise
-            name, reason = problem.data.ids[job.client], " ".join(str(error).split())
-            raise MoietyError(
-                f"`model` must be trainable on every client, got an error at client {name}, round {round}: {reason}"
-            ) from error
+            where = f"client {problem.data.ids[job.client]}, round {round + 1}"
+            text = message("model", "trainable on every client", f"an error at {where}: {error}")
+            raise MoietyError(text) from error

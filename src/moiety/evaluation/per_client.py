@@ -27,7 +27,8 @@ def client_rows(
     higher_is_better: bool,
 ) -> list[Row]:
     """A row per client from means of (loss, metric) of both models; a client without test rows has NaN."""
-    gain = (personal[1] - shared[1]) * (1 if higher_is_better else -1)
+    with np.errstate(invalid="ignore"):  # two models that diverged: infinity minus infinity is no gain, NaN
+        gain = (personal[1] - shared[1]) * (1 if higher_is_better else -1)
     return [
         {
             "client": str(ids[i]),

@@ -1,0 +1,248 @@
+"""Actors of a Ray cluster: each holds the data of its own clients and their personal states, and serves them.
+
+Client c belongs to actor c modulo the number of actors. An actor is sent the rows of its clients once, when it is made,
+and no other rows ever. It keeps the state of each client as its last turn left it (up to ``ARENA_BYTES``), so a state
+goes down only where the actor does not hold the very same one. All states come back with the results: the run's own
+store, which checkpoints are written from, stays the truth. So an actor that dies takes nothing with it: another is made
+with the same rows, gets the states from the store and serves the clients again. Seeds belong to clients, so the result
+is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moiety import tree
+from moiety.engines.plan import Job, Rows
+from moiety.engines.problem import Functions, Problem
+from moiety.engines.processes import cores, slots_for
+from moiety.engines.sequential import Sequential
+from moiety.errors import MoietyError, message, must
+from moiety.types import Params, Tree
+
+TRIES = 3
+"""How many actors in a row the same clients may bring down."""
+
+
+class Ray:
+    """Serves clients on ``workers`` actors; by default as many as the cluster has cores.
+
+    ``address`` is that of a running cluster; by default what ``RAY_ADDRESS`` says, else a cluster on this machine is
+    begun, and ended by ``close``. Where this process is connected to Ray already, that is used and left as it is.
+    """
+
+    name = "ray"
+
+    def __init__(
+        self, problem: Problem, functions: Functions, *, workers: int | None = None, address: str | None = None
+    ) -> None:
+        device = next(iter(problem.columns.values())).device.type
+        must(device == "cpu", "device", "cpu for the engine ray", device)
+        self.problem = problem
+        self.actors: list[Any] = []
+        self.held: list[dict[int, bytes]] = []  # for each actor, the states it holds: client -> digest
+        self.ray, self.own = connect(address or os.environ.get("RAY_ADDRESS"), workers)
+        try:
+            available = max(1, int(self.ray.cluster_resources().get("CPU", 1)))
+            self.count = workers or available
+            # An actor that the cluster has no core for would be waited for without end.
+            must(self.count <= available, "workers", f"at most {available}, the cores of the Ray cluster", workers)
+            # What a problem says about data is about all clients; an actor is given what is its own.
+            self.common = self._put((replace(problem, data=cast(Any, None), columns={}), dict(functions)))
+        except BaseException:
+            self.close()
+            raise
+        self.shift = shifts(problem.data.bounds, self.count)
+
+    def map(self, function: str, jobs: Sequence[Job], received: Params, *, scale: float, round: int) -> list[Tree]:
+        """The function of that name for each job; results in the order of the jobs."""
+        if not jobs:
+            return []
+        if not self.actors:
+            self.held = [{} for _ in range(self.count)]
+            self.actors = [self._actor(w, cpus=1) for w in range(self.count)]
+        limit = slots_for(jobs[0].state, len(self.problem.data))
+        call = (function, self.ray.put(pack(received)), limit, scale, round)
+        shares: dict[int, list[int]] = {}
+        for slot, job in enumerate(jobs):
+            shares.setdefault(job.client % self.count, []).append(slot)
+        results: list[Tree] = [None] * len(jobs)
+        asked = {self._ask(w, [jobs[s] for s in share], call): (w, 1) for w, share in shares.items()}
+        while asked:
+            (answer,), _ = self.ray.wait(list(asked))
+            w, tries = asked.pop(answer)
+            share = [jobs[s] for s in shares[w]]
+            try:
+                found, digests = self.ray.get(answer)
+            except self.ray.exceptions.RayTaskError as error:
+                self._end()  # the others may be at work still, and nobody will ask what they found
+                raise (MoietyError(str(error.cause)) if isinstance(error.cause, MoietyError) else error) from None
+            except self.ray.exceptions.RayError as error:
+                if tries == TRIES:
+                    self._end()
+                    raise self._given_up(share, round, error) from None
+                self.ray.kill(self.actors[w])  # one that cannot be reached may be alive
+                self.held[w] = {}
+                self.actors[w] = self._actor(w, cpus=0)
+                asked[self._ask(w, share, call)] = (w, tries + 1)
+                continue
+            for slot, result, after in zip(shares[w], found, digests, strict=True):
+                results[slot] = unpack(result)
+                remember(self.held[w], jobs[slot].client, after, limit)
+        return results
+
+    def close(self) -> None:
+        """End the actors, and Ray too if this engine began it."""
+        self._end()
+        if self.own:
+            self.ray.shutdown()
+            self.own = False
+
+    def _end(self) -> None:
+        actors, self.actors = self.actors, []
+        if self.ray.is_initialized():
+            for actor in actors:
+                self.ray.kill(actor)
+
+    def _put(self, value: Any) -> Any:
+        try:
+            return self.ray.put(value)
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            raise MoietyError(message("model", "one that can be sent to other processes", error)) from error
+
+    def _actor(self, w: int, *, cpus: int) -> Any:
+        """A new actor with the rows of its clients. A replacement asks for no core: its machine may be gone."""
+        data = self.problem.data
+        clients = np.arange(w, len(data), self.count)
+        sizes = data.bounds[clients, -1] - data.bounds[clients, 0]
+        rows = torch.from_numpy(np.arange(sizes.sum()) + np.repeat(self.shift[clients], sizes))
+        shard = {name: column.index_select(0, rows) for name, column in self.problem.columns.items()}
+        made = self.ray.remote(Actor).options(num_cpus=cpus, max_restarts=0, scheduling_strategy="SPREAD")
+        return made.remote(self.common, pack(shard))
+
+    def _ask(self, w: int, jobs: Sequence[Job], call: tuple[Any, ...]) -> Any:
+        """Send an actor its share: rows by their numbers there, and those states that it does not hold."""
+        share = []
+        for job in jobs:
+            state = pack(job.state)
+            sent = [] if self.held[w].get(job.client) == digest(state) else [state]
+            rows = {name: Rows(r.order - self.shift[job.client], r.sizes) for name, r in job.rows.items()}
+            share.append(job._replace(rows=rows, state=sent))
+        names = {job.client: str(self.problem.data.ids[job.client]) for job in jobs}
+        return self.actors[w].serve.remote(share, names, *call)
+
+    def _given_up(self, jobs: Sequence[Job], round: int, error: Exception) -> MoietyError:
+        clients = ", ".join(str(self.problem.data.ids[job.client]) for job in jobs[:5])
+        got = f"{TRIES} that died in round {round} while serving clients {clients}"
+        said = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        hint = f"Is there enough memory, and moiety on every machine? Ray said: {said[-1][:200]}"
+        return MoietyError(message("workers", "actors that live", got, hint))
+
+
+class Actor:
+    """A process of the cluster: the rows of its clients, their states as of their last turn, and an engine."""
+
+    def __init__(self, common: tuple[Problem, Functions], shard: Tree) -> None:
+        torch.set_num_threads(1)
+        problem, functions = common
+        self.data = SimpleNamespace(ids={})  # of all that is known about clients, the engine asks for names only
+        self.engine = Sequential(replace(problem, data=cast(Any, self.data), columns=unpack(shard)), functions)
+        self.states: dict[int, Tree] = {}
+
+    def serve(
+        self, share: list[Job], names: dict[int, str], function: str, received: Tree, limit: int, scale: float, at: int
+    ) -> tuple[list[Tree], list[bytes]]:
+        """The results of round ``at``, and digests of the states that the actor holds after them."""
+        self.data.ids = names
+        before = [unpack(job.state[0]) if job.state else self.states[job.client] for job in share]
+        jobs = [job._replace(state=state) for job, state in zip(share, before, strict=True)]
+        found = self.engine.map(function, jobs, unpack(received), scale=scale, round=at)
+        # The run may yet reject a new state. The digests then differ, and the old one is sent.
+        after = found if function == "adapt" else before
+        if function == "train":
+            after = [state for _, state in found]
+        for job, state in zip(share, after, strict=True):
+            remember(self.states, job.client, tree.map_leaves(torch.clone, state), limit)
+        return pack(found), [digest(pack(state)) for state in after]
+
+
+def connect(address: str | None, workers: int | None) -> tuple[Any, bool]:
+    """The package ``ray``, connected, and whether this call connected it."""
+    try:
+        import ray
+    except ImportError:
+        hint = "Install it with: pip install 'moiety[ray]'"
+        raise MoietyError(message("engine", "one that is installed", "ray", hint)) from None
+    if ray.is_initialized():
+        return ray, False
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address in (None, "", "local"):
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anyone that was not asked for
+        ray.init(address="local", num_cpus=workers or cores(), include_dashboard=False, **quiet)
+        return ray, True
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        hint = f"Ray said: {str(error).strip().splitlines()[0][:200]}"
+        raise MoietyError(message("address", "that of a running Ray cluster", address, hint)) from error
+    return ray, True
+
+
+def shifts(bounds: np.ndarray, actors: int) -> np.ndarray:
+    """For each client, its rows' numbers less those they have at its actor, where client lies close upon client.
+
+    >>> shifts(np.array([[0, 2, 2, 3], [3, 5, 5, 5], [5, 7, 8, 9]]), 2).tolist()
+    [0, 3, 2]
+    """
+    shift = np.empty(len(bounds), dtype=np.int64)
+    for w in range(actors):
+        own = bounds[w::actors]
+        sizes = own[:, -1] - own[:, 0]
+        shift[w::actors] = own[:, 0] - (np.cumsum(sizes) - sizes)
+    return shift
+
+
+def remember(held: dict[int, Any], client: int, value: Any, limit: int) -> None:
+    """Keep the value of a client, and forget those kept longest where there are more than ``limit``.
+
+    Engine and actor both do this, in the same order, and so agree on what the actor holds.
+    """
+    held.pop(client, None)
+    held[client] = value
+    while len(held) > limit:
+        del held[next(iter(held))]
+
+
+def pack(value: Tree) -> Tree:
+    """The tree with arrays for tensors: Ray moves those without further copies, and of a view only what it shows."""
+
+    def array(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        return x.detach().clone() if x.dtype is torch.bfloat16 else x.detach().numpy()  # NumPy has no bfloat16
+
+    return tree.map_leaves(array, value)
+
+
+def unpack(value: Tree) -> Tree:
+    """The tree with tensors again, in memory of their own: what Ray hands out is not to be written to."""
+    return tree.map_leaves(lambda x: torch.from_numpy(x.copy()) if isinstance(x, np.ndarray) else x, value)
+
+
+def digest(packed: Tree) -> bytes:
+    """Tells a packed state from any other."""
+    made = hashlib.blake2b(digest_size=16)
+    for path, leaf in tree.leaves(packed).items():
+        array = leaf.float().numpy() if isinstance(leaf, Tensor) else np.asarray(leaf)
+        made.update(f"{path} {array.dtype} {array.shape};".encode() + array.tobytes())
+    return made.digest()

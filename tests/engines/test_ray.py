@@ -1,0 +1,287 @@
+"""The Ray engine is the sequential one, bit for bit, whatever happens to its actors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import moiety as mo
+from moiety import tree
+from moiety.engines import ray as engine_file
+from moiety.engines.choose import ENGINES
+from moiety.engines.ray import Ray, connect, digest, pack, remember, shifts, unpack
+
+ray = pytest.importorskip("ray")
+
+SIZES = (4, 9, 12, 17, 25, 40, 7)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A cluster of two workers on this machine, begun as the engine begins one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        _, own = connect(None, 2)
+        assert own
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not know where tests lie
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture
+def engines(cluster, monkeypatch):
+    """The Ray engines that runs make, as they make them."""
+    made: list[Ray] = []
+
+    def make(problem: Any, functions: Any, **options: Any) -> Ray:
+        made.append(Ray(problem, functions, **options))
+        return made[-1]
+
+    monkeypatch.setitem(ENGINES, "ray", make)
+    return made
+
+
+class Net(nn.Module):
+    """Where ``trouble`` is a file, an actor at work on it raises the error that the file names, or ends its process."""
+
+    def __init__(self, trouble: Path | None = None) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+        with torch.no_grad():
+            for i, p in enumerate(self.parameters()):
+                p.copy_(torch.from_numpy(np.random.default_rng(i).normal(size=p.shape) / 2))
+        self.trouble, self.home = trouble, os.getpid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.trouble and self.trouble.exists() and os.getpid() != self.home:
+            if text := self.trouble.read_text():
+                raise RuntimeError(text)
+            if not self.trouble.with_suffix(".forever").exists():
+                self.trouble.unlink()
+            os._exit(1)
+        return self.head(torch.tanh(self.body(x)))
+
+
+class Scaled(Net):
+    """A parameter of the outermost module's own: not in a layer, and before the personal part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([0.5, 1.0, 1.5, 2.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * self.scale)
+
+
+def federation() -> mo.FederatedData:
+    """Clients of uneven sizes, each with a rule of its own for three classes."""
+    draw = np.random.default_rng(0)
+    clients = {}
+    for i, size in enumerate(SIZES):
+        x = draw.normal(size=(size, 4)).astype(np.float32)
+        clients[f"c{i}"] = {"x": x, "y": (x @ draw.normal(size=(4, 3))).argmax(1)}
+    return mo.data.from_clients(clients, test=0.25)
+
+
+def fedalt(**options: Any) -> mo.Algorithm:
+    return mo.fedalt(shared_lr=0.1, personal_lr=0.2, personal_epochs=2, batch_size=8, **options)
+
+
+def fit(engine: str, algorithm: mo.Algorithm, model: nn.Module, **options: Any) -> mo.Run:
+    split = mo.split.nothing(model) if algorithm.name == "fedavg" else mo.split.by_name(model, personal=["head"])
+    options = {"rounds": 3, "cohort": 5, "evaluate_every": 1, **options}
+    return mo.fit(model, federation(), algorithm, split=split, engine=engine, **options)
+
+
+def same(one: mo.Run, other: mo.Run) -> None:
+    """Assert that two runs are equal bit for bit, all but the time they took."""
+    histories = [[{**row, "seconds": 0} for row in run.history] for run in (one, other)]
+    assert histories[0] == histories[1]
+    assert one.clients == other.clients
+    assert one.ledger == other.ledger
+    for client in range(len(SIZES)):
+        a, b = one.parameters(client), other.parameters(client)
+        assert all(torch.equal(a[name], b[name]) for name in a), client
+
+
+def refusal(call: Any) -> str:
+    with pytest.raises(mo.MoietyError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def inside(actor: Any, function: Any) -> Any:
+    """What the function of an actor gives, called where the actor is."""
+    return ray.get(actor.__ray_call__.remote(function))
+
+
+CASES = {
+    "fedavg": (lambda: mo.fedavg(lr=0.1, batch_size=8), Net),
+    "fedalt stateless": (lambda: fedalt(stateful=False), Net),
+    "a parameter of its own": (fedalt, Scaled),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_as_sequential(case, engines):
+    algorithm, model = CASES[case][0](), CASES[case][1]()
+    same(fit("sequential", algorithm, model), fit("ray", algorithm, model))
+
+
+def test_actors_hold_rows_and_states_of_their_own_clients_and_end(engines):
+    """Looked at between rounds of a run that is the same as the sequential one."""
+    seen: list[Any] = []
+
+    def look(record: Any, rounds: int) -> None:
+        actors = list(engines[0].actors)
+        shards = [inside(a, lambda self: self.engine.problem.columns) for a in actors]
+        states = [inside(a, lambda self: self.states) for a in actors]
+        seen.append((actors, shards, states, [dict(held) for held in engines[0].held]))
+
+    model, data = Net(), federation()
+    run = fit("ray", fedalt(), model, on_round=look)
+    same(fit("sequential", fedalt(), model), run)
+    assert len(engines) == 1
+    actors, shards, states, held = seen[-1]
+    assert len(actors) == 2
+    store = run._rounds.progress.store
+    for w in range(2):
+        own = range(w, len(SIZES), 2)
+        for name, column in data.columns.items():
+            rows = np.concatenate([column[data.bounds[c, 0] : data.bounds[c, 3]] for c in own])
+            assert np.array_equal(shards[w][name].numpy(), rows), name
+        # All were asked, in a round or in an evaluation; the actor holds what the store does, and the engine knows.
+        assert set(states[w]) == set(own)
+        for client, state in zip(own, store.get(own), strict=True):
+            assert digest(pack(states[w][client])) == digest(pack(state)) == held[w][client]
+    assert engines[0].actors == []
+    for actor in actors:
+        with pytest.raises(ray.exceptions.RayActorError):
+            inside(actor, os.getpid)
+    assert ray.is_initialized()  # it was there before the engine was
+
+
+def test_lost_actors_lose_nothing(engines, tmp_path):
+    """One killed between rounds, one that dies at work, a run that stops; resumed, it is as if nothing had been."""
+    trouble = tmp_path / "trouble"
+    model = Net(trouble)
+    pids = []
+
+    def disturb(record: Any, rounds: int) -> None:
+        pids.append({inside(actor, lambda self: os.getpid()) for actor in engines[0].actors})
+        if record.round == 1:
+            os.kill(min(pids[0]), signal.SIGKILL)
+        if record.round == 2:
+            trouble.touch()
+        if record.round == 3:
+            raise KeyboardInterrupt
+
+    whole = fit("sequential", fedalt(), model, rounds=4)
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        fit("ray", fedalt(), model, rounds=4, out=out, on_round=disturb)
+    assert not trouble.exists()
+    # Two at a time, another in each of the two rounds.
+    assert [len(now) for now in pids] == [2, 2, 2]
+    assert len(pids[0] & pids[1]) == len(pids[1] & pids[2]) == 1
+    assert min(pids[0]) not in pids[1]
+    again = mo.resume(
+        out, model=model, data=federation(), split=mo.split.by_name(model, personal=["head"]), engine="ray"
+    )
+    assert len(engines) == 2
+    same(whole, again)
+
+
+def test_an_error_in_an_actor_is_one_line(engines, tmp_path):
+    trouble = tmp_path / "trouble"
+    trouble.write_text("first line\nsecond line")
+    text = refusal(lambda: fit("ray", mo.fedavg(lr=0.1), Net(trouble), cohort=1, evaluate_every=3))
+    assert text.startswith("`model` must be trainable on every client, got an error at client c")
+    assert text.endswith("round 0: first line second line")
+
+
+def test_clients_that_bring_down_every_actor_are_named(engines, tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_file, "TRIES", 2)
+    for suffix in ("", ".forever"):
+        (tmp_path / f"trouble{suffix}").touch()
+    text = refusal(lambda: fit("ray", mo.fedavg(lr=0.1), Net(tmp_path / "trouble"), cohort=1))
+    assert text.startswith("`workers` must be actors that live, got 2 that died in round 0 while serving clients c")
+    assert engines[0].actors == []
+
+
+def test_what_cannot_begin_is_one_line(engines, monkeypatch):
+    lock = threading.Lock()
+
+    def loss(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        with lock:
+            return nn.functional.cross_entropy(output, batch["y"], reduction="none")
+
+    text = refusal(lambda: fit("ray", mo.fedavg(lr=0.1), Net(), loss=loss))
+    assert text.startswith("`model` must be one that can be sent to other processes, got ")
+    monkeypatch.setitem(ENGINES, "ray", lambda *args: Ray(*args, workers=3))
+    text = refusal(lambda: fit("ray", mo.fedavg(lr=0.1), Net()))
+    assert text == "`workers` must be at most 2, the cores of the Ray cluster, got 3."
+    monkeypatch.setitem(sys.modules, "ray", None)
+    text = refusal(lambda: fit("ray", mo.fedavg(lr=0.1), Net()))
+    assert text == "`engine` must be one that is installed, got ray. Install it with: pip install 'moiety[ray]'"
+
+
+def test_where_an_engine_connects(monkeypatch):
+    """To the address, to that of the environment, or to a cluster of its own, which it ends."""
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: calls.append(options))
+    monkeypatch.setattr(ray, "shutdown", lambda: calls.append({"shutdown": True}))
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    monkeypatch.setattr(ray, "put", lambda value: None)
+    monkeypatch.setenv("RAY_ADDRESS", "there:1")
+    problem = fit("sequential", mo.fedavg(lr=0.1), Net(), rounds=1)._rounds.problem
+    Ray(problem, {}).close()
+    Ray(problem, {}, address="here:2").close()
+    monkeypatch.delenv("RAY_ADDRESS")
+    Ray(problem, {}, workers=1).close()
+    assert [call.get("address", "end") for call in calls] == ["there:1", "end", "here:2", "end", "local", "end"]
+    assert "num_cpus" not in calls[0]
+    assert calls[4]["num_cpus"] == 1
+
+
+def test_states_are_held_up_to_a_limit():
+    held: dict[int, str] = {}
+    for client in (3, 1, 3, 2):
+        remember(held, client, f"state of {client}", 2)
+    assert held == {3: "state of 3", 2: "state of 2"}
+
+
+def test_rows_lie_close_together_at_their_actor():
+    bounds = np.array([[0, 2, 2, 3], [5, 6, 6, 9], [10, 12, 12, 12], [12, 13, 14, 15], [20, 21, 21, 22]])
+    # Actor 0 has rows 0-2, 10-11 and 20 as 0-2, 3-4 and 5; actor 1 has 5-8 and 12-14 as 0-3 and 4-6.
+    assert shifts(bounds, 2).tolist() == [0, 5, 7, 8, 15]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool], ids=str)
+def test_trees_survive_the_journey(dtype):
+    """Scalars, empty tensors, views and views against the grain, in memory of their own."""
+    wide = torch.arange(12).reshape(3, 4).to(dtype)
+    value = {"a": (wide[0, 1], wide[:, :0]), "b": [wide[1], wide.T, 3]}
+    found = unpack(pack(value))
+    before, after = tree.leaves(value), tree.leaves(found)
+    assert before.keys() == after.keys()
+    for path in before:
+        if isinstance(before[path], Tensor):
+            assert after[path].dtype == dtype
+            assert torch.equal(before[path], after[path])
+            assert before[path].numel() == 0 or before[path].data_ptr() != after[path].data_ptr()
+    assert digest(pack(value)) == digest(pack(found))
+    other = {"a": value["a"], "b": [wide[2], wide.T, 3]}
+    assert dtype is torch.bool or digest(pack(other)) != digest(pack(value))
