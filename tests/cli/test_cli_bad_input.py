@@ -1,0 +1,139 @@
+"""Bad input of every kind: exit code 2, exactly one line, nothing written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_command import PERSONAL, SMALL, call, one_line
+
+COMMANDS = {
+    "unknown command": (["rn"], "Did you mean 'run'"),
+    "unknown option": (["run", "small.toml", "--roundz", "3"], "--rounds"),
+    "missing target": (["run"], "Missing argument"),
+    "empty target": (["run", ""], "a recipe or a TOML file"),
+    "two targets": (["run", "a.toml", "b.toml"], "unexpected extra argument"),
+    "rounds no number": (["run", "small.toml", "--rounds", "ten"], "valid integer"),
+    "rounds without a value": (["run", "small.toml", "--rounds"], "requires an argument"),
+    "no such file": (["run", "absent.toml"], "Recipes: quickstart."),
+    "nearly a recipe": (["run", "quickstrat"], "Did you mean quickstart?"),
+    "a folder": (["run", "."], "the folder ."),
+    "out is a file": (["run", "small.toml", "--out", "small.toml"], "a folder"),
+    "out below a file": (["run", "small.toml", "--out", "small.toml/x"], "can be written"),
+    "resume without a run": (["run", "small.toml", "--resume"], "none in runs/small*"),
+    "resume an absent folder": (["run", "small.toml", "--resume", "--out", "away"], "a run to resume, got away"),
+    "resume a recipe without a run": (["run", "quickstart", "--resume"], "none in runs/quickstart*"),
+    "recipe with set": (["run", "quickstart", "--set", "run.rounds=3"], "left out for the recipe quickstart"),
+    "recipe with no rounds": (["run", "quickstart", "--rounds", "0"], "`rounds` must be >= 1, got 0."),
+    "recipe with a negative seed": (["run", "quickstart", "--seed", "-1"], "`seed`"),
+    "recipe with an unknown engine": (["run", "quickstart", "--engine", "fast"], "sequential, vectorised"),
+    "list of nothing": (["list"], "Missing argument"),
+    "list of an unknown kind": (["list", "algoritms"], "Did you mean algorithms?"),
+    "compare nothing": (["compare"], "Missing argument"),
+    "compare one": (["compare", "a"], "at least two, got 1"),
+    "compare what is no run": (["compare", "a", "b"], "a run folder with a config.toml, got a."),
+}
+
+SETS = {
+    "foo": "of the form section.key=value, got foo",
+    "=3": "of the form",
+    "run..rounds=3": "of the form",
+    "modle.name=mlp": "Did you mean model?",
+    "run=3": "a key of [run]",
+    "run.rounds.x=3": "run.rounds, which is none",
+    "run.roundz=3": "Did you mean rounds?",
+    "run.rounds=true": "`run.rounds` must be a whole number, got True.",
+    "run.rounds=1.5": "`run.rounds` must be a whole number, got 1.5.",
+    "run.rounds=0": ">= 1",
+    "run.cohort=5": "<= 4, the number of clients",
+    "run.engine=fast": "sequential, vectorised",
+    "run.device=abacus": "a device of this machine",
+    "run.device=meta": "a device to train on",
+    "run.loss=mae": "cross_entropy, mse",
+    "run.evaluate_on=validation": "has rows",
+    "run.inputs=['z']": "columns of the data",
+    "run.inputs=[]": "at least one column",
+    "data=5": "`data` must be a table, got 5.",
+    "data.clints=5": "Did you mean clients?",
+    "data.partition=3": "a name or a table",
+    "data.partition=dirichlett": "Did you mean dirichlet?",
+    "data.own=mine": "named in the file",
+    "model.name=mpl": "`model.name`",
+    "model.outputs=2": "a label from 0 to 1",
+    "model={name='mlp', hidden=[1000000000000000000000]}": "can be made",
+    "algorithm.lrr=3": "Did you mean lr?",
+    "algorithm.lr=fast": "`algorithm.lr`",
+    "algorithm.server=adm": "Did you mean adam?",
+    "algorithm={name='fedalt', shared_lr=0.1, personal_lr=0.1}": "`split` must be given for fedalt",
+    "split=output_layer": "nothing personal for fedavg",
+}
+
+FILES = {
+    "no TOML": ("[run\nrounds = 3\n", "(at line 1, column 5)"),
+    "a later line": ("[run]\nrounds = \n", "(at line 2, column 10)"),
+    "no text": (b"\xff\xfe\x00", "UTF-8"),
+    "empty": ("", "Add a section [data]"),
+    "unknown section": (SMALL + "\n[datta]\n", "Did you mean data?"),
+    "unknown key of run": (SMALL + "\nevaluate_evry = 2\n", "Did you mean evaluate_every"),
+    "section is a number": ("run = 5\n" + SMALL.partition("[run]")[0], "`run` must be a table, got 5."),
+    "no rounds": (SMALL.replace("rounds = 2", ""), "use --rounds"),
+    "no clients": (SMALL.replace("clients = 4", ""), "`clients`"),
+    "no learning rate": (SMALL.replace("lr = 0.1", ""), "no lr"),
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MOIETY_DATA", raising=False)
+    (tmp_path / "small.toml").write_text(SMALL)
+    return tmp_path
+
+
+def refused(capsys: pytest.CaptureFixture[str], here: Path, argv: list[str], words: str) -> None:
+    before = sorted(here.rglob("*"))
+    found = call(capsys, *argv)
+    assert found.code == 2
+    assert found.out == ""
+    assert one_line(found.err), found.err
+    assert words in found.err
+    assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_commands(capsys, here, case):
+    refused(capsys, here, *COMMANDS[case])
+
+
+@pytest.mark.parametrize("assignment", SETS)
+def test_assignments(capsys, here, assignment):
+    refused(capsys, here, ["run", "small.toml", "--set", assignment], SETS[assignment])
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_files(capsys, here, case):
+    text, words = FILES[case]
+    (here / "bad.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    refused(capsys, here, ["run", "bad.toml"], words)
+
+
+def test_data_that_is_not_there_names_the_file_and_the_variable(capsys, here):
+    refused(capsys, here, ["run", "small.toml", "--set", "data=mnist"], "MOIETY_DATA")
+
+
+def test_what_no_longer_fits_a_run_is_refused_on_resume(capsys, here):
+    (here / "own.toml").write_text(PERSONAL)
+    assert call(capsys, "run", "own.toml", "--quiet").code == 0
+    for assignment, words in {
+        "algorithm.shared_lr=0.1": "`algorithm.shared_lr` must be 0.5, as runs/own began, got 0.1.",
+        "algorithm.momentum=0.5": "`algorithm.momentum` must be left out, as runs/own began, got 0.5.",
+        "data.partition=shards": "`data.partition.name` must be 'iid', as runs/own began, got 'shards'.",
+        "model.hidden=[9]": "`model.hidden` must be [8]",
+        "split=everything": "`split.name` must be 'output_layer'",
+        "run.seed=3": "`run.seed` must be 0, as runs/own began, got 3.",
+        "run.rounds=1": "`rounds` must be >= 2, the rounds already trained, got 1.",
+    }.items():
+        refused(capsys, here, ["run", "own.toml", "--resume", "--set", assignment], words)
+    refused(capsys, here, ["run", "own.toml", "--resume", "--seed", "3"], "as runs/own began")
+    refused(capsys, here, ["run", "own.toml", "--out", "runs/own"], "holds no run yet")
+    refused(capsys, here, ["run", "quickstart", "--resume", "--out", "runs/own"], "a single run")

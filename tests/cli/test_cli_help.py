@@ -1,0 +1,64 @@
+"""Help and version: quick, plain, and without anything heavy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_command import call, shell
+
+import moiety
+
+HEAVY = ("torch", "numpy", "sklearn", "pyarrow", "pydantic", "rich")
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["run", "--help"], ["list", "-h"], ["compare", "-h"], ["--version"], []])
+def test_nothing_heavy_is_imported(argv):
+    text = f"""
+import sys
+from moiety.cli import main
+code = main({argv!r})
+print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
+sys.exit(code)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+    assert done.stdout
+
+
+def test_help_names_the_commands_and_the_first_step(capsys):
+    found = call(capsys, "--help")
+    assert found.code == 0
+    for word in ("run", "list", "compare", "moiety run quickstart"):
+        assert word in found.out
+
+
+def test_help_of_run_explains_resume_and_quiet(capsys):
+    found = call(capsys, "run", "--help")
+    for word in ("--set", "--rounds", "--seed", "--engine", "--out", "--resume", "--quiet", "is refused"):
+        assert word in found.out
+
+
+def test_version(capsys):
+    assert call(capsys, "--version") == (0, f"moiety {moiety.__version__}\n", "")
+
+
+def test_closed_pipe_is_no_error(tmp_path: Path):
+    text = "import sys; from moiety.cli import main; sys.exit(main(['list', 'recipes']))"
+    process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 1
+
+
+def test_entry_point_gives_exit_codes(tmp_path: Path):
+    assert shell("--version", cwd=tmp_path).code == 0
+    bad = shell("run", "absent.toml", cwd=tmp_path)
+    assert bad.code == 2
+    assert bad.out == ""
+    assert "Traceback" not in bad.err

@@ -1,0 +1,45 @@
+"""``moiety list``: everything that a file can name, with its first line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_command import call
+
+from moiety.algorithms import ALGORITHMS
+from moiety.cli.listing import FILES, first_line
+from moiety.data import SOURCES
+from moiety.models import MODELS
+from moiety.recipes import RECIPES
+from moiety.split import SPLITS
+
+TABLES = {"algorithms": ALGORITHMS, "recipes": RECIPES, "datasets": SOURCES, "models": MODELS, "splits": SPLITS}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_every_name_is_listed(capsys, monkeypatch, kind):
+    monkeypatch.delenv("MOIETY_DATA", raising=False)
+    found = call(capsys, "list", kind)
+    assert (found.code, found.err) == (0, "")
+    lines = {line.split()[0]: line for line in found.out.splitlines() if line.strip()}
+    for name, maker in TABLES[kind].items():
+        assert name in lines
+        assert first_line(maker)
+        assert " ".join(first_line(maker).split()[:3]) in lines[name]
+
+
+def test_datasets_say_whether_their_file_is_there(capsys, monkeypatch, tmp_path: Path):
+    (tmp_path / "usps.npz").write_bytes(b"")
+    monkeypatch.setenv("MOIETY_DATA", str(tmp_path))
+    lines = {line.split()[0]: line.split() for line in call(capsys, "list", "datasets").out.splitlines() if line}
+    assert (lines["usps"][1], lines["mnist"][1], lines["digits"][1]) == ("found", "absent", "shipped")
+
+
+def test_files_are_those_that_the_sources_read(monkeypatch, tmp_path: Path):
+    # The sources themselves say which file they miss.
+    monkeypatch.setenv("MOIETY_DATA", str(tmp_path))
+    assert set(FILES) == set(SOURCES) - {"digits"}
+    for name, file in FILES.items():
+        with pytest.raises(ValueError, match=f"a folder that holds {file}"):
+            SOURCES[name]()

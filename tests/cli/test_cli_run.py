@@ -1,0 +1,144 @@
+"""``moiety run``: files, options, folders, resuming, and what is printed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from cli_command import PERSONAL, SMALL, call, one_line, shell, start
+
+from moiety.cli.building import parts, sized
+from moiety.cli.config import check
+from moiety.engines.folder import read_clients, read_config, read_history
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "own.toml").write_text(PERSONAL)
+    return tmp_path
+
+
+def test_a_file_is_run_and_summed_up(capsys, here):
+    found = call(capsys, "run", "own.toml")
+    assert (found.code, found.err) == (0, "")
+    rows, last = read_clients(here / "runs/own"), read_history(here / "runs/own")[-1]
+    lines = found.out.splitlines()
+    assert lines[0] == (
+        "own: fedalt on digits, split output_layer, 2 clients a round, seed 0, engine sequential, in runs/own"
+    )
+    assert [line.split("  ")[0] for line in lines[1:3]] == ["round 1/2", "round 2/2"]
+    assert f"accuracy {100 * last['metric']:.1f}%" in lines[2]
+    helped, hurt = sum(r["gain"] > 1e-6 for r in rows), sum(r["gain"] < -1e-6 for r in rows)
+    assert f"clients helped     {helped} of 4" in lines
+    assert any(line.startswith(f"clients hurt       {hurt}") for line in lines)
+    mean = sum(r["metric"] for r in rows) / 4
+    assert any(line.split()[:5] == ["accuracy,", "mean", "over", "clients", f"{100 * mean:.1f}%"] for line in lines)
+    assert lines[-1] == "results in runs/own"
+    for words in ("worst tenth", "shared model alone", "sent down, up", "FLOP", "memory per device", "time in rounds"):
+        assert words in found.out
+
+
+def test_quiet_prints_the_sentence_and_the_folder(capsys, here):
+    found = call(capsys, "run", "own.toml", "--quiet")
+    sentence, folder = found.out.splitlines()
+    assert sentence.startswith("fedalt on digits, accuracy on average over 4 clients: ")
+    assert sentence.endswith(".")
+    assert folder == "results in runs/own"
+
+
+def test_nothing_personal_is_said_so(capsys, here):
+    found = call(capsys, "run", "small.toml", "-q")
+    assert "for every client the same" in found.out
+
+
+def test_options_override_the_file(capsys, here):
+    argv = ["--rounds", 3, "--seed", 7, "--engine", "vectorised", "--out", "there"]
+    assert call(capsys, "run", "small.toml", "-q", "--set", "run.rounds=9", "--set", "algorithm.lr=1", *argv).code == 0
+    config = read_config(here / "there")
+    assert [config["run"][k] for k in ("rounds", "seed", "engine")] == [3, 7, "vectorised"]
+    assert config["algorithm"]["lr"] == 1.0
+    assert not (here / "runs").exists()
+
+
+def test_a_folders_own_configuration_runs_again_to_the_same_numbers(capsys, here):
+    call(capsys, "run", "own.toml", "-q")
+    assert "engine_reason" in read_config(here / "runs/own")["run"]
+    assert call(capsys, "run", "runs/own/config.toml", "-q").out.endswith("results in runs/own-2\n")
+    assert read_clients(here / "runs/own") == read_clients(here / "runs/own-2")
+
+
+def test_a_new_folder_is_chosen_each_time(capsys, here):
+    (here / "runs/small-2").mkdir(parents=True)
+    (here / "runs/small-2/notes.txt").write_text("mine")
+    ends = [call(capsys, "run", "small.toml", "-q").out.splitlines()[-1] for _ in range(2)]
+    assert ends == ["results in runs/small", "results in runs/small-3"]
+    assert (here / "runs/small-2/notes.txt").read_text() == "mine"
+
+
+def test_resume_trains_on_from_where_it_was(capsys, here):
+    call(capsys, "run", "own.toml", "-q", "--rounds", 4, "--out", "whole")
+    call(capsys, "run", "own.toml", "-q", "--rounds", 2, "--set", "run.evaluate_every=1")
+    found = call(capsys, "run", "own.toml", "--rounds", 4, "--resume")
+    assert [line[:9] for line in found.out.splitlines()[1:3]] == ["round 3/4", "round 4/4"]
+    assert read_clients(here / "whole") == read_clients(here / "runs/own")
+
+
+def test_resume_takes_the_newest_and_does_not_train_what_has_ended(capsys, here):
+    call(capsys, "run", "small.toml", "-q")
+    call(capsys, "run", "small.toml", "-q")
+    past = time.time() - 100
+    os.utime(here / "runs/small-2/config.toml", (past, past))
+    found = call(capsys, "run", "small.toml", "--resume")
+    assert found.out.endswith("results in runs/small\n")
+    assert "round" not in found.out.splitlines()[0]
+
+
+def test_lower_is_better_keeps_signs_and_words_right(capsys, here):
+    found = call(capsys, "run", "own.toml", "--set", "run.loss=mse")
+    assert found.code == 0
+    rows = read_clients(here / "runs/own")
+    row = next(line.split() for line in found.out.splitlines() if line.startswith("mse, mean over clients"))
+    personal, shared = (sum(r[k] for r in rows) / 4 for k in ("metric", "shared_metric"))
+    assert row[4:] == [f"{personal:.4g}", f"{shared:.4g}", f"{shared - personal:+.4g}"]
+    helped = sum(r["metric"] < r["shared_metric"] for r in rows)
+    assert f"clients helped     {helped} of 4" in found.out
+
+
+def test_sizes_follow_from_the_data():
+    config = check({**tomllib.loads(SMALL), "run": {"rounds": 1}})
+    data = parts(config).data
+    assert sized({"name": "mlp"}, data, config.run) == {"name": "mlp", "inputs": 64, "outputs": 10}
+    assert sized({"name": "mlp", "outputs": 12}, data, config.run)["outputs"] == 12
+    assert sized({"name": "cnn"}, data, config.run) == {"name": "cnn", "classes": 10}
+    regression = config.run.model_copy(update={"loss": "mse"})
+    assert sized({"name": "linear"}, data, regression)["outputs"] == 1
+
+
+def test_not_a_terminal_has_no_control_codes(here):
+    found = shell("run", "own.toml", cwd=here)
+    assert (found.code, found.err) == (0, "")
+    assert "\x1b" not in found.out
+    assert "\r" not in found.out
+    assert not any(line.endswith(" ") for line in found.out.splitlines())
+
+
+def test_interrupted_says_how_to_continue_and_can_be_continued(capsys, here):
+    process = start("run", "own.toml", "--rounds", "100000", "--set", "run.checkpoint_every=1", cwd=here)
+    assert process.stdout is not None
+    process.stdout.readline()  # the heading: the first round is done
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert one_line(err)
+    wanted = "moiety run own.toml --set run.checkpoint_every=1 --rounds 100000 --resume --out runs/own"
+    assert err.rstrip().endswith(f"interrupted; continue with: {wanted}")
+    trained = int(next((here / "runs/own/checkpoint").glob("round-*")).name.removeprefix("round-"))
+    again = ["run", "own.toml", "--set", "run.checkpoint_every=1", "--resume", "--out", "runs/own", "-q"]
+    assert call(capsys, *again, "--rounds", trained + 1).code == 0
+    assert read_history(here / "runs/own")[-1]["round"] == trained + 1

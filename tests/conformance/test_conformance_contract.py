@@ -1,0 +1,161 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+from conformance_table import NAMES, TABLE, mlp_problem, table_is_complete
+from torch import Tensor
+
+from moiety import tree
+from moiety.engines.sequential import Sequential
+from moiety.engines.vectorised import Vectorised
+from moiety.types import ClientUpdate
+
+ENGINES = [Sequential(), Vectorised(block=2)]
+FIX = {"batch_size": 2, "momentum": 0.5, "weight_decay": 0.1, "clip": 1.0}
+
+
+def test_every_algorithm_has_a_row():
+    assert table_is_complete()
+
+
+def begin(row, dtype=torch.float32):
+    problem = mlp_problem(row, dtype=dtype)
+    algorithm = row.build(**FIX)
+    server = algorithm.init_server(*problem.shared())
+    states = [algorithm.init_client(problem.personal()) for _ in range(3)]
+    received = algorithm.broadcast(server)
+    jobs = problem.jobs(algorithm.phases, range(3), states, "train", 0, part="train")
+    return problem, algorithm, server, received, jobs
+
+
+def tensors(*trees) -> list[Tensor]:
+    return [x for t in trees for x in tree.leaves(t).values() if isinstance(x, Tensor)]
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("row", TABLE, ids=NAMES)
+def test_types_keys_shapes_dtypes(row, dtype, engine):
+    problem, algorithm, server, received, jobs = begin(row, dtype)
+    split, init = problem.split, problem.task.init
+    assert list(received) == list(split.shared)
+    results = engine.map(problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+    for update, state in results:
+        assert isinstance(update, ClientUpdate)
+        assert set(update.upload) == set(split.shared)
+        assert {n: (p.shape, p.dtype) for n, p in update.upload.items()} == {
+            n: (init[n].shape, dtype) for n in split.shared
+        }
+        assert update.weight.shape == ()
+        assert update.info["loss"].shape == ()
+        assert update.info["loss"].dtype == dtype
+        assert type(state) is type(jobs[0].state)
+        assert {n: (p.shape, p.dtype) for n, p in tree.leaves(state).items()} == {
+            n: (p.shape, p.dtype) for n, p in tree.leaves(jobs[0].state).items()
+        }
+        assert not any(x.requires_grad for x in tensors(update, state))
+    after = algorithm.server_update(server, algorithm.aggregator([u for u, _ in results]))
+    assert type(after) is type(server)
+    again = algorithm.broadcast(after)
+    assert {n: (p.shape, p.dtype) for n, p in again.items()} == {n: (init[n].shape, dtype) for n in split.shared}
+    shared, personal = algorithm.personal_model(again, results[0][1])
+    assert (set(shared), set(personal)) == (set(split.shared), set(split.personal))
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@pytest.mark.parametrize("row", TABLE, ids=NAMES)
+def test_inputs_are_unchanged(row, engine):
+    problem, algorithm, server, received, jobs = begin(row)
+    watched = {
+        "received": received,
+        "states": [j.state for j in jobs],
+        "server": server,
+        "columns": problem.columns,
+        "init": problem.task.init,
+    }
+    before = copy.deepcopy(watched)
+    results = engine.map(problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+    aggregate = algorithm.aggregator([u for u, _ in results])
+    uploads = copy.deepcopy([u for u, _ in results])
+    algorithm.server_update(server, aggregate)
+    engine.map(problem, algorithm.adapt, jobs, received, scale=1.0, round=0)
+    for (path, a), b in zip(tree.leaves(before).items(), tree.leaves(watched).values(), strict=True):
+        assert torch.equal(a, b), path
+    for (path, a), b in zip(tree.leaves(uploads).items(), tree.leaves([u for u, _ in results]).values(), strict=True):
+        assert torch.equal(a, b), path
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@pytest.mark.parametrize("row", TABLE, ids=NAMES)
+def test_a_later_round_does_not_edit_what_an_earlier_one_returned(row, engine):
+    """Whoever keeps the results of round 1 (a checkpoint, a user) still has them after round 2."""
+    problem, algorithm, server, received, jobs = begin(row)
+    first = engine.map(problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+    server = algorithm.server_update(server, algorithm.aggregator([u for u, _ in first]))
+    kept = copy.deepcopy((first, server))
+    states = [s for _, s in first]
+    jobs = problem.jobs(algorithm.phases, range(3), states, "train", 1, part="train")
+    second = engine.map(problem, algorithm.client_update, jobs, algorithm.broadcast(server), scale=1.0, round=1)
+    algorithm.server_update(server, algorithm.aggregator([u for u, _ in second]))
+    for (path, a), b in zip(tree.leaves(kept).items(), tree.leaves((first, server)).values(), strict=True):
+        assert torch.equal(a, b), path
+    # and the second round did move something, or the test would say nothing
+    moved = zip(
+        tensors([s for _, s in first], [u for u, _ in first]),
+        tensors([s for _, s in second], [u for u, _ in second]),
+        strict=True,
+    )
+    assert any(not torch.equal(a, b) for a, b in moved)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=NAMES)
+def test_two_clients_of_one_cohort_share_no_memory(row):
+    problem, algorithm, _, received, jobs = begin(row)
+    results = Sequential().map(problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+
+    def own(result):
+        return {x.data_ptr() for x in tensors(result[0].upload, result[1])}
+
+    assert not own(results[0]) & own(results[1])
+    inputs = {x.data_ptr() for x in tensors(received, [j.state for j in jobs])}
+    assert not inputs & own(results[0])
+
+
+@pytest.mark.parametrize("row", TABLE, ids=NAMES)
+def test_weights_are_what_the_option_says(row):
+    """Sizes 5, 1, 9 in batches of 2 are 3, 1 and 5 batches."""
+    wanted = {"examples": [5, 1, 9], "batches": [3, 1, 5], "uniform": [1, 1, 1]}
+    for option in row.weightings():
+        problem = mlp_problem(row)
+        algorithm = row.build(batch_size=2, **option)
+        states = [algorithm.init_client(problem.personal())] * 3
+        received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
+        jobs = problem.jobs(algorithm.phases, range(3), states, "train", 0, part="train")
+        for engine in ENGINES:
+            results = engine.map(problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+            assert [float(u.weight) for u, _ in results] == wanted[option.get("weighting", "examples")]
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+def test_a_weight_is_exact_in_a_model_of_low_precision(engine):
+    """alpha_i is the number of examples, which bfloat16 cannot hold from 257 on; the weight is no part of the model."""
+    (row,) = [row for row in TABLE if row.name == "fedavg"]
+    problem = mlp_problem(row, sizes=(257, 3), dtype=torch.bfloat16)
+    algorithm = row.build(batch_size=300)
+    received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
+    jobs = problem.jobs(algorithm.phases, range(2), [algorithm.init_client({})] * 2, "train", 0, part="train")
+    results = engine.map(problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+    assert [float(u.weight) for u, _ in results] == [257, 3]
+
+
+@pytest.mark.parametrize("row", TABLE, ids=NAMES)
+def test_data_columns_of_the_user_are_unchanged(row):
+    problem = mlp_problem(row)
+    before = {k: c.copy() for k, c in problem.data.columns.items()}
+    algorithm = row.build(**FIX)
+    received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
+    jobs = problem.jobs(algorithm.phases, [0], [algorithm.init_client(problem.personal())], "train", 0, part="train")
+    Sequential().map(problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+    for name, column in before.items():
+        np.testing.assert_array_equal(column, problem.data.columns[name])

@@ -1,0 +1,102 @@
+"""Sequential is the reference; the vectorised engine must give the same: 1e-5 relative in float32, 1e-10 in float64."""
+
+import numpy as np
+import pytest
+import torch
+from conformance_table import NAMES, TABLE, mlp_problem
+
+from moiety import tree
+from moiety.engines.sequential import Sequential
+from moiety.engines.vectorised import Vectorised
+
+SIZES = (1, 70, 2, 33, 17, 5, 64, 16)
+OPTIONS = {
+    "plain": {},
+    "momentum": {"momentum": 0.9},
+    "decay": {"weight_decay": 0.3},
+    "clip": {"clip": 0.2},
+    "all": {"momentum": 0.5, "weight_decay": 0.1, "clip": 0.5},
+}
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+
+def results(row, engine, dtype=torch.float32, order=None, rounds=2, **options):
+    """Two rounds, so that states differ between clients when the second begins."""
+    problem = mlp_problem(row, SIZES, dtype)
+    algorithm = row.build(batch_size=16, **options)
+    server = algorithm.init_server(*problem.shared())
+    states = [algorithm.init_client(problem.personal()) for _ in SIZES]
+    order = np.arange(len(SIZES)) if order is None else np.asarray(order)
+    for t in range(rounds):
+        jobs = problem.jobs(algorithm.phases, range(len(SIZES)), states, "train", t, part="train")
+        received = algorithm.broadcast(server)
+        shuffled = engine.map(problem, algorithm.client_update, [jobs[i] for i in order], received, scale=0.5, round=t)
+        found = [shuffled[i] for i in np.argsort(order)]
+        states = [s for _, s in found]
+        server = algorithm.server_update(server, algorithm.aggregator([u for u, _ in found]))
+    return found, server
+
+
+def agree(one, other, tolerance):
+    a, b = tree.leaves(one), tree.leaves(other)
+    assert a.keys() == b.keys()
+    for path in a:
+        scale = float(a[path].double().abs().max()) or 1.0
+        gap = float((a[path].double() - b[path].double()).abs().max())
+        assert gap <= tolerance * scale, f"{path}: {gap} of {scale}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("row", TABLE, ids=NAMES)
+def test_sequential_and_vectorised_agree(row, options, dtype):
+    one, other = (results(row, e, dtype, **options) for e in (Sequential(), Vectorised(block=3)))
+    agree(one, other, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("block", [1, 64])
+@pytest.mark.parametrize("row", TABLE, ids=NAMES)
+def test_the_size_of_a_block_does_not_matter(row, block):
+    options = OPTIONS["all"]
+    one, other = (results(row, e, torch.float64, **options) for e in (Sequential(), Vectorised(block=block)))
+    agree(one, other, 1e-10)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=NAMES)
+def test_each_weighting(row):
+    for option in row.weightings():
+        one, other = (results(row, e, torch.float64, **option) for e in (Sequential(), Vectorised(block=3)))
+        agree(one, other, 1e-10)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=NAMES)
+def test_the_order_of_clients_does_not_matter(row):
+    order = np.random.default_rng(3).permutation(len(SIZES))
+    one, other = (results(row, Sequential(), order=o, momentum=0.5) for o in (None, order))
+    for path, leaf in tree.leaves(one).items():
+        assert torch.equal(leaf, tree.leaves(other)[path]), path
+    one, other = (results(row, Vectorised(block=3), order=o, momentum=0.5) for o in (None, order))
+    agree(one, other, 1e-5)
+
+
+@pytest.mark.parametrize("engine", [Sequential(), Vectorised(block=4)], ids=lambda e: e.name)
+@pytest.mark.parametrize("row", TABLE, ids=NAMES)
+def test_a_client_does_not_depend_on_the_cohort_around_it(row, engine):
+    """Client 3 alone, and client 3 among all: the same upload and the same state."""
+    problem = mlp_problem(row, SIZES, torch.float64)
+    algorithm = row.build(batch_size=16, momentum=0.5)
+    received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
+
+    def update(cohort):
+        states = [algorithm.init_client(problem.personal()) for _ in cohort]
+        jobs = problem.jobs(algorithm.phases, cohort, states, "train", 5, part="train")
+        return engine.map(problem, algorithm.client_update, jobs, received, scale=1.0, round=5)[list(cohort).index(3)]
+
+    agree(update([3]), update(range(len(SIZES))), 1e-10)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=NAMES)
+def test_results_stand_in_the_order_of_the_jobs(row):
+    """The engine sorts clients by length inside; the sizes 1, 70, 2, ... come back as examples in that order."""
+    found, _ = results(row, Vectorised(block=3), rounds=1)
+    assert [float(u.weight) for u, _ in found] == [float(n) for n in SIZES]

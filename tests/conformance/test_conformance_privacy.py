@@ -1,0 +1,111 @@
+"""Personal names never in an upload, in a broadcast, nor in the server's checkpoint."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from conformance_table import NAMES, TABLE
+from oracle_problems import federated, image_clients
+from safetensors import safe_open
+
+import moiety as mo
+from moiety import tree
+from moiety.transport import PrivacyError
+from moiety.types import ClientUpdate
+
+DATA = federated(image_clients([3, 5, 2]))
+
+
+def model():
+    return mo.models.mlp(4, 3, hidden=(5,), seed=2)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=NAMES)
+def test_personal_names_stay_away_from_the_server(row, tmp_path):
+    net = model()
+    split = row.split(net)
+    inner = row.build()
+    if row.weighted:
+        inner = row.build(server=mo.server.adam(lr=0.1))
+    crossed = []
+
+    def broadcast(server):
+        down = inner.broadcast(server)
+        crossed.append(set(down))
+        return down
+
+    def aggregator(updates):
+        crossed.extend(set(u.upload) for u in updates)
+        return inner.aggregator(updates)
+
+    watched = replace(inner, broadcast=broadcast, aggregator=aggregator)
+    run = mo.fit(net, DATA, watched, split=split, rounds=2, engine="sequential", out=tmp_path / "run")
+    assert crossed
+    assert all(names == set(split.shared) for names in crossed)
+    assert not any(names & set(split.personal) for names in crossed)
+    checkpoints = list((tmp_path / "run").glob("checkpoint/*/server.safetensors"))
+    assert len(checkpoints) == 1
+    with safe_open(checkpoints[0], framework="pt") as file:
+        keys = list(file.keys())
+    assert not [k for k in keys for name in split.personal if name in k]
+    assert {k.removeprefix("shared/") for k in keys if k.startswith("shared/")} == set(split.shared)
+    # Nor anywhere else in the server's state, and no value of it equals a trained personal value.
+    server = tree.leaves(run._rounds.progress.server)
+    values = {tuple(x.flatten().tolist()) for x in server.values() if isinstance(x, torch.Tensor)}
+    for client in range(3):
+        for name in split.personal:
+            assert tuple(run.parameters(client)[name].flatten().tolist()) not in values
+
+
+def malicious(change, where="upload"):
+    """FedAlt whose clients (or server) send ``change(names -> tensors, personal)``."""
+    inner = mo.fedalt(shared_lr=0.1, personal_lr=0.1)
+
+    def client_update(work, received, state):
+        update, after = inner.client_update(work, received, state)
+        return ClientUpdate(change(dict(update.upload), after.personal), update.weight, update.info), after
+
+    return replace(inner, client_update=client_update)
+
+
+CRIMES = {
+    "a personal parameter": lambda up, v: {**up, "head.weight": v["head.weight"]},
+    "a personal parameter instead": lambda up, v: {
+        "head.weight": v["head.weight"],
+        "hidden1.weight": up["hidden1.weight"],
+    },
+    "an extra key": lambda up, v: {**up, "notes": torch.zeros(1)},
+    "another shape": lambda up, v: {**up, "hidden1.bias": torch.zeros(6)},
+    "one more axis": lambda up, v: {**up, "hidden1.bias": up["hidden1.bias"][None]},
+    "another type": lambda up, v: {**up, "hidden1.bias": up["hidden1.bias"].double()},
+    "less than declared": lambda up, v: {"hidden1.bias": up["hidden1.bias"]},
+    "nothing": lambda up, v: {},
+}
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@pytest.mark.parametrize("crime", CRIMES.values(), ids=CRIMES)
+def test_the_guard_stops_an_upload(crime, engine):
+    net = model()
+    split = mo.split.by_name(net, personal=["head"])
+    with pytest.raises(PrivacyError, match=r"^`upload` must be .* \(client client-0, round 1\)\.$"):
+        mo.fit(net, DATA, malicious(crime), split=split, rounds=1, engine=engine)
+
+
+def test_the_guard_stops_a_broadcast():
+    net = model()
+    inner = mo.fedalt(shared_lr=0.1, personal_lr=0.1)
+    leaky = replace(inner, broadcast=lambda server: {**inner.broadcast(server), "head.bias": torch.zeros(3)})
+    with pytest.raises(PrivacyError, match=r"head\.bias"):
+        mo.fit(net, DATA, leaky, split=mo.split.by_name(net, personal=["head"]), rounds=1, engine="sequential")
+
+
+def test_nothing_is_written_when_the_guard_stops_a_run(tmp_path):
+    net = model()
+    split = mo.split.by_name(net, personal=["head"])
+    with pytest.raises(PrivacyError):
+        mo.fit(
+            net, DATA, malicious(CRIMES["an extra key"]), split=split, rounds=1, engine="sequential", out=tmp_path / "r"
+        )
+    assert not list((tmp_path / "r").glob("checkpoint/*"))
+    assert not (tmp_path / "r" / "history.jsonl").exists()

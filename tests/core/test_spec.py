@@ -1,0 +1,128 @@
+"""What a configuration file can say, and the way back."""
+
+import tomllib
+
+import pytest
+import tomli_w
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import moiety as mo
+from moiety.algorithms import ALGORITHMS
+from moiety.engines import algorithm_from
+from moiety.errors import MoietyError
+from moiety.spec import build, plain, recorded, spec_of, writable
+from moiety.types import Schedule
+
+CASES = [
+    (mo.fedavg(lr=0.1), {"name": "fedavg", "lr": 0.1}),
+    (
+        mo.fedalt(shared_lr=0.1, personal_lr=0.2, personal_steps=3, clip=0.5, stateful=False),
+        {
+            "name": "fedalt",
+            "shared_lr": 0.1,
+            "personal_lr": 0.2,
+            "personal_steps": 3,
+            "clip": 0.5,
+            "stateful": False,
+        },
+    ),
+    (
+        mo.fedsim(
+            shared_lr=1.0, personal_lr=2.0, server=mo.server.adam(lr=0.01), schedule=mo.schedule.linear(warmup=0.3)
+        ),
+        {
+            "name": "fedsim",
+            "shared_lr": 1.0,
+            "personal_lr": 2.0,
+            "server": {"name": "adam", "lr": 0.01},
+            "schedule": {"name": "linear", "warmup": 0.3},
+        },
+    ),
+    (mo.local_only(lr=0.3, epochs=2, shuffle=False), {"name": "local_only", "lr": 0.3, "epochs": 2, "shuffle": False}),
+]
+
+
+@pytest.mark.parametrize(("made", "spec"), CASES, ids=[spec["name"] for _, spec in CASES])
+def test_an_algorithm_remembers_how_it_was_made_and_is_made_again(made, spec):
+    assert made.spec == spec
+    through_a_file = tomllib.loads(tomli_w.dumps(spec))
+    again = algorithm_from(through_a_file)
+    assert again.spec == spec
+    assert (again.name, again.phases, again.stateful) == (made.name, made.phases, made.stateful)
+    for t in range(10):
+        assert again.schedule.factor(t, 10) == made.schedule.factor(t, 10)
+
+
+def test_every_algorithm_is_in_a_case():
+    assert {spec["name"] for _, spec in CASES} == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("fedalt2", "`algorithm.name` must be one of the known names, got 'fedalt2'. Did you mean fedalt?"),
+        ({"lr": 0.1}, "`algorithm.name` must be given, got nothing."),
+        (
+            {"name": "fedavg", "lr": 0.1, "epoch": 2},
+            "`algorithm` must be a table of known keys for fedavg, got epoch. Did you mean epochs",
+        ),
+        ({"name": "fedavg"}, "`algorithm` must be complete for fedavg, got no lr."),
+        ({"name": "fedavg", "lr": "quick"}, "`algorithm.lr` must be "),
+        ({"name": "fedavg", "lr": 0.1, "epochs": 1.5}, "`algorithm.epochs` must be "),
+        ({"name": "fedavg", "lr": -1.0}, "`lr` must be > 0 and finite, got -1.0."),
+        (
+            {"name": "fedavg", "lr": 0.1, "server": {"name": "adm"}},
+            "`algorithm.server.name` must be one of the known names",
+        ),
+        (
+            {"name": "fedavg", "lr": 0.1, "weighting": "example"},
+            "`weighting` must be one of the known names, got 'example'. Did you mean",
+        ),
+    ],
+)
+def test_a_wrong_table_ends_in_one_line(spec, text):
+    with pytest.raises(MoietyError) as caught:
+        algorithm_from(spec)
+    assert str(caught.value).startswith(text)
+    assert "\n" not in str(caught.value)
+
+
+SIMPLE = st.booleans() | st.integers(-9, 9) | st.floats(-9, 9) | st.text(max_size=3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(SIMPLE, max_size=4))
+def test_what_is_writable_can_stand_in_a_file(values):
+    assert writable(values)
+    assert tomllib.loads(tomli_w.dumps({"k": plain(values)}))["k"] == values
+
+
+def test_what_no_file_can_hold_is_left_out():
+    class Made:
+        spec: dict
+
+    @recorded
+    def make(a, b=None, c=1):
+        return Made()
+
+    assert make(2, b=object(), c=3).spec == {"name": "make", "a": 2, "c": 3}
+    assert make(2).spec == {"name": "make", "a": 2}
+    assert spec_of(object()) is None
+    assert not writable(None)
+    assert make((1, 2)).spec["a"] == [1, 2]
+
+
+def test_a_thing_of_ones_own_that_could_carry_a_spec_but_does_not_is_left_out():
+    """A schedule made by hand has an empty spec: there is nothing to write."""
+    own = Schedule(lambda t, rounds: 1.0)
+    assert mo.fedavg(lr=0.1, schedule=own).spec == {"name": "fedavg", "lr": 0.1}
+
+
+def test_build_gives_what_files_cannot_hold():
+    def table(model, width: int = 1):
+        return (model, width)
+
+    assert build("split", {"table": table}, {"name": "table", "width": 2}, given={"model": "net"}) == ("net", 2)
+    with pytest.raises(MoietyError, match=r"known keys for table, got model"):
+        build("split", {"table": table}, {"name": "table", "model": 2}, given={"model": "net"})

@@ -1,0 +1,114 @@
+"""The quickstart: what it says is what its runs show, whichever way it went."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moiety.engines.folder import read_clients, read_config
+from moiety.errors import MoietyError
+from moiety.recipes import RECIPES, quickstart
+from moiety.recipes.quickstart import sentence
+
+
+def rows(*metrics: float) -> list[dict[str, object]]:
+    return [{"client": f"c{i}", "n_test": 5, "metric": m} for i, m in enumerate(metrics)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ((0.5, 0.5), (1.0, 0.5), "raised test accuracy from 50.0% (FedAvg) to 75.0% (FedAlt) on average over 2 clients;"
+         " 1 client was helped, 1 unchanged, 0 hurt."),
+        ((1.0, 0.5), (0.5, 0.5), "lowered test accuracy from 75.0% (FedAvg) to 50.0% (FedAlt) on average over 2 clients;"
+         " 0 clients were helped, 1 unchanged, 1 hurt: c0."),
+        ((0.5, 0.5), (1.0, 0.0), "left test accuracy at 50.0% (FedAvg and FedAlt alike) on average over 2 clients;"
+         " 1 client was helped, 0 unchanged, 1 hurt: c1."),
+    ],
+)  # fmt: skip
+def test_the_sentence_stays_true(before, after, told):
+    assert sentence(rows(*before), rows(*after)) == f"Personal output layers {told}"
+
+
+def test_many_hurt_are_cut_short():
+    told = sentence(rows(*[1.0] * 12), rows(*[0.5] * 12))
+    assert told.endswith("12 hurt: c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 and 2 more.")
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory):
+    out = tmp_path_factory.mktemp("quickstart") / "out"
+    return out, quickstart(out=out, rounds=4, engine="vectorised")
+
+
+def test_both_runs_are_alike_but_for_the_algorithm(outcome):
+    out, _ = outcome
+    fedavg, fedalt = (read_config(out / name) for name in ("fedavg", "fedalt"))
+    assert fedavg["data"] == fedalt["data"]
+    assert fedavg["model"] == fedalt["model"]
+    assert fedavg["data"]["clients"] == 50
+    assert fedavg["data"]["partition"]["name"] == "dirichlet"
+    same = ("rounds", "cohort", "seed", "evaluate_on", "loss")
+    assert [fedavg["run"][k] for k in same] == [fedalt["run"][k] for k in same] == [4, 10, 0, "test", "cross_entropy"]
+    epochs = fedalt["algorithm"]["shared_epochs"] + fedalt["algorithm"]["personal_epochs"]
+    assert fedavg["algorithm"]["epochs"] == epochs
+    assert fedavg["algorithm"]["batch_size"] == fedalt["algorithm"]["batch_size"]
+
+
+def test_the_sentence_comes_from_the_folders(outcome):
+    out, found = outcome
+    clients = [read_clients(out / name) for name in ("fedavg", "fedalt")]
+    means = [f"{100 * sum(r['metric'] for r in each) / 50:.1f}%" for each in clients]
+    assert f"{means[0]} (FedAvg)" in found.sentence
+    assert f"{means[1]} (FedAlt)" in found.sentence
+    helped = sum(b["metric"] > a["metric"] + 1e-6 for a, b in zip(*clients, strict=True))
+    assert f"{helped} clients were helped" in found.sentence
+
+
+def test_resume_begins_what_has_not_begun_with_the_same_options(tmp_path):
+    seen = []
+
+    def watch(name, folder):
+        return lambda record, rounds: seen.append((name, record.round, rounds))
+
+    quickstart(out=tmp_path, rounds=2, seed=5, engine="vectorised")
+    (tmp_path / "fedalt").rename(tmp_path / "gone")
+    found = quickstart(out=tmp_path, engine="vectorised", resume=True, watch=watch)
+    assert seen == [("fedalt", 1, 2), ("fedalt", 2, 2)]
+    assert read_config(tmp_path / "fedalt")["run"]["seed"] == 5
+    assert read_clients(tmp_path / "fedalt") == read_clients(tmp_path / "gone")
+    assert found.runs["fedavg"].clients == read_clients(tmp_path / "fedavg")
+    seen.clear()
+    quickstart(out=tmp_path, rounds=3, resume=True, watch=watch)
+    assert seen == [("fedavg", 3, 3), ("fedalt", 3, 3)]
+
+
+def test_what_would_mix_runs_is_refused(outcome):
+    out, _ = outcome
+    with pytest.raises(MoietyError, match="holds no run yet"):
+        quickstart(out=out)
+    with pytest.raises(MoietyError, match="`seed` must be 0"):
+        quickstart(out=out, seed=1, resume=True)
+
+
+def test_the_table_of_recipes_is_light():
+    text = "import sys, moiety.recipes; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False False\n"
+    assert all(recipe.__doc__ for recipe in RECIPES.values())
+
+
+def test_the_command_prints_table_sentence_and_folder(tmp_path: Path):
+    text = "import sys; from moiety.cli import main; sys.exit(main(['run', 'quickstart', '--rounds', '2']))"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    lines = done.stdout.splitlines()
+    assert lines[-2].startswith("Personal output layers ")
+    assert lines[-1] == "results in runs/quickstart"
+    assert sum(line.startswith("round ") for line in lines) == 4
+    assert any(line.startswith("fedalt  fedalt     output_layer") for line in lines)
+    assert {p.name for p in (tmp_path / "runs/quickstart").iterdir()} == {"fedavg", "fedalt"}
