@@ -40,8 +40,7 @@ def mean_loss(losses: Tensor, batch: Batch) -> Tensor:
     mask = batch.get("mask")
     if mask is None:
         return losses.mean()
-    mask = mask.to(losses.dtype)
-    return (losses * mask).sum() / mask.sum().clamp(min=1)
+    return torch.where(mask.bool(), losses, 0).sum() / mask.sum().clamp(min=1)
 
 
 def clipped(gradients: Params, limit: float) -> Params:
@@ -116,7 +115,7 @@ def sgd(
                 g = g.add(model[name], alpha=weight_decay)
             if momentum:
                 g = velocity[name].mul(momentum).add(g) if name in velocity else g
-                velocity[name] = g if active is None else torch.where(active, g, velocity.get(name, g))
+                velocity[name] = g if active is None else torch.where(active, g, velocity.get(name, 0))
             if active is not None:
                 g = torch.where(active, g, 0)
             model[name] = model[name].sub_(g, alpha=lr[name]) if owned else model[name].sub(g, alpha=lr[name])

@@ -159,8 +159,8 @@ def _ancestors(nodes: Sequence[fx.Node], stop: set[fx.Node] | None = None) -> se
 
 def _objection(prefix: nn.Module, divided: Divided, params: Params, inputs: Sequence[Tensor]) -> str | None:
     """Why the features cannot be kept, found by trying; None if they can."""
-    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in prefix.modules()):
-        return "BatchNorm in training mode before the trained parameters"
+    if any(isinstance(m, nn.modules.batchnorm._NormBase) for m in prefix.modules()):
+        return "a normalisation over the batch, in training mode, before the trained parameters"
     before = torch.random.get_rng_state()
     try:
         with torch.no_grad():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +82,7 @@ def from_module(
         predict=predict,
         scores=scores,
         metric=chosen,
-        mixes_examples=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()),
+        mixes_examples=any(mixes(m) for m in model.modules()),
         partial=_partial(training.module, inputs, per_example),
     )
 
@@ -159,15 +159,21 @@ def _metric(loss: Loss, metric: str | Metric | None) -> Metric:
     return Metric("loss", False, loss)
 
 
+def mixes(module: nn.Module) -> bool:
+    """Whether a layer's outputs, or its running statistics, depend on all examples of a batch while training."""
+    norms = nn.modules.batchnorm
+    return isinstance(module, norms._BatchNorm) or (isinstance(module, norms._NormBase) and module.track_running_stats)
+
+
 def dtype_of(task: Task) -> torch.dtype:
     """The floating type the model computes in: that of its first floating parameter."""
     kinds = [p.dtype for p in task.init.values() if p.is_floating_point()]
     return kinds[0] if kinds else torch.float32
 
 
-def backprop_bytes(task: Task, batch: Batch) -> int:
+def backprop_bytes(task: Task, batch: Batch, trained: Collection[str]) -> int:
     """Bytes that autograd keeps between the forward and the backward pass of one batch, parameters aside."""
-    params = {n: p.detach().requires_grad_(n not in task.buffers) for n, p in task.init.items()}
+    params = {n: p.detach().requires_grad_(n in trained) for n, p in task.init.items()}
     own = {p.untyped_storage().data_ptr() for p in params.values()}
     kept: dict[int, int] = {}
 

@@ -100,9 +100,7 @@ class Work:
     scale: float
     """The schedule's factor on client learning rates in this round."""
     examples: Tensor
-    """The number of training examples, as a tensor without axes."""
-    steps: Mapping[str, Tensor]
-    """For each phase, the number of batches that are not padding, as a tensor without axes."""
+    """The number of training examples, as a float64 tensor without axes."""
     reuse: Reuse | None = None
     """Given by the engine: the loss and the batches of a phase that trains only some parameters of a model, with what
     these do not reach computed once per row."""

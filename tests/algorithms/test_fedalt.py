@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from oracle_problems import federated, image_clients, problem_of, scalar_task, split_of
+from oracle_problems import federated, image_clients, problem_of, scalar_task, serve, split_of
 
 import moiety as mo
 from moiety.engines.sequential import Sequential
@@ -45,7 +45,7 @@ def test_each_phase_has_its_own_steps_and_its_own_shuffle():
         return algorithm.client_update(work, received, state)
 
     received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
-    Sequential().map(problem, client_update, job, received, scale=1.0, round=0)
+    serve(Sequential, problem, client_update, job, received, scale=1.0, round=0)
     assert asked == [["head.bias", "head.weight"]] * 9 + [["hidden1.bias", "hidden1.weight"]] * 6
     personal, shared = (job[0].rows[name].order for name in ("personal", "shared"))
     assert not np.array_equal(personal[:30], shared[:30])

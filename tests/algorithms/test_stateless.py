@@ -9,7 +9,7 @@ from fractions import Fraction as Q
 import numpy as np
 import pytest
 import torch
-from oracle_problems import federated, problem_of, scalar_task, split_of
+from oracle_problems import federated, problem_of, scalar_task, serve, split_of
 from safetensors.torch import load_file
 
 import moiety as mo
@@ -68,7 +68,7 @@ def test_v_starts_from_its_first_value_in_every_round(algorithm, one_round, engi
         u, _, _ = one_round(u)
         run = fit(algorithm, engine, rounds)
         assert float(run.shared_parameters()["u"]) == pytest.approx(float(u), rel=1e-13)
-        assert run._rounds.progress.store.states == {}
+        assert run._rounds.progress.store.pending == {}
 
 
 @ENGINES
@@ -115,6 +115,6 @@ def test_local_work_hands_back_the_state_it_was_given(algorithm, one_round):
     state = algorithm.init_client(problem.personal())
     jobs = problem.jobs(algorithm.phases, [0], [state], "train", 0, part="train")
     received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
-    ((update, after),) = Sequential().map(problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+    ((update, after),) = serve(Sequential, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
     assert float(after.personal["v"]) == 0.0
     assert float(update.upload["u"]) != 0.0

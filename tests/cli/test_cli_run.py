@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from cli_command import PERSONAL, SMALL, call, one_line, shell, start
-
 from moiety.cli.building import parts, sized
 from moiety.cli.config import check
+
 from moiety.engines.folder import read_clients, read_config, read_history
 
 

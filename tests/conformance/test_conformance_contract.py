@@ -1,9 +1,11 @@
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from conformance_table import NAMES, TABLE, mlp_problem, table_is_complete
+from oracle_problems import engine_name, serve
 from torch import Tensor
 
 from moiety import tree
@@ -11,7 +13,7 @@ from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 from moiety.types import ClientUpdate
 
-ENGINES = [Sequential(), Vectorised(block=2)]
+ENGINES = [Sequential, partial(Vectorised, block=2)]
 FIX = {"batch_size": 2, "momentum": 0.5, "weight_decay": 0.1, "clip": 1.0}
 
 
@@ -33,14 +35,14 @@ def tensors(*trees) -> list[Tensor]:
     return [x for t in trees for x in tree.leaves(t).values() if isinstance(x, Tensor)]
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@pytest.mark.parametrize("engine", ENGINES, ids=engine_name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("row", TABLE, ids=NAMES)
 def test_types_keys_shapes_dtypes(row, dtype, engine):
     problem, algorithm, server, received, jobs = begin(row, dtype)
     split, init = problem.split, problem.task.init
     assert list(received) == list(split.shared)
-    results = engine.map(problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+    results = serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
     for update, state in results:
         assert isinstance(update, ClientUpdate)
         assert set(update.upload) == set(split.shared)
@@ -63,7 +65,7 @@ def test_types_keys_shapes_dtypes(row, dtype, engine):
     assert (set(shared), set(personal)) == (set(split.shared), set(split.personal))
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@pytest.mark.parametrize("engine", ENGINES, ids=engine_name)
 @pytest.mark.parametrize("row", TABLE, ids=NAMES)
 def test_inputs_are_unchanged(row, engine):
     problem, algorithm, server, received, jobs = begin(row)
@@ -75,28 +77,28 @@ def test_inputs_are_unchanged(row, engine):
         "init": problem.task.init,
     }
     before = copy.deepcopy(watched)
-    results = engine.map(problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+    results = serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
     aggregate = algorithm.aggregator([u for u, _ in results])
     uploads = copy.deepcopy([u for u, _ in results])
     algorithm.server_update(server, aggregate)
-    engine.map(problem, algorithm.adapt, jobs, received, scale=1.0, round=0)
+    serve(engine, problem, algorithm.adapt, jobs, received, scale=1.0, round=0)
     for (path, a), b in zip(tree.leaves(before).items(), tree.leaves(watched).values(), strict=True):
         assert torch.equal(a, b), path
     for (path, a), b in zip(tree.leaves(uploads).items(), tree.leaves([u for u, _ in results]).values(), strict=True):
         assert torch.equal(a, b), path
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@pytest.mark.parametrize("engine", ENGINES, ids=engine_name)
 @pytest.mark.parametrize("row", TABLE, ids=NAMES)
 def test_a_later_round_does_not_edit_what_an_earlier_one_returned(row, engine):
     """Whoever keeps the results of round 1 (a checkpoint, a user) still has them after round 2."""
     problem, algorithm, server, received, jobs = begin(row)
-    first = engine.map(problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+    first = serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
     server = algorithm.server_update(server, algorithm.aggregator([u for u, _ in first]))
     kept = copy.deepcopy((first, server))
     states = [s for _, s in first]
     jobs = problem.jobs(algorithm.phases, range(3), states, "train", 1, part="train")
-    second = engine.map(problem, algorithm.client_update, jobs, algorithm.broadcast(server), scale=1.0, round=1)
+    second = serve(engine, problem, algorithm.client_update, jobs, algorithm.broadcast(server), scale=1.0, round=1)
     algorithm.server_update(server, algorithm.aggregator([u for u, _ in second]))
     for (path, a), b in zip(tree.leaves(kept).items(), tree.leaves((first, server)).values(), strict=True):
         assert torch.equal(a, b), path
@@ -112,7 +114,7 @@ def test_a_later_round_does_not_edit_what_an_earlier_one_returned(row, engine):
 @pytest.mark.parametrize("row", TABLE, ids=NAMES)
 def test_two_clients_of_one_cohort_share_no_memory(row):
     problem, algorithm, _, received, jobs = begin(row)
-    results = Sequential().map(problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+    results = serve(Sequential, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
 
     def own(result):
         return {x.data_ptr() for x in tensors(result[0].upload, result[1])}
@@ -133,11 +135,11 @@ def test_weights_are_what_the_option_says(row):
         received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
         jobs = problem.jobs(algorithm.phases, range(3), states, "train", 0, part="train")
         for engine in ENGINES:
-            results = engine.map(problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+            results = serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
             assert [float(u.weight) for u, _ in results] == wanted[option.get("weighting", "examples")]
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name)
+@pytest.mark.parametrize("engine", ENGINES, ids=engine_name)
 def test_a_weight_is_exact_in_a_model_of_low_precision(engine):
     """alpha_i is the number of examples, which bfloat16 cannot hold from 257 on; the weight is no part of the model."""
     (row,) = [row for row in TABLE if row.name == "fedavg"]
@@ -145,7 +147,7 @@ def test_a_weight_is_exact_in_a_model_of_low_precision(engine):
     algorithm = row.build(batch_size=300)
     received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
     jobs = problem.jobs(algorithm.phases, range(2), [algorithm.init_client({})] * 2, "train", 0, part="train")
-    results = engine.map(problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+    results = serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
     assert [float(u.weight) for u, _ in results] == [257, 3]
 
 
@@ -156,6 +158,6 @@ def test_data_columns_of_the_user_are_unchanged(row):
     algorithm = row.build(**FIX)
     received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
     jobs = problem.jobs(algorithm.phases, [0], [algorithm.init_client(problem.personal())], "train", 0, part="train")
-    Sequential().map(problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+    serve(Sequential, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
     for name, column in before.items():
         np.testing.assert_array_equal(column, problem.data.columns[name])

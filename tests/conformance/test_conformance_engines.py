@@ -1,9 +1,12 @@
 """Sequential is the reference; the vectorised engine must give the same: 1e-5 relative in float32, 1e-10 in float64."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from conformance_table import NAMES, TABLE, mlp_problem
+from oracle_problems import engine_name, serve
 
 from moiety import tree
 from moiety.engines.sequential import Sequential
@@ -30,7 +33,9 @@ def results(row, engine, dtype=torch.float32, order=None, rounds=2, **options):
     for t in range(rounds):
         jobs = problem.jobs(algorithm.phases, range(len(SIZES)), states, "train", t, part="train")
         received = algorithm.broadcast(server)
-        shuffled = engine.map(problem, algorithm.client_update, [jobs[i] for i in order], received, scale=0.5, round=t)
+        shuffled = serve(
+            engine, problem, algorithm.client_update, [jobs[i] for i in order], received, scale=0.5, round=t
+        )
         found = [shuffled[i] for i in np.argsort(order)]
         states = [s for _, s in found]
         server = algorithm.server_update(server, algorithm.aggregator([u for u, _ in found]))
@@ -50,7 +55,7 @@ def agree(one, other, tolerance):
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("row", TABLE, ids=NAMES)
 def test_sequential_and_vectorised_agree(row, options, dtype):
-    one, other = (results(row, e, dtype, **options) for e in (Sequential(), Vectorised(block=3)))
+    one, other = (results(row, e, dtype, **options) for e in (Sequential, partial(Vectorised, block=3)))
     agree(one, other, TOLERANCE[dtype])
 
 
@@ -58,28 +63,28 @@ def test_sequential_and_vectorised_agree(row, options, dtype):
 @pytest.mark.parametrize("row", TABLE, ids=NAMES)
 def test_the_size_of_a_block_does_not_matter(row, block):
     options = OPTIONS["all"]
-    one, other = (results(row, e, torch.float64, **options) for e in (Sequential(), Vectorised(block=block)))
+    one, other = (results(row, e, torch.float64, **options) for e in (Sequential, partial(Vectorised, block=block)))
     agree(one, other, 1e-10)
 
 
 @pytest.mark.parametrize("row", TABLE, ids=NAMES)
 def test_each_weighting(row):
     for option in row.weightings():
-        one, other = (results(row, e, torch.float64, **option) for e in (Sequential(), Vectorised(block=3)))
+        one, other = (results(row, e, torch.float64, **option) for e in (Sequential, partial(Vectorised, block=3)))
         agree(one, other, 1e-10)
 
 
 @pytest.mark.parametrize("row", TABLE, ids=NAMES)
 def test_the_order_of_clients_does_not_matter(row):
     order = np.random.default_rng(3).permutation(len(SIZES))
-    one, other = (results(row, Sequential(), order=o, momentum=0.5) for o in (None, order))
+    one, other = (results(row, Sequential, order=o, momentum=0.5) for o in (None, order))
     for path, leaf in tree.leaves(one).items():
         assert torch.equal(leaf, tree.leaves(other)[path]), path
-    one, other = (results(row, Vectorised(block=3), order=o, momentum=0.5) for o in (None, order))
+    one, other = (results(row, partial(Vectorised, block=3), order=o, momentum=0.5) for o in (None, order))
     agree(one, other, 1e-5)
 
 
-@pytest.mark.parametrize("engine", [Sequential(), Vectorised(block=4)], ids=lambda e: e.name)
+@pytest.mark.parametrize("engine", [Sequential, partial(Vectorised, block=4)], ids=engine_name)
 @pytest.mark.parametrize("row", TABLE, ids=NAMES)
 def test_a_client_does_not_depend_on_the_cohort_around_it(row, engine):
     """Client 3 alone, and client 3 among all: the same upload and the same state."""
@@ -90,7 +95,9 @@ def test_a_client_does_not_depend_on_the_cohort_around_it(row, engine):
     def update(cohort):
         states = [algorithm.init_client(problem.personal()) for _ in cohort]
         jobs = problem.jobs(algorithm.phases, cohort, states, "train", 5, part="train")
-        return engine.map(problem, algorithm.client_update, jobs, received, scale=1.0, round=5)[list(cohort).index(3)]
+        return serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=5)[
+            list(cohort).index(3)
+        ]
 
     agree(update([3]), update(range(len(SIZES))), 1e-10)
 
@@ -98,5 +105,5 @@ def test_a_client_does_not_depend_on_the_cohort_around_it(row, engine):
 @pytest.mark.parametrize("row", TABLE, ids=NAMES)
 def test_results_stand_in_the_order_of_the_jobs(row):
     """The engine sorts clients by length inside; the sizes 1, 70, 2, ... come back as examples in that order."""
-    found, _ = results(row, Vectorised(block=3), rounds=1)
+    found, _ = results(row, partial(Vectorised, block=3), rounds=1)
     assert [float(u.weight) for u, _ in found] == [float(n) for n in SIZES]

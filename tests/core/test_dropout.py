@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from oracle_problems import federated, image_clients, problem_of
+from oracle_problems import federated, image_clients, problem_of, serve
 from torch import nn
 
 import moiety as mo
@@ -29,7 +29,7 @@ def uploads(order, round=0, seed=0):
     received = ALGORITHM.broadcast(ALGORITHM.init_server(*problem.shared()))
     states = [ALGORITHM.init_client({})] * len(order)
     jobs = problem.jobs(ALGORITHM.phases, order, states, "train", round, part="train")
-    results = Sequential().map(problem, ALGORITHM.client_update, jobs, received, scale=1.0, round=round)
+    results = serve(Sequential, problem, ALGORITHM.client_update, jobs, received, scale=1.0, round=round)
     return {client: update.upload["0.weight"] for client, (update, _) in zip(order, results, strict=True)}
 
 

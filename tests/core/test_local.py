@@ -42,7 +42,6 @@ def work_for(task, gradient=autograd_gradient, shared=(), personal=(), scale=1.0
         gradient=gradient,
         scale=scale,
         examples=torch.tensor(1.0, dtype=dtype),
-        steps={},
     )
 
 

@@ -106,17 +106,17 @@ def test_what_no_file_can_hold_is_left_out():
     def make(a, b=None, c=1):
         return Made()
 
-    assert make(2, b=object(), c=3).spec == {"name": "make", "a": 2, "c": 3}
+    assert make(2, b=object(), c=3).spec == {"name": "make", "a": 2, "c": 3, "own": "b"}
     assert make(2).spec == {"name": "make", "a": 2}
     assert spec_of(object()) is None
     assert not writable(None)
     assert make((1, 2)).spec["a"] == [1, 2]
 
 
-def test_a_thing_of_ones_own_that_could_carry_a_spec_but_does_not_is_left_out():
-    """A schedule made by hand has an empty spec: there is nothing to write."""
+def test_a_thing_of_ones_own_that_could_carry_a_spec_but_does_not_is_named():
+    """A schedule made by hand has an empty spec: there is nothing to write, and the table says what is missing."""
     own = Schedule(lambda t, rounds: 1.0)
-    assert mo.fedavg(lr=0.1, schedule=own).spec == {"name": "fedavg", "lr": 0.1}
+    assert mo.fedavg(lr=0.1, schedule=own).spec == {"name": "fedavg", "lr": 0.1, "own": "schedule"}
 
 
 def test_build_gives_what_files_cannot_hold():

@@ -259,7 +259,7 @@ def test_backprop_bytes_of_a_linear_model():
     for dtype, rows, wanted in ((torch.float32, 1, 20), (torch.float64, 1, 40), (torch.float32, 4, 80)):
         task = from_module(nn.Linear(3, 2).to(dtype), loss="mse")
         batch = {"x": torch.randn(rows, 3, dtype=dtype), "y": torch.randn(rows, 2, dtype=dtype)}
-        assert backprop_bytes(task, batch) == wanted
+        assert backprop_bytes(task, batch, task.init) == wanted
 
 
 def test_backprop_bytes_of_an_mlp():
@@ -268,7 +268,7 @@ def test_backprop_bytes_of_an_mlp():
     Input 4, ReLU output 6 (kept once, for the ReLU and for the head's weight), residual 3: 13 numbers, 52 bytes.
     """
     task = from_module(mo.models.mlp(4, 3, hidden=(6,)), loss="mse")
-    assert backprop_bytes(task, {"x": torch.randn(1, 4), "y": torch.randn(1, 3)}) == 52
+    assert backprop_bytes(task, {"x": torch.randn(1, 4), "y": torch.randn(1, 3)}, task.init) == 52
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def contents(run: mo.Run) -> dict[str, Any]:
         "ledger": run.ledger,
         "server": exact(server),
         "round": progress.round,
-        "states": {c: exact(tree.leaves(s)) for c, s in sorted(progress.store.states.items())},
+        "states": [exact(tree.leaves(s)) for s in progress.store.get(range(len(run._rounds.problem.data)))],
     }
     found["models"] = [exact(run.parameters(i)) for i in range(len(run.clients))]
     return found

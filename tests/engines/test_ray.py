@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -72,6 +73,14 @@ class Net(nn.Module):
         return self.head(torch.tanh(self.body(x)))
 
 
+class Noisy(Net):
+    """Running statistics, of which one is an integer, and random numbers while training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(self.body, nn.BatchNorm1d(5), nn.Dropout(0.3))
+
+
 class Scaled(Net):
     """A parameter of the outermost module's own: not in a layer, and before the personal part."""
 
@@ -127,7 +136,7 @@ def inside(actor: Any, function: Any) -> Any:
 
 
 CASES = {
-    "fedavg": (lambda: mo.fedavg(lr=0.1, batch_size=8), Net),
+    "fedavg": (lambda: mo.fedavg(lr=0.1, batch_size=10), Noisy),
     "fedalt stateless": (lambda: fedalt(stateful=False), Net),
     "a parameter of its own": (fedalt, Scaled),
 }
@@ -238,8 +247,13 @@ def test_what_cannot_begin_is_one_line(engines, monkeypatch):
 
 
 def test_where_an_engine_connects(monkeypatch):
-    """To the address, to that of the environment, or to a cluster of its own, which it ends."""
+    """To the address, to that of the environment, or to a cluster of its own; and it ends what it began."""
     calls: list[dict[str, Any]] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    text = refusal(lambda: connect(f"127.0.0.1:{port}", None))
+    assert text.startswith(f"`address` must be that of a running Ray cluster, got 127.0.0.1:{port}. The reason: ")
+    monkeypatch.setattr(socket, "create_connection", lambda *args, **options: server)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **options: calls.append(options))
     monkeypatch.setattr(ray, "shutdown", lambda: calls.append({"shutdown": True}))

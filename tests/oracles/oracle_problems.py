@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from moiety.data import FederatedData
-from moiety.engines.problem import Problem, to_tensors
+from moiety.engines.problem import Problem, Served, to_tensors
 from moiety.split import Split
 from moiety.task import from_functions
 
@@ -88,3 +88,13 @@ def image_clients(sizes: Sequence[int], features: int = 4, classes: int = 3, see
         {"x": rng.normal(size=(n, features)).astype(dtype) + i / 3, "y": rng.integers(0, classes, size=n)}
         for i, n in enumerate(sizes)
     ]
+
+
+def serve(engine, problem, function, jobs, received, **options):
+    """What an engine, given by its class, makes of a function that is not one of an algorithm's own."""
+    phases = tuple(jobs[0].rows)
+    return engine(problem, {"asked": Served(function, phases)}).map("asked", jobs, received, **options)
+
+
+def engine_name(engine) -> str:
+    return getattr(engine, "func", engine).name

@@ -18,11 +18,11 @@ def check_weighting(weighting: str) -> None:
     choice("weighting", weighting, WEIGHTINGS)
 
 
-def client_weight(work: Work, weighting: str, phase: str) -> Tensor:
-    """A client's weight in the mean: its examples, the batches of its ``phase``, or 1."""
+def client_weight(work: Work, weighting: str, batch_size: int) -> Tensor:
+    """A client's weight in the mean: its examples N, its batches in an epoch ceil(N / B), or 1."""
     if weighting == "examples":
         return work.examples
-    return work.steps[phase] if weighting == "batches" else torch.ones_like(work.examples)
+    return (work.examples / batch_size).ceil() if weighting == "batches" else torch.ones_like(work.examples)
 
 
 def weighted_mean(updates: Sequence[ClientUpdate]) -> Params:

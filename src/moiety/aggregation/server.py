@@ -43,6 +43,8 @@ def _functional(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> Server
     """A pure view of a ``torch.optim`` optimiser: state in, state out, no argument edited."""
 
     def run(shared: Params, change: Params, state: Tree) -> tuple[Params, Tree]:
+        if not shared:  # everything is personal: torch refuses an optimiser of nothing
+            return {}, {}
         moved = {n: p.clone() for n, p in shared.items()}
         optimiser = make(list(moved.values()))
         for name, p in moved.items():
@@ -72,16 +74,16 @@ def sgd(*, lr: float = 1.0, momentum: float = 0.0) -> ServerOptimiser:
 
 @recorded
 def adam(*, lr: float, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> ServerOptimiser:
-    """FedAdam: bias-corrected Adam on the mean change."""
+    """FedAdam: Adam on the mean change, bias-corrected as Pillutla et al. 2022 have it (Reddi et al. 2021 are not)."""
     _check(lr, beta1, beta2, eps)
     return _functional(lambda p: torch.optim.Adam(p, lr=lr, betas=(beta1, beta2), eps=eps))
 
 
 @recorded
 def adagrad(*, lr: float, eps: float = 1e-10) -> ServerOptimiser:
-    """FedAdagrad."""
+    """FedAdagrad; the sum of squares starts at eps^2, the least that Reddi et al. 2021 allow."""
     _check(lr, 0.0, 0.0, eps)
-    return _functional(lambda p: torch.optim.Adagrad(p, lr=lr, eps=eps))
+    return _functional(lambda p: torch.optim.Adagrad(p, lr=lr, eps=eps, initial_accumulator_value=eps**2))
 
 
 @recorded

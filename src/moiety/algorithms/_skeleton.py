@@ -48,7 +48,7 @@ def skeleton(*, lr: float, batch_size: int = 32) -> Algorithm:
         lrs = rates(work, work.shared, lr)
         model, loss = sgd(work, model, work.batches("local"), lr=lrs, options=SgdOptions(0.0, 0.0, None))
         u_i, v_i = work.parts(model)
-        update = ClientUpdate(difference(u_i, received), client_weight(work, "examples", "local"), {"loss": loss})
+        update = ClientUpdate(difference(u_i, received), client_weight(work, "examples", batch_size), {"loss": loss})
         return update, Client(v_i)
 
     return Algorithm(

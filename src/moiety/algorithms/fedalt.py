@@ -18,12 +18,18 @@ Deviations from the paper:
 3. Options the pseudocode does not have, all off by default: momentum, weight decay, clipping, schedules, other server
    optimisers, stateless clients (the paper's appendix B.3 and C.4 use the last four). What is clipped is the gradient
    of the block being trained, never a stale one of the other block.
+4. "With secure aggregation" (Algorithm 4, line 16) is not simulated: the server sees each upload. A client whose update
+   is not finite is left out of the round.
+5. Running statistics of BatchNorm, which the paper does not have, move in both phases, since both are training.
+6. Clients without state and clients never seen get v by lines 2 to 5 at the full learning rate, whatever the schedule.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from typing import NamedTuple
+
+from torch import Tensor
 
 from moiety.aggregation import averaging, check_weighting, client_weight, weighted_mean
 from moiety.aggregation.server import chosen as chosen_server
@@ -86,26 +92,26 @@ def fedalt(
     options = SgdOptions(momentum, weight_decay, clip)
     optimiser = chosen_server(server)
 
-    def local_v(work: Work, u: Params, v: Params) -> Params:
-        """Algorithm 2, lines 2 to 5: the whole model with v_i^+ in it."""
+    def local_v(work: Work, u: Params, v: Params) -> tuple[Params, Tensor]:
+        """Algorithm 2, lines 2 to 5: the whole model with v_i^+ in it, and the mean loss on the way."""
         model = work.compose(u, v)
         # Lines 3-4: v_{i,k+1} = v_{i,k} - gamma_v grad_v F_i(u, v_{i,k})
-        return sgd(work, model, work.batches("personal"), lr=rates(work, work.personal, personal_lr), options=options)[
-            0
-        ]
+        lr = rates(work, work.personal, personal_lr)
+        return sgd(work, model, work.batches("personal"), lr=lr, options=options)
 
     def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
-        model = local_v(work, received, state.personal)
+        model, loss_v = local_v(work, received, state.personal)
         # Lines 6-7: u_{i,k+1} = u_{i,k} - gamma_u grad_u F_i(u_{i,k}, v_i^+)
         lr = rates(work, work.shared, shared_lr)
-        model, loss = sgd(work, model, work.batches("shared"), lr=lr, options=options)
+        model, loss_u = sgd(work, model, work.batches("shared"), lr=lr, options=options)
         # Lines 8-9
         u_i, v_i = work.parts(model)
-        update = ClientUpdate(difference(u_i, received), client_weight(work, weighting, "shared"), {"loss": loss})
+        loss = loss_u if work.shared else loss_v
+        update = ClientUpdate(difference(u_i, received), client_weight(work, weighting, batch_size), {"loss": loss})
         return update, Client(v_i) if stateful else state
 
     def adapt(work: Work, received: Params, state: Client) -> Client:
-        return Client(work.parts(local_v(work, received, state.personal))[1])
+        return Client(work.parts(local_v(work, received, state.personal)[0])[1])
 
     return Algorithm(
         name="fedalt",

@@ -14,7 +14,10 @@ Deviations from the paper:
    learning rate 1, the sum is the paper's in exact arithmetic.
 2. The mean is over the clients of the round, sum n_k w_k / sum n_k (the paper's later versions; the first printing
    divides by the examples of all clients).
-3. Options the pseudocode does not have, all off by default: momentum, weight decay, clipping, schedules.
+3. Each epoch is shuffled anew; the paper splits the data into batches once.
+4. Options the pseudocode does not have, all off by default: a number of steps instead of epochs, momentum, weight
+   decay, clipping, schedules, other weightings. Running statistics of BatchNorm may stay with the client.
+5. A client whose update is not finite is left out of the round.
 """
 
 from __future__ import annotations
@@ -79,7 +82,7 @@ def fedavg(
         # ClientUpdate(k, w): w <- w - eta grad l(w; b), for each epoch, for each batch b
         model, loss = sgd(work, model, work.batches("local"), lr=rates(work, work.shared, lr), options=options)
         w_k, statistics = work.parts(model)
-        update = ClientUpdate(difference(w_k, received), client_weight(work, weighting, "local"), {"loss": loss})
+        update = ClientUpdate(difference(w_k, received), client_weight(work, weighting, batch_size), {"loss": loss})
         return update, Client(statistics)
 
     def adapt(work: Work, received: Params, state: Client) -> Client:

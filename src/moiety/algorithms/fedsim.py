@@ -16,6 +16,10 @@ Deviations from the paper:
 3. Options the pseudocode does not have, all off by default: momentum, weight decay, clipping, schedules, other server
    optimisers, stateless clients (the paper's appendix B.3 and C.4 use the last four). Both blocks are trained at once,
    so what is clipped is the joint gradient.
+4. "With secure aggregation" (Algorithm 5, line 12) is not simulated: the server sees each upload. A client whose update
+   is not finite is left out of the round.
+5. Clients without state and clients never seen get v by LocalSim at the full learning rate, whatever the schedule; the
+   shared result is thrown away.
 """
 
 from __future__ import annotations
@@ -90,7 +94,7 @@ def fedsim(
         model, loss = sgd(work, model, work.batches("joint"), lr=lr, options=options)
         # Lines 7-9
         u_i, v_i = work.parts(model)
-        update = ClientUpdate(difference(u_i, received), client_weight(work, weighting, "joint"), {"loss": loss})
+        update = ClientUpdate(difference(u_i, received), client_weight(work, weighting, batch_size), {"loss": loss})
         return update, Client(v_i)
 
     def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:

@@ -34,8 +34,12 @@ class Store(Protocol):
         """Keep copies of the new states of ``clients``: an engine's results may lie in memory that it uses again."""
         ...
 
-    def settle(self) -> None:
-        """What is pending is in a checkpoint now."""
+    def settle(self, round: int) -> None:
+        """What is pending is in the checkpoint of that round now."""
+        ...
+
+    def restart(self, round: int) -> None:
+        """Go on from the checkpoint of that round; 0 where there is none."""
         ...
 
 
@@ -55,8 +59,11 @@ class MemoryStore:
         for client, state in zip(map(int, clients), states, strict=True):
             self.pending[client] = tree.map_leaves(torch.clone, state)
 
-    def settle(self) -> None:
+    def settle(self, round: int) -> None:
         """Nothing to do: memory is all there is."""
+
+    def restart(self, round: int) -> None:
+        """Nothing to do: a new store is empty."""
 
 
 class DiskStore(MemoryStore):
@@ -69,6 +76,7 @@ class DiskStore(MemoryStore):
     def __init__(self, first: Callable[[], Tree], folder: Path, clients: int) -> None:
         super().__init__(first)
         self.example = first()
+        self.settled = folder / "settled"
         kinds = tree.leaves(self.example)
         self.sizes = [x.numel() * x.element_size() for x in kinds.values()]
         layout = {
@@ -84,7 +92,7 @@ class DiskStore(MemoryStore):
         note = folder / "layout.json"
         lengths = {"states.bin": max(1, size), "present.bin": int(str(layout["clients"]))}
         if note.exists():
-            if json.loads(note.read_text() or "{}") != layout:
+            if note.read_text() != json.dumps(layout):
                 raise MoietyError(message("clients", "states of this model and data", f"others in {folder}"))
             for name, length in lengths.items():
                 found = (folder / name).stat().st_size if (folder / name).exists() else 0
@@ -120,8 +128,23 @@ class DiskStore(MemoryStore):
         found = iter(pieces)
         return tree.map_leaves(lambda x: torch.frombuffer(next(found), dtype=x.dtype).view(x.shape), self.example)
 
-    def settle(self) -> None:
+    def restart(self, round: int) -> None:
+        """Check that no record is of a later round; where the run starts again, empty the store."""
+        settled = int(self.settled.read_text()) if self.settled.exists() else 0
+        if round == 0 and settled:
+            self.present[:] = 0
+            self.present.flush()
+            self.settled.unlink()
+        elif settled > round:
+            hint = "Remove checkpoint and clients to start the run again."
+            got = f"round {settled} in {self.settled.parent}"
+            raise MoietyError(message("clients", f"of round {round}, as the checkpoint is", got, hint))
+
+    def settle(self, round: int) -> None:
         """Write what is pending to its records, flush, and forget it."""
+        aside = self.settled.with_name(".settled")
+        aside.write_text(str(round))
+        os.replace(aside, self.settled)
         record = sum(self.sizes)
         for client, state in self.pending.items():
             raw = b"".join(x.contiguous().numpy().tobytes() for x in tree.leaves(state).values())

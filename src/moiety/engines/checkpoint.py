@@ -83,7 +83,7 @@ def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) 
         "ledger": progress.ledger.as_dict(),
         "dropped": progress.dropped,
         "identity": identity,
-        "files": {name: {"bytes": len(b), "blake2b": _hash(b)} for name, b in files.items()},
+        "files": {name: {"bytes": len(b), "blake2b": digest(b)} for name, b in files.items()},
     }
     files["state.json"] = json.dumps(state, indent=1).encode()
     parent = folder / "checkpoint"
@@ -102,7 +102,7 @@ def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) 
             shutil.rmtree(aside, ignore_errors=True)
             raise
         # Only now may the states' own file move: until the rename it had to match the older checkpoint.
-        progress.store.settle()
+        progress.store.settle(progress.round)
     for old in parent.iterdir():
         if old.name != final.name:
             shutil.rmtree(old, ignore_errors=True)
@@ -117,23 +117,29 @@ def latest(folder: Path) -> Path | None:
 def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) -> None:
     """Read a checkpoint into ``progress``, which must be fresh and of the same problem."""
     state = _state(path)
-    if state["identity"] != identity:
-        odd = next(k for k in identity if state["identity"].get(k) != identity[k])
-        got = f"{odd} {_short(state['identity'].get(odd))} in {path}"
-        raise MoietyError(message("checkpoint", f"of this run ({odd} {_short(identity[odd])})", got))
+    same_run(state["identity"], identity, path)
     tensors = _tensors(path, state, "server.safetensors")
     server = tree.refill(progress.server, {**tensors, **state["numbers"]})
     clients = _tensors(path, state, "clients.safetensors")
-    seen = clients.pop("clients")
+    seen = clients.pop("clients", torch.zeros(0))
     first = progress.store.first()
-    for row, client in enumerate(seen.tolist()):
-        # Cloned, or the view would keep every other client's row alive.
-        one = tree.refill(first, {k: v[row].clone() for k, v in clients.items()})
-        progress.store.put([client], [one])
+    # Cloned, or the view would keep every other client's row alive.
+    rows = [{k: v[row].clone() for k, v in clients.items()} for row in range(len(seen))]
+    states = [tree.refill(first, row) for row in rows]
+    progress.store.restart(state["round"])
+    progress.store.put(seen.tolist(), states)
     # The run may have been killed while these were being settled; settling them again does no harm.
-    progress.store.settle()
+    progress.store.settle(state["round"])
     progress.server, progress.round = server, state["round"]
     progress.ledger, progress.dropped = Ledger(**state["ledger"]), list(state["dropped"])
+
+
+def same_run(found: dict[str, Any], identity: dict[str, Any], path: Path) -> None:
+    """Raise unless what is in ``path`` belongs to the problem at hand."""
+    for key in sorted({*found, *identity}):
+        if found.get(key) != identity.get(key):
+            got = f"{_short(found.get(key))} in {path}"
+            raise MoietyError(message("folder", f"of this run, with {key} {_short(identity.get(key))}", got))
 
 
 def _stacked(progress: Progress) -> dict[str, Tensor]:
@@ -145,15 +151,23 @@ def _stacked(progress: Progress) -> dict[str, Tensor]:
     return found | ({k: torch.stack([r[k] for r in rows]) for k in rows[0]} if rows else {})
 
 
+KEYS = {"round": int, "numbers": dict, "ledger": dict, "dropped": list, "identity": dict, "files": dict}
+
+
 def _state(path: Path) -> dict[str, Any]:
     try:
         state = json.loads((path / "state.json").read_text())
         known = state["format"] == FORMAT and state["version"] == VERSION
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise MoietyError(message("checkpoint", "a whole moiety checkpoint", f"{path}: {error}")) from None
+        raise MoietyError(message("checkpoint", "a whole moiety checkpoint", f"{path}: {error!r}")) from None
     if not known:
         got = f"format {state['format']}, version {state['version']} in {path}"
         raise MoietyError(message("checkpoint", f"of format {FORMAT}, version {VERSION}", got))
+    odd = [k for k, wanted in KEYS.items() if not isinstance(state.get(k), wanted)]
+    odd += [f"ledger.{k}" for k in set(Ledger().as_dict()) ^ set(state.get("ledger") or {})]
+    if odd:
+        got = f"an odd or missing {odd[0]} in {path / 'state.json'}"
+        raise MoietyError(message("checkpoint", "a whole moiety checkpoint", got))
     return state  # type: ignore[no-any-return]
 
 
@@ -161,15 +175,16 @@ def _tensors(path: Path, state: dict[str, Any], name: str) -> dict[str, Tensor]:
     try:
         content = (path / name).read_bytes()
         wanted = state["files"][name]
-        if len(content) != wanted["bytes"] or _hash(content) != wanted["blake2b"]:
+        if len(content) != wanted["bytes"] or digest(content) != wanted["blake2b"]:
             raise ValueError(f"{len(content)} bytes that are not the {wanted['bytes']} that were written")
         return load(content)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         hint = "Remove that folder to go back to an older one or to start again."
         raise MoietyError(message("checkpoint", "whole", f"{path / name}: {error}", hint)) from None
 
 
-def _hash(content: bytes) -> str:
+def digest(content: bytes) -> str:
+    """What tells a file that was changed."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 

@@ -2,27 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import numpy as np
 import torch
+from torch import nn
 
 from moiety.data import FederatedData
 from moiety.engines.problem import Problem
-from moiety.errors import MoietyError, message, must, near
+from moiety.errors import MoietyError, choice, kind, message, must, near, whole
+from moiety.rng import torch_seed
 from moiety.split import Split
-from moiety.types import Algorithm
+from moiety.types import Algorithm, Batch, Task
+
+PARTS = ("test", "validation", "train")
 
 
 def check_numbers(data: FederatedData, rounds: int, cohort: int, seed: int, every: dict[str, int]) -> None:
     """Rounds, cohort, seed and intervals."""
-    whole = {"rounds": rounds, "cohort": cohort, "seed": seed, **every}
-    for name, value in whole.items():
-        must(isinstance(value, int) and not isinstance(value, bool), name, "a whole number", repr(value))
-    must(rounds >= 1, "rounds", ">= 1", rounds)
-    must(cohort >= 1, "cohort", ">= 1", cohort)
+    whole("rounds", rounds, 1)
+    whole("cohort", cohort, 1)
     must(cohort <= len(data), "cohort", f"<= {len(data)}, the number of clients", cohort)
-    must(seed >= 0, "seed", ">= 0", seed)
+    whole("seed", seed, 0, 2**63)
     for name, value in every.items():
-        must(value >= 1, name, ">= 1", value)
+        whole(name, value, 1)
+
+
+def check_kinds(model: object, data: object, algorithm: object, split: object) -> None:
+    """Whether the four things a run is made of are what they should be."""
+    kind("model", model, (nn.Module, Task), "an nn.Module or a Task")
+    kind("data", data, FederatedData, "FederatedData", "See moiety.data.from_arrays.")
+    kind("algorithm", algorithm, Algorithm, "what a builder such as moiety.fedalt made")
+    kind("split", split, (Split, type(None)), "a Split", "For instance moiety.split.output_layer(model).")
+
+
+def check_device(name: str) -> torch.device:
+    """The device of that name, if it is there."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise MoietyError(message("device", "one that torch has here", f"{name!r}: {error}")) from None
+    return device
+
+
+def check_part(data: FederatedData, part: str | None) -> str:
+    """The part of the data to evaluate on, which must have rows."""
+    if part is None:
+        return next(p for p in PARTS if data.sizes(p).any())
+    choice("evaluate_on", part, PARTS)
+    must(
+        bool(data.sizes(part).any()), "evaluate_on", "a part that has rows", part, "Split the data so that it has some."
+    )
+    return part
 
 
 def check_split(algorithm: Algorithm, split: Split) -> None:
@@ -46,6 +80,16 @@ def check_data(data: FederatedData) -> None:
         raise MoietyError(message("data", "at least one training example for every client", got))
 
 
+def like_columns(wanted: FederatedData, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given columns, whole numbers made floating where the run's column is floating."""
+    made = {}
+    for name, values in given.items():
+        array = np.asarray(values)
+        floating = name in wanted.columns and wanted.columns[name].dtype.kind == "f" and array.dtype.kind in "iub"
+        made[name] = array.astype(wanted.columns[name].dtype) if floating else array
+    return made
+
+
 def check_columns(wanted: FederatedData, given: FederatedData) -> None:
     """Whether data of a new client have the columns, shapes and kinds of the run's."""
     for name, column in wanted.columns.items():
@@ -53,43 +97,56 @@ def check_columns(wanted: FederatedData, given: FederatedData) -> None:
         new = given.columns[name]
         shape, got = column.shape[1:], new.shape[1:]
         must(shape == got, f"data[{name!r}]", f"of shape {shape} per example", got)
+        same = (column.dtype.kind == "f") == (new.dtype.kind == "f")
+        must(same, f"data[{name!r}]", f"{'floating' if column.dtype.kind == 'f' else 'whole numbers'}", new.dtype)
 
 
 def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None:
-    """Try the model on two rows: shapes must fit, and labels must be among its outputs."""
-    columns = problem.columns
+    """Try the model on two rows, in both modes: shapes must fit, and labels must be among its outputs."""
+    task, columns = problem.task, problem.columns
     for name in inputs:
         must(name in columns, "inputs", "columns of the data", name, near(name, columns))
     start, stop = problem.data.rows(0, "train")
     index = torch.from_numpy(np.resize(np.arange(start, stop), 2))
     batch = {name: column.index_select(0, index) for name, column in columns.items()}
     shapes = ", ".join(f"{name} {tuple(column.shape[1:])}" for name, column in columns.items())
-    try:
-        with torch.no_grad():
-            output = problem.task.predict(problem.task.init, batch)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise MoietyError(message("model", f"one that takes the data's columns ({shapes})", error)) from error
-    if loss == "cross_entropy":
-        _check_labels(problem, output)
-    try:
-        with torch.no_grad():
-            losses, metrics = problem.task.scores(problem.task.init, batch)
-    except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
-        got = f"output {tuple(output.shape[1:])} for columns {shapes}: {error}"
-        raise MoietyError(message("loss", "one that fits the model's output", got)) from error
-    for name, values in (("loss", losses), ("metric", metrics)):
-        must(tuple(values.shape) == (2,), name, "one number per example", f"shape {tuple(values.shape)} for 2 examples")
+    with torch.no_grad(), torch_seed(problem.seed, "check"):
+        with _told("model", f"one that takes the data's columns ({shapes})"):
+            output = task.predict(task.init, batch)
+        kind("model", output, torch.Tensor, "one whose output is a tensor")
+        if loss == "cross_entropy":
+            check_labels(problem.columns, problem.data, output.shape[-1])
+        with _told("loss", f"one that fits the model's output {tuple(output.shape[1:])} and the columns {shapes}"):
+            losses, metrics = task.scores(task.init, batch)
+        with _told("model", "one that can be run in training mode as well"):
+            trained, _ = task.loss(task.init, batch)
+    for name, values in (("loss", losses), ("metric", metrics), ("loss", trained)):
+        fits = isinstance(values, torch.Tensor) and tuple(values.shape) == (2,)
+        got = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
+        must(fits, name, "one number per example", f"{got} for 2 examples")
 
 
-def _check_labels(problem: Problem, output: torch.Tensor) -> None:
-    y = problem.columns.get("y")
-    must(y is not None, "data", "columns with y, the labels", ", ".join(problem.columns))
+@contextlib.contextmanager
+def _told(name: str, constraint: str) -> Iterator[None]:
+    """Whatever the user's own code raises becomes one line; the cause stays attached."""
+    try:
+        yield
+    except MoietyError:
+        raise
+    except Exception as error:
+        raise MoietyError(message(name, constraint, f"{type(error).__name__}: {error}")) from error
+
+
+def check_labels(columns: Batch, data: FederatedData, classes: int) -> None:
+    """Whether every label is one of the model's outputs."""
+    y = columns.get("y")
+    must(y is not None, "data", "columns with y, the labels", ", ".join(columns))
     assert y is not None
     must(not y.is_floating_point(), "y", "whole-numbered labels for cross_entropy", y.dtype, "Use loss mse instead?")
-    classes = output.shape[-1]
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= classes:
-        rows = (y.reshape(len(y), -1) == (low if low < 0 else high)).any(1).nonzero()[:1].item()
-        client = int(np.searchsorted(problem.data.bounds[:, 3], rows, side="right"))
-        got = f"{low if low < 0 else high} for client {problem.data.ids[client]}"
+        odd = low if low < 0 else high
+        row = int((y.reshape(len(y), -1) == odd).any(1).nonzero()[0])
+        client = int(np.searchsorted(data.bounds[:, 3], row, side="right"))
+        got = f"{odd} for client {data.ids[client]}"
         raise MoietyError(message("y", f"a label from 0 to {classes - 1}, the model's outputs", got))

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from moiety.engines.plan import Job, Rows
 from moiety.engines.problem import Problem, Served
 from moiety.engines.sequential import Sequential
+from moiety.rng import torch_seed
 from moiety.task import backprop_bytes
 from moiety.transport import device_memory
 from moiety.types import Algorithm, Params, Tree
@@ -65,4 +66,7 @@ def memory_on_device(problem: Problem) -> int:
     rows = 2 if problem.task.mixes_examples else 1
     index = torch.from_numpy(np.resize(np.arange(start, stop), rows))
     batch = {name: column.index_select(0, index) for name, column in problem.columns.items()}
-    return device_memory(shared | statistics, problem.personal(), backprop_bytes(problem.task, batch) // rows)
+    trained = (*problem.split.trained_shared, *problem.split.trained_personal)
+    with torch_seed(problem.seed, "memory"):
+        backprop = backprop_bytes(problem.task, batch, trained) // rows
+    return device_memory(shared | statistics, problem.personal(), backprop)

@@ -13,7 +13,6 @@ from moiety.clients import Store
 from moiety.engines.choose import Engine
 from moiety.engines.problem import Function, Problem, Served
 from moiety.evaluation import Row, client_rows
-from moiety.local import mean_loss
 from moiety.types import Algorithm, Params, Phase, Tree, Work
 
 EVALUATION_BATCH = 256
@@ -34,11 +33,11 @@ def scoring(algorithm: Algorithm) -> Function:
 
     def score(work: Work, received: Params, state: Tree) -> Tensor:
         model = work.compose(*algorithm.personal_model(received, state))
-        sums = torch.zeros(2, dtype=work.examples.dtype)
+        sums = torch.zeros_like(work.examples).repeat(2)
         for batch in work.batches("score"):
-            count = batch["mask"].sum() if "mask" in batch else len(next(iter(batch.values())))
-            means = torch.stack([mean_loss(column, batch) for column in work.task.scores(model, batch)])
-            sums = sums + means * count
+            # In float64, as the pooled scores are: a tie must not look like a gain of the last digit.
+            scores = torch.stack([column.double() for column in work.task.scores(model, batch)])
+            sums = sums + (torch.where(batch["mask"], scores, 0) if "mask" in batch else scores).sum(1)
         return sums / work.examples
 
     return score
@@ -120,7 +119,9 @@ def pooled(problem: Problem, model: Params, clients: np.ndarray, part: str) -> n
     sizes = np.array([b - a for a, b in spans])
     parts = []
     with torch.no_grad():
-        for index in torch.split(rows, EVALUATION_BATCH * 4):
+        # A model that normalises by the batch must see one client's rows at a time.
+        apart = sizes.tolist() if problem.task.mixes_examples else EVALUATION_BATCH * 4
+        for index in torch.split(rows, apart):
             batch = {name: column.index_select(0, index) for name, column in problem.columns.items()}
             parts.append(torch.stack(problem.task.scores(model, batch), dim=1))
     scores = torch.cat(parts).double().numpy()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,26 +15,29 @@ from moiety import data as data_package
 from moiety import task as tasks
 from moiety.aggregation import SERVERS
 from moiety.algorithms import ALGORITHMS
-from moiety.clients import uniform_cohort
 from moiety.data import FederatedData
 from moiety.engines import folder as files
-from moiety.engines.checkpoint import latest, load_checkpoint, save_checkpoint
-from moiety.engines.checks import check_data, check_model, check_numbers, check_split
+from moiety.engines.checkpoint import latest, load_checkpoint, same_run
+from moiety.engines.checks import (
+    check_data,
+    check_device,
+    check_kinds,
+    check_model,
+    check_numbers,
+    check_part,
+    check_split,
+)
 from moiety.engines.choose import check_engine
-from moiety.engines.evaluate import evaluate
 from moiety.engines.problem import Problem, to_tensors
 from moiety.engines.rounds import Rounds, begin
 from moiety.engines.run import Run
-from moiety.errors import must
-from moiety.evaluation import Row, summarise
+from moiety.engines.training import OnRound, identity, train
+from moiety.errors import kind, must, whole
 from moiety.models import MODELS
 from moiety.schedules import SCHEDULES
 from moiety.spec import Spec, build, spec_of
 from moiety.split import SPLITS, Split
-from moiety.types import Algorithm, Metric, Params, RoundRecord, Task
-
-OnRound = Callable[[RoundRecord, int], None]
-"""Called after every round with its record and the number of rounds asked for."""
+from moiety.types import Algorithm, Metric, Task
 
 
 def fit(
@@ -92,18 +94,21 @@ def fit(
     Returns:
         The run: history, a row per client, the ledger, and models to export.
     """
-    must(isinstance(data, FederatedData), "data", "FederatedData", type(data).__name__, "See moiety.data.from_arrays.")
-    must(isinstance(algorithm, Algorithm), "algorithm", "what a builder made", type(algorithm).__name__)
+    check_kinds(model, data, algorithm, split)
     check_engine(engine)
+    kind("inputs", inputs, (list, tuple), "a list of column names")
     twentieth = max(1, rounds // 20) if isinstance(rounds, int) else 1
     every = {"evaluate_every": twentieth if evaluate_every is None else evaluate_every}
     every["checkpoint_every"] = every["evaluate_every"] if checkpoint_every is None else checkpoint_every
     cohort = len(data) if cohort is None else cohort
     check_numbers(data, rounds, cohort, seed, every)
     check_data(data)
-    part = evaluate_on or next(p for p in ("test", "validation", "train") if data.sizes(p).any())
-    data.sizes(part)  # an unknown part is refused here
-    chosen_loss = loss or _default_loss(data)
+    part = check_part(data, evaluate_on)
+    if evaluate_clients is not None:
+        whole("evaluate_clients", evaluate_clients, 1, len(data))
+    if workers is not None:
+        whole("workers", workers, 1)
+    chosen_loss = loss or (_default_loss(data) if isinstance(model, nn.Module) else "its own")
     problem = _problem(model, data, algorithm, split, seed, chosen_loss, metric, inputs, device, partial)
     run_config = {
         "rounds": rounds,
@@ -126,9 +131,10 @@ def fit(
         "algorithm": algorithm.spec or {"own": algorithm.name},
         "run": run_config,
     }
-    folder = files.create(out, config, problem.task.init) if out is not None else None
+    known = identity(problem, algorithm)
+    folder = files.create(out, config, problem.task.init, known) if out is not None else None
     loop = Rounds(problem, algorithm, begin(problem, algorithm, folder), rounds, cohort, engine, workers)
-    return _train(loop, config, folder, [], model, on_round)
+    return train(loop, config, folder, [], model, on_round)
 
 
 def resume(
@@ -164,51 +170,88 @@ def resume(
         workers: how many processes, for the engines that have any; all cores by default.
         on_round: called after every round.
     """
+    kind("folder", folder, (str, os.PathLike), "a run's folder")
     path = Path(folder)
     config = files.read_config(path)
-    missing = [k for k in ("data", "model", "split", "algorithm", "run") if k not in config]
-    must(not missing, "config.toml", "a whole configuration", f"no [{', '.join(missing)}] in {path}")
-    options = config["run"]
+    options = _options(config, path)
     given = {"model": model, "data": data, "algorithm": algorithm}
-    for kind, value in given.items():
-        own = config[kind].get("own")
-        must(not own or value is not None, kind, "given again", "nothing", f"The run began with its own {own}.")
-    data = data or data_package.from_spec(config["data"])
-    algorithm = algorithm or algorithm_from(config["algorithm"])
-    model = model or build("model", MODELS, config["model"])
+    for what, value in given.items():
+        own = config[what].get("own")
+        must(not own or value is not None, what, "given again", "nothing", f"The run began with its own {own}.")
+    data = data_package.from_spec(config["data"]) if data is None else data
+    algorithm = algorithm_from(config["algorithm"]) if algorithm is None else algorithm
+    model = build("model", MODELS, config["model"]) if model is None else model
+    check_kinds(model, data, algorithm, split)
     if split is None and isinstance(model, nn.Module) and "own" not in config["split"]:
         split = split_from(config["split"], model)
     must(bool(loss) or "loss" in options, "loss", "given again", "nothing", "The run began with a loss of its own.")
-    chosen_loss = loss or options["loss"]
     rounds = options["rounds"] if rounds is None else rounds
     engine = engine or options["engine"]
     check_engine(engine)
     every = {k: options[k] for k in ("evaluate_every", "checkpoint_every")}
     check_numbers(data, rounds, options["cohort"], options["seed"], every)
+    check_part(data, options["evaluate_on"])
     problem = _problem(
         model,
         data,
         algorithm,
         split,
         options["seed"],
-        chosen_loss,
+        loss or options["loss"],
         metric or options.get("metric"),
         options["inputs"],
         options["device"],
         options["partial"],
-        initial=files.read_initial(path),
     )
+    known = identity(problem, algorithm)
+    begun = files.read_identity(path)
+    first = begun.pop("initial", "")
+    same_run(begun, known, path)
+    initial = files.read_initial(path, first, problem.task.init)
+    where = torch.device(options["device"])
+    problem = replace(problem, task=replace(problem.task, init={n: p.to(where) for n, p in initial.items()}))
     progress = begin(problem, algorithm, path)
     found = latest(path)
     if found is not None:
-        load_checkpoint(found, progress, identity(problem, algorithm))
+        load_checkpoint(found, progress, known)
+    else:
+        progress.store.restart(0)
     must(rounds >= progress.round, "rounds", f">= {progress.round}, the rounds already trained", rounds)
-    history = files.read_history(path, until=progress.round)
+    history = files.read_history(path, progress.round, options["evaluate_every"])
+    files.tidy(path)
     files.write_history(path, history)
+    if engine != options["engine"]:
+        options["engine_reason"] = "as asked"
     options.update(rounds=rounds, engine=engine)
     files.write_config(path, config)
     loop = Rounds(problem, algorithm, progress, rounds, options["cohort"], engine, workers)
-    return _train(loop, config, path, history, model, on_round)
+    return train(loop, config, path, history, model, on_round)
+
+
+KINDS: dict[str, type] = {
+    "rounds": int,
+    "cohort": int,
+    "seed": int,
+    "engine": str,
+    "evaluate_on": str,
+    "evaluate_every": int,
+    "checkpoint_every": int,
+    "device": str,
+    "partial": bool,
+    "inputs": list,
+}
+"""What every ``[run]`` of a run folder holds."""
+
+
+def _options(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The table ``[run]``, checked, of a configuration that has all its tables."""
+    for table in ("data", "model", "split", "algorithm", "run"):
+        must(isinstance(config.get(table), dict), "config.toml", f"one with a table [{table}]", f"none in {path}")
+    options: dict[str, Any] = config["run"]
+    for key, wanted in KINDS.items():
+        got = f"{options.get(key, 'nothing')!r} in {path}"
+        must(isinstance(options.get(key), wanted), f"run.{key}", f"given, as {wanted.__name__}", got)
+    return options
 
 
 def algorithm_from(spec: Spec | str) -> Algorithm:
@@ -227,18 +270,6 @@ def split_from(spec: Spec | str, model: nn.Module) -> Split:
     return made
 
 
-def identity(problem: Problem, algorithm: Algorithm) -> dict[str, Any]:
-    """What must be the same for a checkpoint to be continued."""
-    shapes = {n: list(p.shape) for n, p in problem.task.init.items()}
-    return {
-        "algorithm": algorithm.spec or {"name": algorithm.name},
-        "personal": list(problem.split.personal),
-        "shapes": shapes,
-        "seed": problem.seed,
-        "data": problem.data.fingerprint(),
-    }
-
-
 def _default_loss(data: FederatedData) -> str:
     must("y" in data.columns, "data", "columns with y, or a loss of your own", ", ".join(data.columns))
     return "cross_entropy" if data.columns["y"].dtype.kind in "iub" else "mse"
@@ -255,12 +286,11 @@ def _problem(
     inputs: Sequence[str],
     device: str,
     partial: bool,
-    initial: Params | None = None,
 ) -> Problem:
-    """The checked problem; ``initial`` takes the place of the model's present values."""
+    """The checked problem, with the model's present values as the first ones."""
+    where = check_device(device)
     task = model if isinstance(model, Task) else tasks.from_module(model, loss=loss, metric=metric, inputs=inputs)
-    where = torch.device(device)
-    task = replace(task, init={n: p.to(where) for n, p in (initial or task.init).items()})
+    task = replace(task, init={n: p.to(where) for n, p in task.init.items()})
     if split is None:
         hint = "For instance split=moiety.split.output_layer(model)."
         known = algorithm.default_split is not None and isinstance(model, nn.Module)
@@ -270,81 +300,6 @@ def _problem(
     must(names == task.init.keys(), "split", "made for this model", f"another's, with {len(names)} names")
     check_split(algorithm, split)
     problem = Problem(task, split, data, to_tensors(data, task, where), seed, partial)
-    check_model(problem, tuple(inputs) if isinstance(model, nn.Module) else (), loss)
+    own = isinstance(model, Task)
+    check_model(problem, () if own else tuple(inputs), None if own else loss)
     return problem
-
-
-def _train(
-    loop: Rounds,
-    config: dict[str, Any],
-    folder: Path | None,
-    history: list[Row],
-    model: nn.Module | Task,
-    on_round: OnRound | None,
-) -> Run:
-    """The rounds that are still to do, on one thread per process, and what is left of them in the end."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        clients = _rounds(loop, config, folder, history, on_round)
-    except KeyboardInterrupt:
-        if folder and loop.progress.whole and loop.progress.round:
-            save_checkpoint(folder, loop.progress, identity(loop.problem, loop.algorithm))
-        raise
-    finally:
-        loop.close()
-        torch.set_num_threads(threads)
-    ledger = loop.progress.ledger.as_dict()
-    if folder:
-        files.write_results(folder, clients, ledger)
-    return Run(history, clients, ledger, config, folder, loop, model if isinstance(model, nn.Module) else None)
-
-
-def _rounds(
-    loop: Rounds, config: dict[str, Any], folder: Path | None, history: list[Row], on_round: OnRound | None
-) -> list[Row]:
-    """Train to the end, with evaluations, checkpoints and records on the way; the last rows per client."""
-    options = config["run"]
-    known = identity(loop.problem, loop.algorithm)
-    seconds = history[-1]["seconds"] if history else 0.0
-    clients: list[Row] = []
-    while loop.progress.round < loop.rounds:
-        began = time.perf_counter()
-        record = loop.step()
-        seconds += time.perf_counter() - began
-        last = record.round == loop.rounds
-        if options["engine"] != loop.engine or "engine_reason" not in options:
-            options.update(engine=loop.engine, engine_reason=loop.reason)
-            if folder:
-                files.write_config(folder, config)
-        if last or record.round % options["evaluate_every"] == 0:
-            clients, row = _evaluation(loop, record, options, seconds)
-            history.append(row)
-            record = replace(record, evaluation=row)
-            if folder:
-                files.append_history(folder, row)
-        if folder and (last or record.round % options["checkpoint_every"] == 0):
-            save_checkpoint(folder, loop.progress, known)
-        if on_round:
-            on_round(record, loop.rounds)
-    # Resumed after its end: only the rows per client are to be made again.
-    return clients or _evaluation(loop, None, options, seconds)[0]
-
-
-def _evaluation(loop: Rounds, record: RoundRecord | None, options: Spec, seconds: float) -> tuple[list[Row], Row]:
-    """A row per client, and the row of the history that sums them up."""
-    problem, now = loop.problem, loop.progress
-    engine = loop.ready()
-    part, population = options["evaluate_on"], len(problem.data)
-    count = options.get("evaluate_clients") or population
-    asked = uniform_cohort(population, count, seed=problem.seed, round=-1)
-    clients = evaluate(
-        problem, loop.algorithm, engine, now.server, now.store, part=part, round=now.round, clients=asked
-    )
-    loss = record.train_loss if record else float("nan")
-    row: Row = {"round": now.round, "part": part, "train_loss": None if loss != loss else loss}
-    row |= summarise(clients, higher_is_better=problem.task.metric.higher_is_better)
-    row |= {"metric_name": problem.task.metric.name, "dropped": list(now.dropped), **now.ledger.as_dict()}
-    row["seconds"] = seconds
-    now.dropped.clear()
-    return clients, row

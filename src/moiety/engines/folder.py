@@ -5,29 +5,40 @@ from __future__ import annotations
 import json
 import os
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tomli_w
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from moiety.engines.checkpoint import write_file, writing
-from moiety.errors import MoietyError, message, must
+from moiety.engines.checkpoint import digest, write_file, writing
+from moiety.errors import MoietyError, kind, message, must
 from moiety.evaluation import Row
 from moiety.types import Params
 
+OURS = ("config.toml", "history.jsonl", "checkpoint", "clients", "identity.json")
 
-def create(out: str | os.PathLike[str], config: dict[str, Any], initial: Params) -> Path:
+
+def create(out: str | os.PathLike[str], config: dict[str, Any], initial: Params, identity: dict[str, Any]) -> Path:
     """Make the folder of a new run; one that holds a run already is refused, so that nothing is lost."""
+    kind("out", out, (str, os.PathLike), "a folder's path")
     folder = Path(out)
+    try:
+        taken = [name for name in OURS if (folder / name).exists()]
+    except (OSError, ValueError) as error:
+        raise MoietyError(message("out", "a folder's path", f"{folder}: {error}")) from None
     hint = "Resume it, or choose another folder."
-    must(not (folder / "config.toml").exists(), "out", "a folder that holds no run yet", folder, hint)
+    must(not taken, "out", "a folder that holds no run yet", f"{folder} with {', '.join(taken)}", hint)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     # The first values are kept because a client that has not been asked yet still starts from them after a resume.
-    write_file(folder / "initial.safetensors", save({k: v.contiguous() for k, v in initial.items()}))
+    values = save({k: v.contiguous() for k, v in initial.items()})
+    write_file(folder / "initial.safetensors", values)
+    write_file(folder / "identity.json", json.dumps({**identity, "initial": digest(values)}, indent=1).encode())
     write_config(folder, config)
     return folder
 
@@ -54,35 +65,75 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise MoietyError(message("config.toml", "readable TOML", f"{path}: {error}")) from None
 
 
-def read_initial(folder: Path) -> Params:
-    """The first values of all parameters and buffers of the run."""
+def read_identity(folder: Path) -> dict[str, Any]:
+    """What the run is of, as ``create`` wrote it."""
+    path = folder / "identity.json"
+    try:
+        found = json.loads(path.read_text())
+        kind("identity.json", found, dict, "a table")
+        return found  # type: ignore[no-any-return]
+    except (OSError, ValueError) as error:
+        if isinstance(error, MoietyError):
+            raise
+        raise MoietyError(message("identity.json", "whole", f"{path}: {error}")) from None
+
+
+def read_initial(folder: Path, wanted: str, order: Iterable[str]) -> Params:
+    """The first values of the run, in the model's ``order``; ``wanted`` is the file's digest."""
     path = folder / "initial.safetensors"
     try:
-        return load(path.read_bytes())
-    except Exception as error:
+        content = path.read_bytes()
+        found = load(content)
+    except (OSError, SafetensorError) as error:
         raise MoietyError(message("initial.safetensors", "whole", f"{path}: {error}")) from None
+    must(digest(content) == wanted, "initial.safetensors", "as it was written", f"other bytes in {path}")
+    names = list(order)
+    must(set(names) == set(found), "model", "the one the run began with", "one with other names")
+    return {name: found[name] for name in names}
 
 
 def append_history(folder: Path, row: Row) -> None:
-    """Add one line to ``history.jsonl`` and flush it."""
-    with writing(folder), open(folder / "history.jsonl", "a") as file:
-        file.write(json.dumps(row) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def read_history(folder: Path, until: int | None = None) -> list[Row]:
-    """The rows of ``history.jsonl`` up to round ``until``; a last line cut short by a kill is left out."""
+    """Add one line to ``history.jsonl`` and flush it; where that fails, the file stays as it was."""
     path = folder / "history.jsonl"
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    with writing(path), open(path, "ab") as file:
+        before = file.tell()
         try:
-            row = json.loads(line)
-        except ValueError:
-            break
-        if until is None or row["round"] <= until:
-            rows.append(row)
+            file.write((json.dumps(row, allow_nan=False) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            os.truncate(path, before)
+            raise
+
+
+def read_history(folder: Path, until: int, every: int) -> list[Row]:
+    """The rows of ``history.jsonl`` up to round ``until``; what a kill cut short must lie after that.
+
+    There must be a row for every round up to ``until`` that is a multiple of ``every``.
+    """
+    path = folder / "history.jsonl"
+    rows: list[Row] = []
+    try:
+        for line in path.read_bytes().splitlines() if path.exists() else []:
+            try:
+                row = json.loads(line)
+                later = row["round"] > until
+            except (ValueError, KeyError, TypeError):
+                break
+            if not later:
+                rows.append(row)
+    except OSError as error:
+        raise MoietyError(message("history.jsonl", "readable", f"{path}: {error}")) from None
+    lost = sorted(set(range(every, until + 1, every)) - {row["round"] for row in rows})
+    hint = "Remove checkpoint, clients and history.jsonl to start the run again."
+    must(not lost, "history.jsonl", f"whole up to round {until}", f"no row of round {lost[:1]} in {path}", hint)
     return rows
+
+
+def tidy(folder: Path) -> None:
+    """Remove what writes that a kill cut off left behind."""
+    for left in folder.glob(".*.[0-9]*"):
+        left.unlink(missing_ok=True)
 
 
 def write_history(folder: Path, rows: list[Row]) -> None:

@@ -62,7 +62,6 @@ class Problem:
         batches: Callable[[str], Iterable[Batch]],
         gradient: Gradient,
         examples: Tensor,
-        steps: Mapping[str, Tensor],
         scale: float,
         reuse: Reuse | None = None,
     ) -> Work:
@@ -77,7 +76,6 @@ class Problem:
             gradient=gradient,
             scale=scale,
             examples=examples,
-            steps=steps,
             reuse=reuse,
         )
 

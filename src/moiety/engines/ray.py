@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -145,7 +146,7 @@ class Ray:
         clients = ", ".join(str(self.problem.data.ids[job.client]) for job in jobs[:5])
         got = f"{TRIES} that died in round {round} while serving clients {clients}"
         said = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        hint = f"Is there enough memory, and moiety on every machine? Ray said: {said[-1][:200]}"
+        hint = f"Is there memory enough, and every module of yours on every machine? Ray said: {said[-1][:200]}"
         return MoietyError(message("workers", "actors that live", got, hint))
 
 
@@ -190,10 +191,13 @@ def connect(address: str | None, workers: int | None) -> tuple[Any, bool]:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anyone that was not asked for
         ray.init(address="local", num_cpus=workers or cores(), include_dashboard=False, **quiet)
         return ray, True
+    host, _, port = str(address).removeprefix("ray://").rpartition(":")
     try:
+        if port.isdecimal():
+            socket.create_connection((host, int(port)), timeout=10).close()  # Ray itself would try for minutes
         ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        hint = f"Ray said: {str(error).strip().splitlines()[0][:200]}"
+    except (OSError, RuntimeError, ValueError) as error:
+        hint = f"The reason: {error}"[:250]
         raise MoietyError(message("address", "that of a running Ray cluster", address, hint)) from error
     return ray, True
 
@@ -226,12 +230,10 @@ def remember(held: dict[int, Any], client: int, value: Any, limit: int) -> None:
 def pack(value: Tree) -> Tree:
     """The tree with arrays for tensors: Ray moves those without further copies, and of a view only what it shows."""
 
-    def array(x: Any) -> Any:
-        if not isinstance(x, Tensor):
-            return x
+    def array(x: Tensor) -> Any:
         return x.detach().clone() if x.dtype is torch.bfloat16 else x.detach().numpy()  # NumPy has no bfloat16
 
-    return tree.map_leaves(array, value)
+    return tree.map_leaves(lambda x: array(x) if isinstance(x, Tensor) else x, value)
 
 
 def unpack(value: Tree) -> Tree:

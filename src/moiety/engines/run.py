@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from moiety.data import from_clients
-from moiety.engines.checks import check_columns, like_columns
+from moiety.engines.checks import check_columns, check_labels, like_columns
 from moiety.engines.evaluate import current_states, served
 from moiety.engines.problem import to_tensors
 from moiety.engines.rounds import Rounds
@@ -77,6 +77,11 @@ class Run:
         fed = from_clients({"new client": like_columns(problem.data, data)}, test=0.0)
         check_columns(problem.data, fed)
         guest = replace(problem, data=fed, columns=to_tensors(fed, problem.task, torch.device("cpu")))
+        if self.config["run"].get("loss") == "cross_entropy":
+            with torch.no_grad():
+                few = {name: column[:1] for name, column in guest.columns.items()}
+                outputs = problem.task.predict(problem.task.init, few).shape[-1]
+            check_labels(guest.columns, fed, outputs)
         received = algorithm.broadcast(now.server)
         state: Tree = algorithm.init_client(problem.personal())
         engine = Sequential(guest, served(algorithm))

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from moiety.engines.plan import Job, Rows
-from moiety.engines.problem import FEATURE_BYTES, Function, Functions, Problem, sliced_features
+from moiety.engines.problem import FEATURE_BYTES, Functions, Problem, sliced_features
 from moiety.errors import MoietyError, message
 from moiety.local import autograd_gradient
 from moiety.rng import torch_seed
-from moiety.task import dtype_of
 from moiety.types import Batch, LossFunction, Params, Tree
 
 
@@ -39,15 +38,13 @@ class Sequential:
 
     def map(self, function: str, jobs: Sequence[Job], received: Params, *, scale: float, round: int) -> list[Tree]:
         """The function of that name for each job, in order."""
-        call = self.functions[function].call
-        return [self._one(call, job, received, scale, round) for job in jobs]
+        return [self._one(function, job, received, scale, round) for job in jobs]
 
     def close(self) -> None:
         """Nothing to end."""
 
-    def _one(self, function: Function, job: Job, received: Params, scale: float, round: int) -> Tree:
+    def _one(self, function: str, job: Job, received: Params, scale: float, round: int) -> Tree:
         problem = self.problem
-        dtype = dtype_of(problem.task)
 
         def reuse(
             model: Params, trained: frozenset[str], batches: Iterable[Batch]
@@ -63,18 +60,16 @@ class Sequential:
             kept = {name: column for name, column in own.items() if name not in partial.spare}
             return partial.loss, Batches({**kept, **features}, batches.rows, base=start)
 
-        steps = {phase: torch.tensor(float(len(rows.sizes)), dtype=dtype) for phase, rows in job.rows.items()}
         work = problem.work(
             lambda phase: Batches(problem.columns, job.rows[phase]),
             autograd_gradient,
-            torch.tensor(float(job.examples), dtype=dtype),
-            steps,
+            torch.tensor(float(job.examples), dtype=torch.float64),
             scale,
             reuse if problem.partial else None,
         )
         try:
-            with torch.no_grad(), torch_seed(problem.seed, "forward", round, job.client):
-                return function(work, received, job.state)
+            with torch.no_grad(), torch_seed(problem.seed, "forward", function, round, job.client):
+                return self.functions[function].call(work, received, job.state)
         except (RuntimeError, ValueError, IndexError) as error:
             if isinstance(error, MoietyError):
                 raise

@@ -16,7 +16,8 @@ from moiety.engines.plan import Job, own_rows, padded
 from moiety.engines.problem import FEATURE_BYTES, Function, Functions, Problem, sliced_features
 from moiety.errors import MoietyError
 from moiety.local import func_gradient
-from moiety.task import backprop_bytes, dtype_of
+from moiety.rng import torch_seed
+from moiety.task import backprop_bytes
 from moiety.transport import value_bytes
 from moiety.types import Batch, LossFunction, Params, Tree
 
@@ -91,18 +92,19 @@ class Vectorised:
         """About what one client of a block takes: its copies of the model, and the activations of one batch."""
         if self._sizes is None:
             few = {name: column[:1] for name, column in self.problem.columns.items()}
-            self._sizes = value_bytes(self.problem.task.init), backprop_bytes(self.problem.task, few)
+            names = (*self.problem.split.trained_shared, *self.problem.split.trained_personal)
+            with torch_seed(self.problem.seed, "memory"):
+                kept = backprop_bytes(self.problem.task, few, names)
+            self._sizes = value_bytes(self.problem.task.init), kept
         # The model, its gradient and the momentum, and one more for what is being computed.
         return 4 * self._sizes[0] + width * self._sizes[1]
 
     def _block(self, function: Function, jobs: Sequence[Job], received: Params, scale: float) -> Tree:
         problem = self.problem
-        dtype = dtype_of(problem.task)
         plans = {phase: padded([job.rows[phase] for job in jobs]) for phase in jobs[0].rows}
         index = {phase: plan[0] for phase, plan in plans.items()}
         mask = {phase: plan[1] for phase, plan in plans.items() if plan[1] is not None}
-        steps = {p: torch.tensor([float(len(j.rows[p].sizes)) for j in jobs], dtype=dtype) for p in plans}
-        examples = torch.tensor([float(job.examples) for job in jobs], dtype=dtype)
+        examples = torch.tensor([float(job.examples) for job in jobs], dtype=torch.float64)
 
         again = [p for p in plans if problem.partial and all(job.rows[p].repeats for job in jobs)]
         own = {phase: own_rows([job.rows[phase] for job in jobs]) for phase in again}
@@ -111,7 +113,6 @@ class Vectorised:
             index: dict[str, Tensor],
             mask: dict[str, Tensor],
             own: dict[str, Tensor],
-            steps: dict[str, Tensor],
             examples: Tensor,
             state: Tree,
         ) -> Tree:
@@ -134,12 +135,12 @@ class Vectorised:
                 local = batches.index - batches.own[0]
                 return partial.loss, Batches({**kept, **features}, local, batches.mask, None)
 
-            return function(problem.work(batches, func_gradient, examples, steps, scale, reuse), received, state)
+            return function(problem.work(batches, func_gradient, examples, scale, reuse), received, state)
 
         states = tree.stack([job.state for job in jobs])
         try:
             with torch.no_grad():
-                return torch.func.vmap(one, randomness="error")(index, mask, own, steps, examples, states)
+                return torch.func.vmap(one, randomness="error")(index, mask, own, examples, states)
         except RuntimeError as error:
             if "randomness" in str(error):
                 got = "random numbers drawn while training (dropout)"
