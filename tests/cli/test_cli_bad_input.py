@@ -18,6 +18,7 @@ COMMANDS = {
     "no such file": (["run", "absent.toml"], "Recipes: quickstart."),
     "nearly a recipe": (["run", "quickstrat"], "Did you mean quickstart?"),
     "a folder": (["run", "."], "the folder ."),
+    "out is nothing": (["run", "small.toml", "--out", ""], "`out` must be a folder, got nothing."),
     "out is a file": (["run", "small.toml", "--out", "small.toml"], "a folder"),
     "out below a file": (["run", "small.toml", "--out", "small.toml/x"], "can be written"),
     "resume without a run": (["run", "small.toml", "--resume"], "none in runs/small*"),

@@ -9,10 +9,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from cli_command import PERSONAL, SMALL, call, one_line, shell, start
+from cli_command import PERSONAL, SMALL, call, one_line, start
+
 from moiety.cli.building import parts, sized
 from moiety.cli.config import check
-
 from moiety.engines.folder import read_clients, read_config, read_history
 
 
@@ -106,7 +106,7 @@ def test_lower_is_better_keeps_signs_and_words_right(capsys, here):
     row = next(line.split() for line in found.out.splitlines() if line.startswith("mse, mean over clients"))
     personal, shared = (sum(r[k] for r in rows) / 4 for k in ("metric", "shared_metric"))
     assert row[4:] == [f"{personal:.4g}", f"{shared:.4g}", f"{shared - personal:+.4g}"]
-    helped = sum(r["metric"] < r["shared_metric"] for r in rows)
+    helped = sum(r["metric"] < r["shared_metric"] * (1 - 1e-6) for r in rows)
     assert f"clients helped     {helped} of 4" in found.out
 
 
@@ -118,14 +118,6 @@ def test_sizes_follow_from_the_data():
     assert sized({"name": "cnn"}, data, config.run) == {"name": "cnn", "classes": 10}
     regression = config.run.model_copy(update={"loss": "mse"})
     assert sized({"name": "linear"}, data, regression)["outputs"] == 1
-
-
-def test_not_a_terminal_has_no_control_codes(here):
-    found = shell("run", "own.toml", cwd=here)
-    assert (found.code, found.err) == (0, "")
-    assert "\x1b" not in found.out
-    assert "\r" not in found.out
-    assert not any(line.endswith(" ") for line in found.out.splitlines())
 
 
 def test_interrupted_says_how_to_continue_and_can_be_continued(capsys, here):

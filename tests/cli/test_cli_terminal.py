@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
@@ -10,6 +11,11 @@ from pathlib import Path
 
 import pytest
 from cli_command import PERSONAL
+from rich.console import Console
+
+from moiety.cli import output, progress
+from moiety.errors import MoietyError
+from moiety.types import RoundRecord
 
 pty = pytest.importorskip("pty")
 
@@ -44,17 +50,38 @@ def test_a_bar_with_round_loss_and_metric(tmp_path: Path):
     assert seen.count("\x1b[?25l") == seen.count("\x1b[?25h") > 0  # the cursor is given back
 
 
-def test_bad_input_leaves_no_bar(tmp_path: Path):
-    (tmp_path / "own.toml").write_text(PERSONAL)
-    code, seen = on_a_terminal("run", "own.toml", "--set", "model.hiden=[3]", cwd=tmp_path)
-    assert code == 2
-    assert "Did you mean hidden?" in seen
-    assert not (tmp_path / "runs").exists()
+def test_bad_input_leaves_no_bar(monkeypatch):
+    drawn = io.StringIO()
+    monkeypatch.setattr(progress, "on_terminal", lambda: True)
+    monkeypatch.setattr(progress, "console", lambda: Console(file=drawn, force_terminal=True, width=80))
+
+    def fail() -> None:
+        with progress.reporter(quiet=False) as shown:
+            shown.watch("mine", None)
+            raise MoietyError("no")
+
+    with pytest.raises(MoietyError):
+        fail()
+    assert "mine" not in drawn.getvalue().rpartition("\x1b[2K")[2]
 
 
-def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path):
-    (tmp_path / "own.toml").write_text(PERSONAL)
-    code, seen = on_a_terminal("run", "own.toml", cwd=tmp_path, TERM="dumb")
-    assert code == 0
-    assert "\x1b" not in seen
-    assert "round 2/2" in seen
+def test_dropped_clients_are_counted_on_the_bar():
+    bars = progress.Bars(Console(file=io.StringIO(), width=80))
+    on_round = bars.watch("mine", None)
+    for number, dropped in ((1, ("ann",)), (2, ()), (3, ("bob", "eve"))):
+        on_round(RoundRecord(number, (0,), float("nan"), dropped, None), 5)
+    (task,) = bars.progress.tasks
+    assert (task.completed, task.total, task.fields["status"]) == (3, 5, "loss -  3 dropped")
+
+
+@pytest.mark.parametrize(
+    ("tty", "term", "wanted"),
+    [(True, "xterm", True), (True, "dumb", False), (True, "", False), (False, "xterm", False)],
+)
+def test_a_bar_needs_a_terminal_that_can_draw_it(monkeypatch, tty, term, wanted):
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # colours nothing that is not a terminal
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: tty)
+    assert output.on_terminal() is wanted
+    assert output.console().is_terminal is wanted

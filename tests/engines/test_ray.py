@@ -248,13 +248,14 @@ def test_what_cannot_begin_is_one_line(engines, monkeypatch):
 
 def test_where_an_engine_connects(monkeypatch):
     """To the address, to that of the environment, or to a cluster of its own; and it ends what it began."""
-    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     text = refusal(lambda: connect(f"127.0.0.1:{port}", None))
     assert text.startswith(f"`address` must be that of a running Ray cluster, got 127.0.0.1:{port}. The reason: ")
+    calls: list[dict[str, Any]] = []
     monkeypatch.setattr(socket, "create_connection", lambda *args, **options: server)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **options: calls.append(options))
     monkeypatch.setattr(ray, "shutdown", lambda: calls.append({"shutdown": True}))
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})

@@ -18,19 +18,22 @@ def rows(*metrics: float) -> list[dict[str, object]]:
     return [{"client": f"c{i}", "n_test": 5, "metric": m} for i, m in enumerate(metrics)]
 
 
+RAISED = "raised test accuracy from 50.0% (FedAvg) to 75.0% (FedAlt)"
+LOWERED = "lowered test accuracy from 75.0% (FedAvg) to 50.0% (FedAlt)"
+LEFT = "left test accuracy at 50.0% (FedAvg and FedAlt alike)"
+
+
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "moved", "who"),
     [
-        ((0.5, 0.5), (1.0, 0.5), "raised test accuracy from 50.0% (FedAvg) to 75.0% (FedAlt) on average over 2 clients;"
-         " 1 client was helped, 1 unchanged, 0 hurt."),
-        ((1.0, 0.5), (0.5, 0.5), "lowered test accuracy from 75.0% (FedAvg) to 50.0% (FedAlt) on average over 2 clients;"
-         " 0 clients were helped, 1 unchanged, 1 hurt: c0."),
-        ((0.5, 0.5), (1.0, 0.0), "left test accuracy at 50.0% (FedAvg and FedAlt alike) on average over 2 clients;"
-         " 1 client was helped, 0 unchanged, 1 hurt: c1."),
+        ((0.5, 0.5), (1.0, 0.5), RAISED, "1 client was helped, 1 unchanged, 0 hurt."),
+        ((1.0, 0.5), (0.5, 0.5), LOWERED, "0 clients were helped, 1 unchanged, 1 hurt: c0."),
+        ((0.5, 0.5), (1.0, 0.0), LEFT, "1 client was helped, 0 unchanged, 1 hurt: c1."),
     ],
-)  # fmt: skip
-def test_the_sentence_stays_true(before, after, told):
-    assert sentence(rows(*before), rows(*after)) == f"Personal output layers {told}"
+)
+def test_the_sentence_stays_true(before, after, moved, who):
+    told = f"Personal output layers {moved} on average over 2 clients; {who}"
+    assert sentence(rows(*before), rows(*after)) == told
 
 
 def test_many_hurt_are_cut_short():
@@ -94,6 +97,13 @@ def test_what_would_mix_runs_is_refused(outcome):
         quickstart(out=out, seed=1, resume=True)
 
 
+def test_a_folder_that_was_tampered_with_is_refused(tmp_path):
+    (tmp_path / "fedavg").mkdir()
+    (tmp_path / "fedavg/config.toml").write_text('[run]\nrounds = "many"\nseed = 0\n')
+    with pytest.raises(MoietyError, match=r"whole numbers run\.rounds and run\.seed"):
+        quickstart(out=tmp_path, resume=True)
+
+
 def test_the_table_of_recipes_is_light():
     text = "import sys, moiety.recipes; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
@@ -106,7 +116,9 @@ def test_the_command_prints_table_sentence_and_folder(tmp_path: Path):
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
+    assert "\r" not in done.stdout
     lines = done.stdout.splitlines()
+    assert not any(line.endswith(" ") for line in lines)
     assert lines[-2].startswith("Personal output layers ")
     assert lines[-1] == "results in runs/quickstart"
     assert sum(line.startswith("round ") for line in lines) == 4

@@ -1,1 +1,11 @@
-"""recipes."""
+"""Ready experiments: one function each, and a table of them. Nothing heavy is imported before one is called."""
+
+from __future__ import annotations
+
+from moiety.recipes.base import Outcome, Recipe, Watch
+from moiety.recipes.quickstart import quickstart
+
+RECIPES: dict[str, Recipe] = {"quickstart": quickstart}
+"""The recipes by the names that ``moiety run`` knows."""
+
+__all__ = ["RECIPES", "Outcome", "Recipe", "Watch", "quickstart"]

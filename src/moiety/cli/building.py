@@ -1,0 +1,92 @@
+"""From a checked configuration to what ``moiety.fit`` takes."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from moiety.cli.config import Config, RunSection, Table
+from moiety.data import FederatedData, from_spec
+from moiety.engines import algorithm_from, split_from
+from moiety.engines.choose import check_engine
+from moiety.errors import MoietyError, choice, message, must, near
+from moiety.models import MODELS
+from moiety.spec import build
+from moiety.split import Split
+from moiety.types import Algorithm
+
+DEVICES = ("cpu", "cuda", "mps")
+
+
+class Parts(NamedTuple):
+    """What a configuration describes."""
+
+    model: nn.Module
+    data: FederatedData
+    algorithm: Algorithm
+    split: Split | None
+
+
+def parts(config: Config) -> Parts:
+    """Make them; what is quickly checked comes first, since data may take long to load."""
+    algorithm = algorithm_from(config.algorithm)
+    check_engine(config.run.engine)
+    _check_device(config.run.device)
+    choice("model.name", config.model.get("name"), MODELS)
+    hint = 'As in [split] with name = "output_layer".'
+    must(bool(config.split or algorithm.default_split), "split", f"given for {algorithm.name}", "nothing", hint)
+    data = from_spec(config.data)
+    _check_columns(config.run, data)
+    model = _model(sized(config.model, data, config.run))
+    return Parts(model, data, algorithm, split_from(config.split, model) if config.split else None)
+
+
+def _check_columns(run: RunSection, data: FederatedData) -> None:
+    part = run.evaluate_on
+    must(part is None or bool(data.sizes(part).any()), "run.evaluate_on", "a part of the data that has rows", part)
+    must(bool(run.inputs), "run.inputs", "at least one column of the data", "none", near("", data.columns))
+    for name in run.inputs:
+        must(name in data.columns, "run.inputs", "columns of the data", name, near(name, data.columns))
+
+
+def sized(model: Table, data: FederatedData, run: RunSection) -> Table:
+    """The model's table with the sizes that follow from the data, where the file leaves them out."""
+    known = inspect.signature(MODELS[model["name"]]).parameters
+    found: Table = {}
+    shape = [int(side) for side in data.columns[run.inputs[0]].shape[1:]]
+    found["inputs"] = math.prod(shape)
+    if len(shape) == 3:
+        found["image"] = shape
+    labels = data.columns.get("y")
+    if labels is not None:
+        regression = run.loss == "mse" or (run.loss is None and labels.dtype.kind == "f")
+        width = math.prod(labels.shape[1:]) if regression or data.classes is None else data.classes
+        found["outputs"] = found["classes"] = int(width)
+    return {**{k: v for k, v in found.items() if k in known}, **model}
+
+
+def _model(table: Table) -> nn.Module:
+    try:
+        made: nn.Module = build("model", MODELS, table)
+    except (RuntimeError, TypeError, MemoryError, OverflowError) as error:  # torch's way to say that it is too large
+        raise MoietyError(message("model", "one that can be made", error)) from None
+    return made
+
+
+def _check_device(name: str) -> None:
+    hint = f"Known: {', '.join(DEVICES)}."
+    try:
+        device = torch.device(name)
+        must(device.type in DEVICES, "run.device", "a device to train on", name, hint)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise MoietyError(message("run.device", "a device of this machine", f"{name}: {error}", hint)) from None
+
+
+def options(run: RunSection) -> dict[str, Any]:
+    """The keyword arguments of ``fit`` that ``[run]`` gives."""
+    return {k: v for k, v in run.model_dump().items() if v is not None and k != "engine_reason"}

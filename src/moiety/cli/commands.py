@@ -1,0 +1,170 @@
+"""The commands and their options. What they do is imported when it is asked for."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moiety import __version__
+from moiety.cli import Interrupted
+from moiety.errors import must
+
+app = typer.Typer(
+    add_completion=False,
+    add_help_option=False,  # the group has its own: typer's would import pydantic wherever it is not given
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What ``moiety run`` was asked for."""
+
+    target: str
+    sets: tuple[str, ...] = ()
+    rounds: int | None = None
+    seed: int | None = None
+    engine: str | None = None
+    out: Path | None = None
+    resume: bool = False
+    quiet: bool = False
+
+    def again(self, folder: Path) -> str:
+        """The command line that continues this run in ``folder``."""
+        words = ["moiety", "run", self.target]
+        for assignment in self.sets:
+            words += ["--set", assignment]
+        given = {"--rounds": self.rounds, "--seed": self.seed, "--engine": self.engine}
+        for option, value in given.items():
+            words += [] if value is None else [option, str(value)]
+        words += ["--quiet"] if self.quiet else []
+        return shlex.join([*words, "--resume", "--out", str(folder)])
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"moiety {__version__}")
+        raise typer.Exit
+
+
+def _show_help(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def moiety(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+    help: Annotated[
+        bool, typer.Option("--help", "-h", is_eager=True, callback=_show_help, help="Show this message and exit.")
+    ] = False,
+) -> None:
+    """Personalised federated learning: part of every model is shared, part is the client's own.
+
+    Start with: moiety run quickstart
+    """
+    if context.invoked_subcommand is None:
+        _show_help(context, True)
+
+
+@app.command(context_settings=_HELP)
+def run(
+    target: Annotated[
+        str, typer.Argument(metavar="RECIPE|FILE.toml", help="A recipe (moiety list recipes) or a configuration file.")
+    ],
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="a.b=c", help="Set a value of the file, as in algorithm.lr=0.1. Repeatable."),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", metavar="N", help="How many rounds to train.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed",
+            metavar="S",
+            help="The seed of a recipe, or run.seed of a file; data.seed and model.seed are set with --set.",
+        ),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine", metavar="NAME", help="auto (measure, keep the fastest), sequential, vectorised or another."
+        ),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="DIR", help="Folder of the run; by default a new one, runs/NAME or runs/NAME-2."),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the run in --out, or the newest in runs/NAME*. --rounds (more of them) and --engine may be"
+            " given anew; any other value that is not as the run began is refused.",
+        ),
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print the closing sentence and the folder, nothing else.")
+    ] = False,
+) -> None:
+    """Run a recipe or a configuration file.
+
+    A file has the sections [data], [model], [split], [algorithm] and [run]. The config.toml of a run's folder is such
+    a file. Ends with 0, with 2 and one line where something is wrong with the input, and with 130 if interrupted.
+    """
+    must(out != "", "out", "a folder", "nothing")
+    where = None if out is None else Path(out)
+    request = Request(target, tuple(sets or ()), rounds, seed, engine, where, resume, quiet)
+    folder: list[Path] = []
+    try:
+        from moiety.cli.training import train
+
+        train(request, begun=folder.append)
+    except KeyboardInterrupt:
+        raise Interrupted(_how_to_continue(request, folder)) from None
+
+
+def _how_to_continue(request: Request, begun: list[Path]) -> str:
+    from moiety.cli.places import holds_run
+
+    if not begun or not holds_run(begun[0]):
+        return "interrupted before anything was written"
+    return f"interrupted; continue with: {request.again(begun[0])}"
+
+
+@app.command("list", context_settings=_HELP)
+def list_(
+    what: Annotated[str, typer.Argument(metavar="algorithms|recipes|datasets|models|splits", help="What to list.")],
+) -> None:
+    """List what a file can name.
+
+    For data sets, say whether their file is found in the folder that MOIETY_DATA names.
+    """
+    from moiety.cli.listing import show
+
+    show(what)
+
+
+@app.command(context_settings=_HELP)
+def compare(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR DIR...", help="Folders of ended runs on the same data.")
+    ],
+) -> None:
+    """Compare ended runs, overall and client by client.
+
+    One row for each run, and then the clients of each against the same clients of the first.
+    """
+    from moiety.cli.comparing import show
+
+    show(folders)

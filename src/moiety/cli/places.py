@@ -1,0 +1,63 @@
+"""Which folder a run goes to, and which one is continued."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from moiety.errors import MoietyError, message, must
+from moiety.recipes.base import is_run
+
+RUNS = Path("runs")
+
+
+def folder_for(name: str, out: Path | None, *, resume: bool) -> Path:
+    """The folder asked for, or the default one, checked: it must hold a run to resume, or none."""
+    if resume:
+        found = newest(name) if out is None else out
+        must(holds_run(found), "out", "a folder with a run to resume", found, "Leave out --resume to begin one.")
+        return found
+    if out is None:
+        return unused(name)
+    hint = "Continue it with --resume, or choose another folder."
+    must(not holds_run(out), "out", "a folder that holds no run yet", out, hint)
+    must(not out.exists() or out.is_dir(), "out", "a folder", f"the file {out}")
+    return out
+
+
+def name_of(file: Path) -> str:
+    """What a file's runs are called: as the file, or as the folder of a run's own ``config.toml``."""
+    return (file.resolve().parent.name or file.stem) if file.name == "config.toml" else file.stem
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run is in the folder, or (as a recipe leaves them) in folders below."""
+    return is_run(folder) or any(is_run(below) for below in _folders(folder))
+
+
+def unused(name: str) -> Path:
+    """``runs/name``, or with -2, -3, ... the first that is not there or is empty."""
+    number, folder = 1, RUNS / name
+    while folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        number += 1
+        folder = RUNS / f"{name}-{number}"
+    return folder
+
+
+def newest(name: str) -> Path:
+    """The one of ``runs/name``, ``runs/name-2``, ... that was begun or continued last."""
+    ours = re.compile(re.escape(name) + r"(-\d+)?")
+    found = [folder for folder in _folders(RUNS) if ours.fullmatch(folder.name) and holds_run(folder)]
+    if not found:
+        hint = "Say which with --out, or leave out --resume to begin one."
+        raise MoietyError(message("resume", "given where there is a run to continue", f"none in {RUNS / name}*", hint))
+    return max(found, key=_touched)
+
+
+def _touched(folder: Path) -> float:
+    configs = [place / "config.toml" for place in (folder, *_folders(folder)) if is_run(place)]
+    return max(config.stat().st_mtime for config in configs)
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(place for place in folder.iterdir() if place.is_dir()) if folder.is_dir() else []

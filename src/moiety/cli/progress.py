@@ -1,0 +1,143 @@
+"""What is seen while a run goes on: a bar on a terminal, else a line for each evaluation, or nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from moiety.cli.output import NARROW, console, on_terminal, say
+from moiety.errors import MoietyError
+from moiety.recipes.words import printable, value
+
+if TYPE_CHECKING:
+    from moiety.engines.fitting import OnRound
+    from moiety.types import RoundRecord
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def watch(self, name: str, folder: Path | None) -> OnRound | None:
+        """Nothing to call."""
+        return None
+
+
+class Lines:
+    """A line when a run begins and one for each evaluation."""
+
+    def watch(self, name: str, folder: Path | None) -> OnRound:
+        """What is called after every round of one run."""
+        begun = False
+
+        def on_round(record: RoundRecord, rounds: int) -> None:
+            nonlocal begun
+            if not begun:
+                say(heading(name, folder))
+                begun = True
+            if record.evaluation is not None:
+                at = f"round {record.round:>{len(str(rounds))}}/{rounds}"
+                say(f"{at}  {status(record.train_loss, record.evaluation)}")
+
+        return on_round
+
+
+class Bars:
+    """A bar for each run; all stay where they are when the run has ended."""
+
+    def __init__(self, shown_on: Console) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=10 if shown_on.width < NARROW else 20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(),
+            console=shown_on,
+        )
+
+    def watch(self, name: str, folder: Path | None) -> OnRound:
+        """What is called after every round of one run."""
+        bar = self.progress.add_task(printable(name), total=None, status="")
+        begun, evaluation, dropped = False, dict[str, Any](), 0
+
+        def on_round(record: RoundRecord, rounds: int) -> None:
+            nonlocal begun, evaluation, dropped
+            if not begun:
+                self.progress.console.print(heading(name, folder))
+                begun = True
+            evaluation = dict(record.evaluation) if record.evaluation is not None else evaluation
+            dropped += len(record.dropped)
+            shown = status(record.train_loss, {**evaluation, "dropped": [""] * dropped}, short=True)
+            self.progress.update(bar, completed=record.round, total=rounds, status=shown)
+
+        return on_round
+
+    def clear(self) -> None:
+        """Take all bars away."""
+        for bar in self.progress.task_ids:
+            self.progress.remove_task(bar)
+
+
+@contextmanager
+def reporter(quiet: bool) -> Iterator[Quiet | Lines | Bars]:
+    """The one that suits where the output goes."""
+    if quiet:
+        yield Quiet()
+    elif not on_terminal():
+        yield Lines()
+    else:
+        bars = Bars(console())
+        with bars.progress:
+            try:
+                yield bars
+            except MoietyError:
+                bars.clear()  # it never began: the one line that says why is enough
+                raise
+
+
+def status(train_loss: float, evaluation: Mapping[str, Any], *, short: bool = False) -> str:
+    """Losses and metric in one line.
+
+    >>> row = {"part": "test", "loss": 0.5, "metric": 0.25, "metric_name": "accuracy", "dropped": ["2:ann"]}
+    >>> status(1.25, row)
+    'train loss 1.2500  test loss 0.5000  accuracy 25.0%  1 dropped'
+    >>> status(1.25, row, short=True)
+    'loss 1.2500  test 0.5000  accuracy 25.0%  1 dropped'
+    """
+    words = [f"{'' if short else 'train '}loss {_loss(train_loss)}"]
+    if "metric" in evaluation:
+        metric, part = evaluation["metric_name"], str(evaluation["part"])
+        part = "train-set" if part == "train" else part  # not the loss of the cohort while it trains
+        words.append(f"{part} {'' if short else 'loss '}{_loss(evaluation['loss'])}")
+        words.append(f"{metric} {value(evaluation['metric'], metric)}")
+    if evaluation.get("dropped"):
+        words.append(f"{len(evaluation['dropped'])} dropped")
+    return "  ".join(words)
+
+
+def heading(name: str, folder: Path | None) -> str:
+    """What the run is and where it goes, as its folder says."""
+    from moiety.engines.folder import read_config
+
+    if folder is None:
+        return name
+    config = read_config(folder)
+    run = config["run"]
+    algorithm = _named(config, "algorithm")
+    what = f"{'' if name == algorithm else f'{printable(name)}: '}{algorithm} on {_named(config, 'data')}"
+    how = [f"split {_named(config, 'split')}", f"{run['cohort']} clients a round", f"seed {run['seed']}"]
+    return ", ".join([what, *how, f"engine {run['engine']}", f"in {folder}"])
+
+
+def _named(config: dict[str, Any], section: str) -> str:
+    table = config[section]
+    return printable(str(table.get("name", table.get("own"))))
+
+
+def _loss(number: float) -> str:
+    return f"{number:.4f}" if math.isfinite(number) else "-"

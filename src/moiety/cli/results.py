@@ -1,0 +1,100 @@
+"""What an ended run says, from memory or from its folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moiety.engines import Run, folder
+from moiety.errors import MoietyError, message, must
+from moiety.evaluation import summarise
+from moiety.recipes.versus import Versus, column, higher_is_better, versus
+
+Row = dict[str, Any]
+_SECTIONS = ("data", "split", "algorithm", "run")
+_CLIENT = ("client", "n_test", "loss", "metric", "shared_loss", "shared_metric", "gain")
+_HISTORY = ("round", "part", "metric_name", "seconds")
+_LEDGER = ("up_payload", "down_payload", "flops", "device_memory")
+
+
+@dataclass(frozen=True)
+class Result:
+    """The end of one run: its last evaluation (``last``), a row per client, what it cost."""
+
+    name: str
+    config: dict[str, Any]
+    history: list[Row]
+    clients: list[Row]
+    ledger: dict[str, Any]
+
+    @property
+    def last(self) -> Row:
+        """The last row of the history."""
+        return self.history[-1]
+
+    @property
+    def metric(self) -> str:
+        """The metric's name."""
+        return str(self.last["metric_name"])
+
+    @property
+    def higher(self) -> bool:
+        """Whether more of the metric is better."""
+        return higher_is_better(self.metric, self.clients)
+
+    @property
+    def personal(self) -> dict[str, float | int]:
+        """Means and worst decile of the personal models."""
+        return summarise(self.clients, higher_is_better=self.higher)
+
+    @property
+    def shared(self) -> dict[str, float | int]:
+        """The same of the shared model alone."""
+        rows = [{**row, "loss": row["shared_loss"], "metric": row["shared_metric"]} for row in self.clients]
+        return summarise(rows, higher_is_better=self.higher)
+
+    @property
+    def versus_shared(self) -> Versus:
+        """Each client's personal model against the shared model alone."""
+        personal, shared = column(self.clients), column(self.clients, "shared_metric")
+        return versus(personal, shared, higher_is_better=self.higher)
+
+    def named(self, section: str) -> str:
+        """The name of the run's algorithm, split, model or data."""
+        table = self.config.get(section, {})
+        return str(table.get("name", table.get("own", "-")))
+
+
+def of_run(name: str, run: Run) -> Result:
+    """The result of a run that has just ended."""
+    return Result(name, run.config, run.history, run.clients, run.ledger)
+
+
+def of_folder(path: Path, name: str) -> Result:
+    """The result that a run's folder holds."""
+    config = folder.read_config(path)
+    lacking = [section for section in _SECTIONS if not isinstance(config.get(section), dict)]
+    must(not lacking, "config.toml", "a whole configuration", f"no [{', '.join(lacking)}] in {path}")
+    history = _whole("history.jsonl", path, folder.read_history(path), _HISTORY)
+    clients = _whole("clients.parquet", path, folder.read_clients(path), _CLIENT)
+    ledger = _whole("ledger.json", path, [_ledger(path)], _LEDGER)[0]
+    return Result(name, config, history, clients, ledger)
+
+
+def _ledger(path: Path) -> Any:
+    file = path / "ledger.json"
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise MoietyError(message("ledger.json", "whole", f"{file}: {error}")) from None
+
+
+def _whole(file: str, path: Path, rows: list[Any], keys: tuple[str, ...]) -> list[Row]:
+    """The rows, if there are some and they have what is needed."""
+    must(len(rows) > 0, file, "of at least one row", f"none in {path}", "The run may not have ended; resume it.")
+    for row in rows:
+        lacking = [key for key in keys if not isinstance(row, dict) or key not in row]
+        must(not lacking, file, f"rows with {', '.join(keys)}", f"none called {', '.join(lacking)} in {path}")
+    return rows

@@ -1,0 +1,124 @@
+"""``moiety run``: a recipe or a file, begun or continued, watched, and summed up at its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from moiety.cli.commands import Request
+from moiety.cli.config import Config, Table, assign, check, check_same, read
+from moiety.cli.output import say, show
+from moiety.cli.places import folder_for, name_of
+from moiety.cli.progress import reporter
+from moiety.errors import must
+from moiety.recipes import RECIPES, Watch
+from moiety.recipes.base import is_run
+
+if TYPE_CHECKING:
+    from moiety.engines import Run
+
+T = TypeVar("T")
+Begun = Callable[[Path], None]
+"""Called with the folder once it is known where the run goes."""
+
+
+def train(request: Request, begun: Begun) -> None:
+    """Do what was asked and print how it ended."""
+    if request.target in RECIPES:
+        _recipe(request, begun)
+    else:
+        _file(request, begun)
+
+
+def _recipe(request: Request, begun: Begun) -> None:
+    name = request.target
+    hint = "Only --rounds, --seed, --engine and --out may be given with a recipe."
+    must(not request.sets, "--set", f"left out for the recipe {name}", ", ".join(request.sets), hint)
+    folder = folder_for(name, request.out, resume=request.resume)
+    must(not is_run(folder), "out", f"a folder of the recipe {name}", f"{folder}, a single run")
+    begun(folder)
+
+    outcome = _watched(
+        request,
+        lambda watch: RECIPES[name](
+            out=folder,
+            rounds=request.rounds,
+            seed=request.seed,
+            engine=request.engine,
+            resume=request.resume,
+            watch=watch,
+        ),
+    )
+    from moiety.cli.comparing import show_results
+    from moiety.cli.results import of_run
+
+    if not request.quiet:
+        say()
+        show_results([of_run(each, run) for each, run in outcome.runs.items()])
+        say()
+    say(outcome.sentence)
+    say(f"results in {folder}")
+
+
+def _file(request: Request, begun: Begun) -> None:
+    must(bool(request.target), "target", "a recipe or a TOML file", "nothing")
+    path = Path(request.target)
+    name = name_of(path)
+    config, tables, asked = _configuration(request, path)
+    folder = folder_for(name, request.out, resume=request.resume)
+    begun(folder)
+    run = _watched(request, lambda watch: _run(request, name, folder, config, tables, asked, watch))
+
+    from moiety.cli.closing import costs, scores, sentence
+    from moiety.cli.results import of_run
+
+    result = of_run(name, run)
+    if not request.quiet:
+        say()
+        show(scores(result))
+        say("shared alone: with the personal part as it was first; a gain above 0 is for the better\n")
+        show(costs(result))
+        say()
+    say(sentence(result))
+    say(f"results in {folder}")
+
+
+def _configuration(request: Request, path: Path) -> tuple[Config, Table, Table]:
+    """The file with what the command line sets, checked and as tables; and the ``[run]`` keys of the command line."""
+    tables, asked = read(path), Table()
+    options = {"rounds": request.rounds, "seed": request.seed, "engine": request.engine}
+    for into in (tables, asked):
+        for assignment in request.sets:
+            assign(into, assignment)
+        for key, value in options.items():
+            if value is not None:
+                assign(into, f"run.{key}={value}")
+    return check(tables), tables, asked.get("run", {})
+
+
+def _run(request: Request, name: str, folder: Path, config: Config, tables: Table, asked: Table, watch: Watch) -> Run:
+    on_round = watch(name, folder)
+
+    import moiety as mo
+    from moiety.cli.building import options, parts
+    from moiety.engines.folder import read_config
+
+    if request.resume:
+        check_same(tables, read_config(folder), folder)
+        return mo.resume(folder, rounds=asked.get("rounds"), engine=asked.get("engine"), on_round=on_round)
+    hint = "Write it into the file or use --rounds."
+    must(config.run.rounds is not None, "run.rounds", "given", "nothing", hint)
+    made = parts(config)
+    how = options(config.run)
+    return mo.fit(made.model, made.data, made.algorithm, split=made.split, out=folder, on_round=on_round, **how)
+
+
+def _watched(request: Request, work: Callable[[Watch], T]) -> T:
+    with reporter(request.quiet) as shown:
+        import torch
+
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1)  # a client's batches are small: more threads cost more than they give
+        return work(shown.watch)
