@@ -89,11 +89,11 @@ def test_nothing_to_send_has_an_empty_mean():
 
 
 def test_client_weight():
-    steps = {"shared": torch.tensor(4.0), "personal": torch.tensor(9.0)}
-    work = SimpleNamespace(examples=torch.tensor(30.0), steps=steps)
-    assert float(client_weight(work, "examples", "shared")) == 30
-    assert float(client_weight(work, "batches", "shared")) == 4
-    assert float(client_weight(work, "uniform", "shared")) == 1
+    """30 examples in batches of 8 are ceil(30 / 8) = 4 batches."""
+    work = SimpleNamespace(examples=torch.tensor(30.0))
+    assert float(client_weight(work, "examples", 8)) == 30
+    assert float(client_weight(work, "batches", 8)) == 4
+    assert float(client_weight(work, "uniform", 8)) == 1
     with pytest.raises(
         MoietyError, match=r"^`weighting` must be one of the known names, got 'batch'. Did you mean batches\?$"
     ):

@@ -179,7 +179,7 @@ def test_fedadam_through_fit_for_two_rounds():
 
 @pytest.mark.parametrize("name", sorted(SERVERS))
 def test_rates_are_checked(name):
-    with pytest.raises(MoietyError, match=r"^`server.lr` must be > 0, got 0"):
+    with pytest.raises(MoietyError, match=r"^`server.lr` must be > 0 and finite, got 0"):
         SERVERS[name](lr=0)
 
 

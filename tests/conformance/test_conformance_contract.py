@@ -51,7 +51,7 @@ def test_types_keys_shapes_dtypes(row, dtype, engine):
         }
         assert update.weight.shape == ()
         assert update.info["loss"].shape == ()
-        assert update.info["loss"].dtype == dtype
+        assert update.info["loss"].dtype == torch.float64  # sums over steps are kept exact
         assert type(state) is type(jobs[0].state)
         assert {n: (p.shape, p.dtype) for n, p in tree.leaves(state).items()} == {
             n: (p.shape, p.dtype) for n, p in tree.leaves(jobs[0].state).items()

@@ -79,7 +79,7 @@ def test_vectorised_refuses_in_one_line():
 
 def test_auto_falls_back_and_says_why():
     run = mo.fit(model(), DATA, ALGORITHM, rounds=1, engine="auto")
-    assert run.engine == "sequential"
+    assert run.engine.endswith("sequential")
     assert "dropout" in run.config["run"]["engine_reason"]
     plain = mo.fit(model(), DATA, ALGORITHM, rounds=1, engine="sequential")
     for name, p in plain.shared_parameters().items():

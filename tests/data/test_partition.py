@@ -100,7 +100,7 @@ def test_dirichlet_of_even_labels_is_symmetric_with_alpha() -> None:
     """Two even labels and alpha 1: Dir(1, 1), so shares are uniform with variance 1/12.
 
     Fifty rows drawn with that share add E[q (1 - q)] / 50 = (1/4 - 1/12) / 50 = 1/300; in all 0.0867. Without the
-    factor 2, Beta(1/2, 1/2) would give 0.1275. The last few clients find a label gone, which moves it by less than 0.005.
+    factor 2, Beta(1/2, 1/2) would give 0.1275. The last few clients find a label gone; by less than 0.005.
     """
     labels = np.arange(100_000) % 2
     made = table(deal(dirichlet(1.0), labels, 100_000, 2000, rng()), labels, 2000)[:, 0] / 50

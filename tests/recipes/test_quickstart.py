@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from moiety.recipes.quickstart import sentence
 
 from moiety.engines.folder import read_clients, read_config
 from moiety.errors import MoietyError
 from moiety.recipes import RECIPES, quickstart
+from moiety.recipes.quickstart import sentence
 
 
 def rows(*metrics: float) -> list[dict[str, object]]:

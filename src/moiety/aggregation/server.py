@@ -63,7 +63,8 @@ def _functional(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> Server
 @recorded
 def sgd(*, lr: float = 1.0, momentum: float = 0.0) -> ServerOptimiser:
     """Plain averaging at ``lr`` 1; with ``momentum``, FedAvgM."""
-    _check(lr, momentum, 0.0, 1.0)
+    _check(lr)
+    number("server.momentum", momentum, ">= 0 and < 1", lambda x: 0 <= x < 1)
     if momentum:
         return _functional(lambda p: torch.optim.SGD(p, lr=lr, momentum=momentum))
     return ServerOptimiser(
@@ -82,7 +83,7 @@ def adam(*, lr: float, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e
 @recorded
 def adagrad(*, lr: float, eps: float = 1e-10) -> ServerOptimiser:
     """FedAdagrad; the sum of squares starts at eps^2, the least that Reddi et al. 2021 allow."""
-    _check(lr, 0.0, 0.0, eps)
+    _check(lr, eps=eps)
     return _functional(lambda p: torch.optim.Adagrad(p, lr=lr, eps=eps, initial_accumulator_value=eps**2))
 
 
@@ -93,9 +94,9 @@ def yogi(*, lr: float, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-
     return _functional(lambda p: _Yogi(p, lr, (beta1, beta2), eps))
 
 
-def _check(lr: float, beta1: float, beta2: float, eps: float) -> None:
+def _check(lr: float, beta1: float = 0.0, beta2: float = 0.0, eps: float = 1.0) -> None:
     number("server.lr", lr, "> 0 and finite", lambda x: 0 < x < math.inf)
-    number("server.beta1 or server.momentum", beta1, ">= 0 and < 1", lambda x: 0 <= x < 1)
+    number("server.beta1", beta1, ">= 0 and < 1", lambda x: 0 <= x < 1)
     number("server.beta2", beta2, ">= 0 and < 1", lambda x: 0 <= x < 1)
     number("server.eps", eps, "> 0", lambda x: x > 0)
 

@@ -31,6 +31,7 @@ class Request:
     rounds: int | None = None
     seed: int | None = None
     engine: str | None = None
+    workers: int | None = None
     out: Path | None = None
     resume: bool = False
     quiet: bool = False
@@ -40,7 +41,7 @@ class Request:
         words = ["moiety", "run", self.target]
         for assignment in self.sets:
             words += ["--set", assignment]
-        given = {"--rounds": self.rounds, "--seed": self.seed, "--engine": self.engine}
+        given = {"--rounds": self.rounds, "--seed": self.seed, "--engine": self.engine, "--workers": self.workers}
         for option, value in given.items():
             words += [] if value is None else [option, str(value)]
         words += ["--quiet"] if self.quiet else []
@@ -98,8 +99,11 @@ def run(
     engine: Annotated[
         str | None,
         typer.Option(
-            "--engine", metavar="NAME", help="auto (measure, keep the fastest), sequential, vectorised or another."
+            "--engine", metavar="NAME", help="auto (measure, keep the fastest), sequential, vectorised or processes."
         ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", metavar="N", help="Processes of an engine that has any; all cores.")
     ] = None,
     out: Annotated[
         str | None,
@@ -109,8 +113,8 @@ def run(
         bool,
         typer.Option(
             "--resume",
-            help="Continue the run in --out, or the newest in runs/NAME*. --rounds (more of them) and --engine may be"
-            " given anew; any other value that is not as the run began is refused.",
+            help="Continue the run in --out, or the newest in runs/NAME*. --rounds (more of them), --engine and"
+            " --workers may be given anew; any other value that is not as the run began is refused.",
         ),
     ] = False,
     quiet: Annotated[
@@ -124,7 +128,7 @@ def run(
     """
     must(out != "", "out", "a folder", "nothing")
     where = None if out is None else Path(out)
-    request = Request(target, tuple(sets or ()), rounds, seed, engine, where, resume, quiet)
+    request = Request(target, tuple(sets or ()), rounds, seed, engine, workers, where, resume, quiet)
     folder: list[Path] = []
     try:
         from moiety.cli.training import train

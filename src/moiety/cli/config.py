@@ -32,8 +32,11 @@ class RunSection(BaseModel):
     engine: str = "auto"
     evaluate_on: str | None = None
     evaluate_every: int | None = None
+    evaluate_clients: int | None = None
     checkpoint_every: int | None = None
     device: str = "cpu"
+    workers: int | None = None
+    partial: bool = True
     loss: str | None = None
     metric: str | None = None
     inputs: list[str] = ["x"]
@@ -145,9 +148,9 @@ def _one_line(error: ValidationError) -> MoietyError:
 def check_same(given: Table, begun: Table, folder: Path, where: Sequence[str] = ()) -> None:
     """Refuse what a file says otherwise than the run that is to be continued began.
 
-    The number of rounds and the engine may change. What the file leaves out was filled in when the run began.
+    The number of rounds, the engine and its workers may change. What the file leaves out was filled in when the run began.
     """
-    free = {"rounds", "engine", "engine_reason"} if list(where) == ["run"] else set()
+    free = {"rounds", "engine", "engine_reason", "workers"} if list(where) == ["run"] else set()
     for key, value in given.items():
         was = begun.get(key, False)  # a switch that is off need not be written down
         if isinstance(value, dict) or isinstance(was, dict):
@@ -157,5 +160,5 @@ def check_same(given: Table, begun: Table, folder: Path, where: Sequence[str] = 
                 continue
         name = ".".join([*where, key])
         shown = "left out" if key not in begun else repr(was)
-        hint = "Only rounds and engine may change; begin another run for the rest."
+        hint = "Only rounds, engine and workers may change; begin another run for the rest."
         must(key in free or value == was, name, f"{shown}, as {folder} began", repr(value), hint)

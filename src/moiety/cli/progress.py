@@ -16,7 +16,7 @@ from moiety.errors import MoietyError
 from moiety.recipes.words import printable, value
 
 if TYPE_CHECKING:
-    from moiety.engines.fitting import OnRound
+    from moiety.engines.training import OnRound
     from moiety.types import RoundRecord
 
 

@@ -36,6 +36,7 @@ def _recipe(request: Request, begun: Begun) -> None:
     name = request.target
     hint = "Only --rounds, --seed, --engine and --out may be given with a recipe."
     must(not request.sets, "--set", f"left out for the recipe {name}", ", ".join(request.sets), hint)
+    must(request.workers is None, "--workers", f"left out for the recipe {name}", request.workers, hint)
     folder = folder_for(name, request.out, resume=request.resume)
     must(not is_run(folder), "out", f"a folder of the recipe {name}", f"{folder}, a single run")
     begun(folder)
@@ -88,7 +89,7 @@ def _file(request: Request, begun: Begun) -> None:
 def _configuration(request: Request, path: Path) -> tuple[Config, Table, Table]:
     """The file with what the command line sets, checked and as tables; and the ``[run]`` keys of the command line."""
     tables, asked = read(path), Table()
-    options = {"rounds": request.rounds, "seed": request.seed, "engine": request.engine}
+    options = {"rounds": request.rounds, "seed": request.seed, "engine": request.engine, "workers": request.workers}
     for into in (tables, asked):
         for assignment in request.sets:
             assign(into, assignment)
@@ -107,7 +108,8 @@ def _run(request: Request, name: str, folder: Path, config: Config, tables: Tabl
 
     if request.resume:
         check_same(tables, read_config(folder), folder)
-        return mo.resume(folder, rounds=asked.get("rounds"), engine=asked.get("engine"), on_round=on_round)
+        free = {key: asked.get(key) for key in ("rounds", "engine", "workers")}
+        return mo.resume(folder, **free, on_round=on_round)
     hint = "Write it into the file or use --rounds."
     must(config.run.rounds is not None, "run.rounds", "given", "nothing", hint)
     made = parts(config)

@@ -42,7 +42,10 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
         return float(counter.get_total_flops()) / 2
 
     found = {}
-    for phase in algorithm.phases:
+    for phase, length in algorithm.phases.items():
+        if length.epochs == 1:  # no row comes round twice
+            found[phase] = Flops(once=0.0, each=count(phase, 1))
+            continue
         count(phase, 2)  # the first time, partial evaluation tries its cut on a few rows, which is not training
         one, two_passes = count(phase, 1), count(phase, 2)
         found[phase] = Flops(once=2 * one - two_passes, each=two_passes - one)

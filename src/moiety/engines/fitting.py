@@ -119,6 +119,7 @@ def fit(
         **every,
         "evaluate_clients": evaluate_clients,
         "device": device,
+        "workers": workers,
         "partial": partial,
         "loss": chosen_loss if isinstance(chosen_loss, str) else None,
         "metric": metric if isinstance(metric, str) else None,
@@ -224,7 +225,7 @@ def resume(
         options["engine_reason"] = "as asked"
     options.update(rounds=rounds, engine=engine)
     files.write_config(path, config)
-    loop = Rounds(problem, algorithm, progress, rounds, options["cohort"], engine, workers)
+    loop = Rounds(problem, algorithm, progress, rounds, options["cohort"], engine, workers or options.get("workers"))
     return train(loop, config, path, history, model, on_round)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tomllib
 from collections.abc import Iterable
@@ -106,10 +107,10 @@ def append_history(folder: Path, row: Row) -> None:
             raise
 
 
-def read_history(folder: Path, until: int, every: int) -> list[Row]:
-    """The rows of ``history.jsonl`` up to round ``until``; what a kill cut short must lie after that.
+def read_history(folder: Path, until: int | None = None, every: int = 1) -> list[Row]:
+    """The rows of ``history.jsonl``, up to round ``until`` where given; what a kill cut short must lie after that.
 
-    There must be a row for every round up to ``until`` that is a multiple of ``every``.
+    There must then be a row for every round up to ``until`` that is a multiple of ``every``.
     """
     path = folder / "history.jsonl"
     rows: list[Row] = []
@@ -117,14 +118,14 @@ def read_history(folder: Path, until: int, every: int) -> list[Row]:
         for line in path.read_bytes().splitlines() if path.exists() else []:
             try:
                 row = json.loads(line)
-                later = row["round"] > until
+                later = row["round"] > (math.inf if until is None else until)
             except (ValueError, KeyError, TypeError):
                 break
             if not later:
                 rows.append(row)
     except OSError as error:
         raise MoietyError(message("history.jsonl", "readable", f"{path}: {error}")) from None
-    lost = sorted(set(range(every, until + 1, every)) - {row["round"] for row in rows})
+    lost = sorted(set(range(every, (until or 0) + 1, every)) - {row["round"] for row in rows})
     hint = "Remove checkpoint, clients and history.jsonl to start the run again."
     must(not lost, "history.jsonl", f"whole up to round {until}", f"no row of round {lost[:1]} in {path}", hint)
     return rows

@@ -11,7 +11,7 @@ from moiety.errors import must
 
 if TYPE_CHECKING:
     from moiety.engines import Run
-    from moiety.engines.fitting import OnRound
+    from moiety.engines.training import OnRound
 
 Watch = Callable[[str, Path | None], "OnRound | None"]
 """Called with the name and folder of each run before it begins; what it returns is called after every round."""

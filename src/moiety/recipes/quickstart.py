@@ -37,7 +37,7 @@ from moiety.recipes.words import count, names, value
 
 if TYPE_CHECKING:
     from moiety.engines import Run
-    from moiety.engines.fitting import OnRound
+    from moiety.engines.training import OnRound
 
 ROUNDS, COHORT, CLIENTS, ALPHA = 50, 10, 50, 0.03
 NAMES = ("fedavg", "fedalt")
