@@ -6,6 +6,7 @@ Every message a user can cause reads ``name must be <constraint>, got <value>. <
 from __future__ import annotations
 
 import difflib
+import math
 import numbers
 from collections.abc import Callable, Iterable, Sequence
 
@@ -57,7 +58,7 @@ def choice(name: str, value: object, known: Iterable[str]) -> None:
     must(value in names, name, "one of the known names", repr(value), near(str(value), names))
 
 
-def whole(name: str, value: object, least: int, most: int = 2**31) -> None:
+def whole(name: str, value: object, least: int, most: float = math.inf) -> None:
     """Raise unless ``value`` is a whole number from ``least`` to ``most``."""
     ok = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     must(ok, name, "a whole number", repr(value))

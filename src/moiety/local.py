@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moiety.errors import must, number, whole
-from moiety.types import Batch, LossFunction, Names, Objective, Params, Phase, Work
+from moiety.types import Batch, LossFunction, Names, Objective, Params, Partial, Phase, Work
 
 
 def autograd_gradient(objective: Objective, at: Params) -> tuple[Params, Tensor, Params]:
@@ -162,7 +162,7 @@ def gradient_over_samples(work: Work, model: Params, samples: Sequence[Params], 
     few = {name: column[:3] for name, column in batch.items()}
     partial = work.task.partial(sampled, work.task.init, few) if work.reuse is not None else None
     block = {name: model[name] for name in names}
-    if partial is None:
+    if not isinstance(partial, Partial):
         return _mean_gradient(work, work.task.loss, model, samples, batch, block)
     found, backward = torch.func.vjp(lambda block: partial.features({**model, **block}, batch), block)[:2]
     mean = _mean_gradient(work, partial.loss, model, samples, batch, {**block, **found})

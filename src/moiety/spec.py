@@ -22,14 +22,17 @@ Spec = dict[str, Any]
 
 
 def recorded(builder: Callable[P, R]) -> Callable[P, R]:
-    """Let what ``builder`` returns carry ``spec``: the builder's name and the arguments it was given."""
+    """Let what ``builder`` returns carry ``spec``: the builder's name and the arguments it was given.
+
+    An argument ``model`` is left out: a configuration names the model in a place of its own.
+    """
     signature = inspect.signature(builder)
 
     @functools.wraps(builder)
     def build_and_record(*args: P.args, **kwargs: P.kwargs) -> R:
         made = builder(*args, **kwargs)
         bound = signature.bind(*args, **kwargs).arguments
-        given = {k: v for k, v in bound.items() if v is not None}
+        given = {k: v for k, v in bound.items() if v is not None and k != "model"}
         spec: Spec = {"name": builder.__name__, **{k: plain(v) for k, v in given.items() if writable(v)}}
         own = [k for k, v in given.items() if not writable(v)]
         if own:  # made with something that no file can hold, so it cannot be made again from this table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Collection, Sequence
 
 import torch
@@ -89,9 +88,9 @@ def from_module(
 
 def _partial(
     module: nn.Module, inputs: Sequence[str], per_example: Callable[[Tensor, Batch], Tensor]
-) -> Callable[[frozenset[str], Params, Batch], Partial | None]:
+) -> Callable[[frozenset[str], Params, Batch], Partial | str | None]:
     """How the task is evaluated in part, worked out once for each block that is trained."""
-    known: dict[frozenset[str], Partial | None] = {}
+    known: dict[frozenset[str], Partial | str | None] = {}
     # The losses of the house look at y alone; a loss of the user's own may look at any column.
     spare = tuple(inputs) if per_example in LOSSES.values() else ()
 
@@ -106,13 +105,10 @@ def _partial(
 
         return Partial(features, loss, spare)
 
-    def partial(trained: frozenset[str], params: Params, batch: Batch) -> Partial | None:
+    def partial(trained: frozenset[str], params: Params, batch: Batch) -> Partial | str | None:
         if trained not in known:
             found = divide(module, trained, params, [batch[c] for c in inputs])
-            if isinstance(found, str):
-                block = f"{sorted(trained)[0]} ({len(trained)} tensors)"
-                warnings.warn(f"Partial evaluation is off for the block of {block}: {found}.", stacklevel=2)
-            known[trained] = make(found) if isinstance(found, Divided) else None
+            known[trained] = make(found) if isinstance(found, Divided) else found
         return known[trained]
 
     return partial

@@ -63,8 +63,9 @@ class Task:
     metric: Metric
     mixes_examples: bool = False
     """True where one example's output depends on the others in its batch (BatchNorm while training)."""
-    partial: Callable[[frozenset[str], Params, Batch], Partial | None] = lambda trained, params, batch: None
-    """How to train the named parameters alone, tried on a few rows; None where the whole model must be run."""
+    partial: Callable[[frozenset[str], Params, Batch], Partial | str | None] = lambda trained, params, batch: None
+    """How to train the named parameters alone, tried on a few rows; None where nothing comes before them, and a reason
+    where the whole model must be run."""
 
 
 Objective = Callable[[Params], tuple[Tensor, Params]]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from cli_command import call
-from moiety.cli.listing import FILES, first_line
 
 from moiety.algorithms import ALGORITHMS
+from moiety.cli.listing import FILES, first_line
 from moiety.data import SOURCES
 from moiety.models import MODELS
 from moiety.recipes import RECIPES

@@ -112,7 +112,7 @@ def contents(run: mo.Run) -> dict[str, Any]:
         "ledger": run.ledger,
         "server": exact(server),
         "round": progress.round,
-        "states": [exact(tree.leaves(s)) for s in progress.store.get(range(len(run._rounds.problem.data)))],
+        "states": {c: exact(tree.leaves(*progress.store.get([c]))) for c in range(len(run._rounds.problem.data))},
     }
     found["models"] = [exact(run.parameters(i)) for i in range(len(run.clients))]
     return found

@@ -189,7 +189,7 @@ CASES |= {
     "state.json of another seed": (state(lambda s: s["identity"].update(seed=8)), "seed"),
     "state.json of other data": (state(lambda s: s["identity"].update(data="0" * 32)), "data"),
     "state.json of another split": (state(lambda s: s["identity"].update(personal=["hidden1.weight"])), "personal"),
-    "state.json of other shapes": (state(lambda s: s["identity"]["shapes"].update({"head.bias": [4]})), "shapes"),
+    "state.json of other shapes": (state(lambda s: s["identity"]["model"].update({"head.bias": [4]})), "model"),
     "state.json with a strange ledger": (state(lambda s: s["ledger"].update(gifts=1)), "checkpoint|ledger"),
     "config.toml removed": (remove("config.toml"), "run folder"),
     "config.toml empty": (write("config.toml", ""), "config.toml"),

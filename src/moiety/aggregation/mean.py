@@ -22,7 +22,7 @@ def client_weight(work: Work, weighting: str, batch_size: int) -> Tensor:
     """A client's weight in the mean: its examples N, its batches in an epoch ceil(N / B), or 1."""
     if weighting == "examples":
         return work.examples
-    return (work.examples / batch_size).ceil() if weighting == "batches" else torch.ones_like(work.examples)
+    return (work.examples / float(batch_size)).ceil() if weighting == "batches" else torch.ones_like(work.examples)
 
 
 def weighted_mean(updates: Sequence[ClientUpdate]) -> Params:

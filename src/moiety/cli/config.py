@@ -148,7 +148,7 @@ def _one_line(error: ValidationError) -> MoietyError:
 def check_same(given: Table, begun: Table, folder: Path, where: Sequence[str] = ()) -> None:
     """Refuse what a file says otherwise than the run that is to be continued began.
 
-    The number of rounds, the engine and its workers may change. What the file leaves out was filled in when the run began.
+    The number of rounds, the engine and its workers may change. What the file leaves out was filled in at the start.
     """
     free = {"rounds", "engine", "engine_reason", "workers"} if list(where) == ["run"] else set()
     for key, value in given.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +33,9 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
     """
     two = np.arange(2) % problem.data.total
     none = Rows(two[:0], np.zeros(0, dtype=np.int64))
-    engine = Sequential(problem, {"train": Served(algorithm.client_update, tuple(algorithm.phases))})
+    engine = Sequential(
+        replace(problem, quiet=True), {"train": Served(algorithm.client_update, tuple(algorithm.phases))}
+    )
 
     def count(phase: str, passes: int) -> float:
         some = Rows(np.tile(two, passes), np.full(passes, 2))

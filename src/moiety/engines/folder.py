@@ -21,12 +21,13 @@ from moiety.errors import MoietyError, kind, message, must
 from moiety.evaluation import Row
 from moiety.types import Params
 
-OURS = ("config.toml", "history.jsonl", "checkpoint", "clients", "identity.json")
+OURS = ("config.toml", "history.jsonl", "checkpoint", "clients")
 
 
 def create(out: str | os.PathLike[str], config: dict[str, Any], initial: Params, identity: dict[str, Any]) -> Path:
     """Make the folder of a new run; one that holds a run already is refused, so that nothing is lost."""
     kind("out", out, (str, os.PathLike), "a folder's path")
+    must("\0" not in str(out), "out", "a folder's path", repr(out))
     folder = Path(out)
     try:
         taken = [name for name in OURS if (folder / name).exists()]
@@ -96,15 +97,19 @@ def read_initial(folder: Path, wanted: str, order: Iterable[str]) -> Params:
 def append_history(folder: Path, row: Row) -> None:
     """Add one line to ``history.jsonl`` and flush it; where that fails, the file stays as it was."""
     path = folder / "history.jsonl"
-    with writing(path), open(path, "ab") as file:
-        before = file.tell()
+    rest = (json.dumps(row, allow_nan=False) + "\n").encode()
+    with writing(path):
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        before = os.fstat(file).st_size
         try:
-            file.write((json.dumps(row, allow_nan=False) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
+            while rest:  # a write may stop short of the end, and only the next one says why
+                rest = rest[os.write(file, rest) :]
+            os.fsync(file)
         except OSError:
-            os.truncate(path, before)
+            os.ftruncate(file, before)
             raise
+        finally:
+            os.close(file)
 
 
 def read_history(folder: Path, until: int | None = None, every: int = 1) -> list[Row]:

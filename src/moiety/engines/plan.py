@@ -52,11 +52,12 @@ def phase_rows(phase: Phase, start: int, stop: int, *words: str | int, seed: int
     ([10, 11, 12, 10, 11], [2, 1, 2])
     """
     n = stop - start
-    per_epoch = -(-n // phase.batch_size)
+    width = min(phase.batch_size, n)
+    per_epoch = -(-n // width)
     steps = phase.steps if phase.steps is not None else (phase.epochs or 0) * per_epoch
     epochs = -(-steps // per_epoch)
-    one = np.full(per_epoch, phase.batch_size, dtype=np.int64)
-    one[-1] = n - (per_epoch - 1) * phase.batch_size
+    one = np.full(per_epoch, width, dtype=np.int64)
+    one[-1] = n - (per_epoch - 1) * width
     sizes = np.tile(one, epochs)[:steps]
     if phase.shuffle:
         draw = generator(seed, "batches", *words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +40,9 @@ class Problem:
     data: FederatedData
     columns: Batch
     seed: int
+    quiet: bool = False
+    """Whether not to say that partial evaluation cannot be done."""
+    said: set[str] = field(default_factory=set)
     partial: bool = True
     """Whether what trained parameters do not reach is computed once per row where rows come round again."""
 
@@ -78,6 +81,15 @@ class Problem:
             examples=examples,
             reuse=reuse,
         )
+
+    def reusable(self, trained: frozenset[str], model: Params, few: Batch) -> Partial | None:
+        """How to train some parameters with the rest computed once; where it cannot be done, that is said once."""
+        found = self.task.partial(trained, model, few)
+        if isinstance(found, str) and not self.quiet and found not in self.said:
+            self.said.add(found)
+            block = f"{sorted(trained)[0]} ({len(trained)} tensors)"
+            warnings.warn(f"Partial evaluation is off for the block of {block}: {found}.", stacklevel=2)
+        return found if isinstance(found, Partial) else None
 
     def jobs(
         self, phases: Mapping[str, Phase], clients: Iterable[int], states: Iterable[Tree], *words: str | int, part: str

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
@@ -87,17 +88,18 @@ class Processes:
         start, _ = job.rows[next(iter(job.rows))].span()
         self.received = Arena(received, 1)
         self.states = Arena(job.state, slots_for(job.state, cohort))
+        quiet = Sequential(replace(self.problem, quiet=True), self.functions)
         for name, served in self.functions.items():
             few = {phase: Rows(np.array([start, start]), np.array([2])) for phase in served.phases}
             tried = Job(job.client, few, 2, job.state)
-            (result,) = Sequential(self.problem, self.functions).map(name, [tried], received, scale=1.0, round=0)
+            (result,) = quiet.map(name, [tried], received, scale=1.0, round=0)
             self.results[name] = Arena(result, slots_for(result, max(cohort, 256)))
-        self.workers = [self._fork() for _ in range(self.count)]
+        self.workers = [self._fork(speaks=w == 0) for w in range(self.count)]
 
-    def _fork(self) -> _Worker:
+    def _fork(self, speaks: bool = False) -> _Worker:
         context = multiprocessing.get_context("fork")
         mine, theirs = context.Pipe()
-        process = context.Process(target=self._serve, args=(theirs, os.getpid()), daemon=True)
+        process = context.Process(target=self._serve, args=(theirs, os.getpid(), speaks), daemon=True)
         process.start()
         theirs.close()
         return _Worker(process, mine)
@@ -152,13 +154,13 @@ class Processes:
         except (EOFError, ConnectionResetError):
             return None
 
-    def _serve(self, pipe: Connection, parent: int) -> None:
-        """A worker's life: take a share, serve it, say done; end with the parent."""
+    def _serve(self, pipe: Connection, parent: int, speaks: bool) -> None:
+        """A worker's life: take a share, serve it, say done; end with the parent. One of them ``speaks`` of limits."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
         torch.set_num_threads(1)
         assert self.received is not None
         assert self.states is not None
-        engine = self.inner(self.problem, self.functions)
+        engine = self.inner(replace(self.problem, quiet=not speaks), self.functions)
         while True:
             while not pipe.poll(1.0):
                 if os.getppid() != parent:

@@ -144,7 +144,7 @@ class Ray:
 
     def _given_up(self, jobs: Sequence[Job], round: int, error: Exception) -> MoietyError:
         clients = ", ".join(str(self.problem.data.ids[job.client]) for job in jobs[:5])
-        got = f"{TRIES} that died in round {round} while serving clients {clients}"
+        got = f"{TRIES} that died in round {round + 1} while serving clients {clients}"
         said = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         hint = f"Is there memory enough, and every module of yours on every machine? Ray said: {said[-1][:200]}"
         return MoietyError(message("workers", "actors that live", got, hint))

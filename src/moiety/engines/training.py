@@ -33,7 +33,7 @@ def identity(problem: Problem, algorithm: Algorithm) -> dict[str, Any]:
     return {
         "algorithm": algorithm.spec or {"name": algorithm.name},
         "personal": list(problem.split.personal),
-        "shapes": shapes,
+        "model": shapes,
         "seed": problem.seed,
         "data": problem.data.fingerprint(),
     }

@@ -16,8 +16,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.parametrize import is_parametrized
 
 from moiety.errors import must
+from moiety.spec import recorded
 from moiety.split.base import Split
-from moiety.split.listing import Listing, Patterns, make, matched, read, recorded_split
+from moiety.split.listing import Listing, Patterns, make, matched, read
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
@@ -65,7 +66,7 @@ def _one_piece(module: nn.Module) -> bool:
     return is_norm(module) or isinstance(module, nn.MultiheadAttention) or is_parametrized(module)
 
 
-@recorded_split
+@recorded
 def output_layer(
     model: nn.Module, *, frozen: Patterns = (), shared: Patterns = (), running_stats: str = "personal"
 ) -> Split:
@@ -83,7 +84,7 @@ def output_layer(
     return _personal_layers("output_layer", model, listing, proper[-1:], frozen, shared, running_stats)
 
 
-@recorded_split
+@recorded
 def input_layer(
     model: nn.Module, *, frozen: Patterns = (), shared: Patterns = (), running_stats: str = "personal"
 ) -> Split:
@@ -104,7 +105,7 @@ def input_layer(
     return _personal_layers("input_layer", model, listing, [found[start], *after], frozen, shared, running_stats)
 
 
-@recorded_split
+@recorded
 def norms(model: nn.Module, *, frozen: Patterns = (), shared: Patterns = (), running_stats: str = "personal") -> Split:
     """Keep the normalisation layers personal, and share all others.
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import combinations
@@ -14,7 +13,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from moiety.errors import choice, must, near
-from moiety.spec import recorded
 from moiety.split.base import Split
 from moiety.types import Names
 
@@ -131,16 +129,3 @@ def _few(names: Sequence[str], most: int = 4) -> str:
     """The first names, and how many more there are."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
-
-
-def recorded_split(builder: Callable[P, Split]) -> Callable[P, Split]:
-    """``recorded``, without the model, which a configuration names in a place of its own."""
-    record = recorded(builder)
-
-    @functools.wraps(builder)
-    def build_and_record(*args: P.args, **kwargs: P.kwargs) -> Split:
-        made = record(*args, **kwargs)
-        made.spec.pop("model", None)
-        return made
-
-    return build_and_record

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import nn
 
+from moiety.spec import recorded
 from moiety.split.base import Split
-from moiety.split.listing import Patterns, make, matched, read, recorded_split
+from moiety.split.listing import Patterns, make, matched, read
 
 
-@recorded_split
+@recorded
 def by_name(
     model: nn.Module,
     *,
@@ -49,7 +50,7 @@ def by_name(
     return make(listing, {k: matched(listing, k, v) for k, v in patterns.items()}, running_stats)
 
 
-@recorded_split
+@recorded
 def everything(model: nn.Module, *, frozen: Patterns = (), running_stats: str = "personal") -> Split:
     """Keep the whole model personal: clients share nothing.
 
@@ -65,7 +66,7 @@ def everything(model: nn.Module, *, frozen: Patterns = (), running_stats: str = 
     return make(listing, {"frozen": still, "personal": {*listing.trainable, *others} - still}, running_stats)
 
 
-@recorded_split
+@recorded
 def nothing(
     model: nn.Module, *, frozen: Patterns = (), shared: Patterns = (), running_stats: str = "personal"
 ) -> Split:
