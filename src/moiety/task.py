@@ -86,11 +86,18 @@ def from_module(
     )
 
 
+class _Cuts(dict[frozenset[str], Partial | str | None]):
+    """The cuts found so far, by block. They point into the module, so a task that is sent elsewhere finds its own."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return _Cuts, ()
+
+
 def _partial(
     module: nn.Module, inputs: Sequence[str], per_example: Callable[[Tensor, Batch], Tensor]
 ) -> Callable[[frozenset[str], Params, Batch], Partial | str | None]:
     """How the task is evaluated in part, worked out once for each block that is trained."""
-    known: dict[frozenset[str], Partial | str | None] = {}
+    known = _Cuts()
     # The losses of the house look at y alone; a loss of the user's own may look at any column.
     spare = tuple(inputs) if per_example in LOSSES.values() else ()
 

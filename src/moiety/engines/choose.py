@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from moiety.engines.plan import Job
 from moiety.engines.problem import Functions, Problem
 from moiety.engines.processes import Processes, cores
+from moiety.engines.ray import Ray
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 from moiety.errors import MoietyError, choice
@@ -35,8 +36,10 @@ ENGINES: dict[str, Any] = {
     "vectorised": Vectorised,
     "processes:sequential": partial(Processes, inner=Sequential),
     "processes:vectorised": partial(Processes, inner=Vectorised),
+    "ray": Ray,
 }
-"""How each engine is made. ``processes`` stands for the faster of its two forms, ``auto`` for the fastest of all."""
+"""How each engine is made. ``processes`` stands for the faster of its two forms, ``auto`` for the fastest of all but
+``ray``, which is for clusters and must be asked for."""
 
 OPEN = ("auto", "processes")
 
@@ -48,7 +51,7 @@ def check_engine(name: str) -> None:
 
 def make(name: str, problem: Problem, functions: Functions, workers: int | None) -> Engine:
     """The engine of that name; ``workers`` counts where there are any."""
-    options = {"workers": workers} if name.startswith("processes") else {}
+    options = {"workers": workers} if name.startswith(("processes", "ray")) else {}
     engine: Engine = ENGINES[name](problem, functions, **options)
     return engine
 
@@ -78,7 +81,7 @@ def fastest(
     clock(reference, jobs[:1])  # the first call pays for lazy set-up
     per_client = max(clock(reference, jobs[:1]), 1e-6)
     sample = jobs[: max(1, min(len(jobs), int(seconds / 4 / per_client)))]
-    names = [n for n in ENGINES if name == "auto" or n.startswith(name)]
+    names = [n for n in ENGINES if n.startswith(name) or (name == "auto" and n != "ray")]
     if (workers or cores()) == 1 or len(jobs) == 1:
         names = [n for n in names if not n.startswith("processes")] or names
     times: dict[str, float] = {}

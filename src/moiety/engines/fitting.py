@@ -75,7 +75,7 @@ def fit(
         cohort: how many clients are asked in a round; all by default.
         seed: everything random in the run derives from it.
         engine: ``sequential``, ``vectorised``, ``processes`` (all cores) or ``auto``, which measures them and keeps
-            the fastest.
+            the fastest; or ``ray``, for a cluster.
         out: a folder for configuration, history, results and checkpoints; nothing is written without one.
         loss: ``cross_entropy``, ``mse`` or a function of (output, batch) with one loss per example. By default
             cross-entropy where the labels ``y`` are whole numbers, mean squared error otherwise.

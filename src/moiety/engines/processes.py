@@ -128,7 +128,7 @@ class Processes:
                     clients = ", ".join(str(self.problem.data.ids[jobs[s].client]) for s in shares[w][:5])
                     if waiting[w] == TRIES:
                         self.close()
-                        got = f"{TRIES} that died in round {round} while serving clients {clients}"
+                        got = f"{TRIES} that died in round {round + 1} while serving clients {clients}"
                         raise MoietyError(f"`workers` must be processes that live, got {got}. Is there enough memory?")
                     self.workers[w].pipe.close()
                     self.workers[w] = self._fork()
