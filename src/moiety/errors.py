@@ -55,7 +55,8 @@ def near(name: str, known: Iterable[str], count: int = 3) -> str:
 def choice(name: str, value: object, known: Iterable[str]) -> None:
     """Raise unless ``value`` is one of the ``known`` names; the message shows the nearest."""
     names = list(known)
-    must(value in names, name, "one of the known names", repr(value), near(str(value), names))
+    if value not in names:  # the nearest names take a while to find, and this is asked often
+        must(False, name, "one of the known names", repr(value), near(str(value), names))
 
 
 def whole(name: str, value: object, least: int, most: float = math.inf) -> None:

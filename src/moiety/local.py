@@ -97,7 +97,8 @@ def sgd(
     if work.reuse is not None:
         loss_of, batches = work.reuse(model, frozenset(lr), batches)
     velocity: Params = {}
-    total, steps = torch.zeros_like(work.examples), torch.zeros_like(work.examples)
+    losses_seen: list[Tensor] = []
+    actives: list[Tensor] = []
     owned = False  # from the second step on the trained tensors are ours, and may be edited in place
     for batch in batches:
         fixed = {name: p for name, p in model.items() if name not in lr}
@@ -121,10 +122,14 @@ def sgd(
             model[name] = model[name].sub_(g, alpha=lr[name]) if owned else model[name].sub(g, alpha=lr[name])
         for name, value in changed.items():
             model[name] = value if active is None else torch.where(active, value, model[name])
-        total = total + (loss if active is None else torch.where(active, loss, 0))
-        steps = steps + (1 if active is None else active)
+        losses_seen.append(loss if active is None else torch.where(active, loss, 0))
+        if active is not None:
+            actives.append(active)
         owned = True
-    return model, total / steps.clamp(min=1)
+    if not losses_seen:
+        return model, torch.zeros_like(work.examples)
+    total = torch.stack(losses_seen).double().sum()
+    return model, total / (torch.stack(actives).sum().clamp(min=1) if actives else len(losses_seen))
 
 
 def rates(work: Work, names: Names, lr: float) -> dict[str, float]:

@@ -33,9 +33,10 @@ def torch_seed(seed: int, *purpose: str | int) -> Iterator[None]:
     """Within the block, torch's own generator (which dropout draws from) is seeded for ``(seed, *purpose)``."""
     import torch
 
-    before = torch.random.get_rng_state()
-    torch.manual_seed(int.from_bytes(_digest(seed, purpose)[:8], "little"))
+    # The generator itself: torch.manual_seed would seed other devices too, and keeps a stack trace for each call.
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(int.from_bytes(_digest(seed, purpose)[:8], "little"))
     try:
         yield
     finally:
-        torch.random.set_rng_state(before)
+        torch.default_generator.set_state(before)

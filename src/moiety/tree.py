@@ -28,6 +28,27 @@ def map_leaves(function: Callable[..., Any], *trees: Tree) -> Tree:
     return function(*trees)
 
 
+def values(tree: Tree) -> list[Any]:
+    """The leaves in the order of ``leaves``, without their paths.
+
+    >>> values({"a": (1, 2), "b": {"c": 3}})
+    [1, 2, 3]
+    """
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, tuple | list):
+        return [tree]
+    found: list[Any] = []
+    for child in tree:
+        if isinstance(child, Tensor):
+            found.append(child)
+        else:
+            found += values(child)
+    return found
+
+
 def leaves(tree: Tree) -> dict[str, Any]:
     """The leaves by path, in a fixed order.
 
@@ -107,12 +128,29 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 def unstack(tree: Tree, count: int) -> list[Tree]:
     """The inverse of ``stack``: ``count`` trees, views into the stacked tensors."""
-    return [map_leaves(lambda x: x[i], tree) for i in range(count)]  # noqa: B023
+    rows = zip(*(x.unbind(0) for x in values(tree)), strict=True) if values(tree) else [()] * count
+    made = []
+    for row in rows:
+        left = iter(row)
+        made.append(map_leaves(lambda _, left=left: next(left), tree))
+    return made
 
 
-def is_finite(tree: Tree) -> bool:
-    """Whether no floating tensor of the tree holds a NaN or an infinity."""
-    # A sum is finite only if every term is, and it is several times cheaper than isfinite().all(); finite terms whose
-    # sum overflows are told apart by looking closer.
-    floats = [x for x in leaves(tree).values() if isinstance(x, Tensor) and x.is_floating_point()]
-    return all(bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all()) for x in floats)
+def are_finite(trees: Sequence[Tree]) -> list[bool]:
+    """For each tree, whether none of its floating tensors holds a NaN or an infinity."""
+    floats = [[x for x in values(tree) if _floating(x)] for tree in trees]
+    flat = [x for row in floats for x in row]
+    if not flat:
+        return [True] * len(trees)
+    # One call for all of them: a norm is finite only if every term is. Where finite terms overflow, look closer.
+    fine = torch.isfinite(torch.stack([n.double() for n in torch._foreach_norm(flat)])).tolist()
+    found, at = [], 0
+    for row in floats:
+        known = fine[at : at + len(row)]
+        found.append(all(ok or bool(torch.isfinite(x).all()) for ok, x in zip(known, row, strict=True)))
+        at += len(row)
+    return found
+
+
+def _floating(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel() > 0

@@ -96,11 +96,13 @@ def test_stack_and_unstack():
     ],
 )
 def test_is_finite(values, finite):
-    assert tree.is_finite({"x": (torch.tensor(values, dtype=torch.float32), torch.tensor([1, 2]), 5)}) is finite
+    one = {"x": (torch.tensor(values, dtype=torch.float32), torch.tensor([1, 2]), 5)}
+    assert tree.are_finite([{"x": (torch.ones(2), 1)}, one, {}]) == [True, finite, True]
 
 
 def test_is_finite_looks_everywhere():
-    assert not tree.is_finite([{"a": torch.ones(2)}, Pair(torch.ones(1), {"b": torch.tensor(float("nan"))})])
+    odd = [{"a": torch.ones(2)}, Pair(torch.ones(1), {"b": torch.tensor(float("nan"))})]
+    assert tree.are_finite([odd]) == [False]
 
 
 def test_map_leaves_keeps_kinds():

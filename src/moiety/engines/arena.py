@@ -37,7 +37,7 @@ class Arena:
 
     def write(self, slot: int, value: Tree) -> None:
         """Copy a tree into a slot."""
-        for view, x in zip(self.slices[slot], tree.leaves(value).values(), strict=True):
+        for view, x in zip(self.slices[slot], tree.values(value), strict=True):
             view.copy_(x)
 
     def read(self, slot: int) -> Tree:

@@ -90,18 +90,18 @@ class Rounds:
         """Check what came back, aggregate it, keep the new states, and count the cost."""
         problem, algorithm, now = self.problem, self.algorithm, self.progress
         t = now.round
-        now.ledger.down(received, len(jobs))
         kept: list[tuple[int, ClientUpdate, Tree]] = []
         dropped = []
-        for job, (update, state) in zip(jobs, results, strict=True):
+        for job, fine, (update, state) in zip(jobs, tree.are_finite(results), results, strict=True):
             name = str(problem.data.ids[job.client])
             check(update.upload, declared, where=f"client {name}, round {t + 1}")
-            now.ledger.up(update.upload)
             now.ledger.flops += job_flops(self.flops, job)
-            if tree.is_finite((update, state)):
+            if fine:
                 kept.append((job.client, update, state))
             else:
                 dropped.append(name)
+        # The guard has seen that every upload is laid out as the broadcast is.
+        now.ledger.exchange(received, len(jobs))
         if kept:
             now.server = algorithm.server_update(now.server, algorithm.aggregator([u for _, u, _ in kept]))
             if algorithm.stateful and problem.split.personal:

@@ -46,19 +46,19 @@ def blocks(jobs: Sequence[Job], *, most: int, room: Callable[[int], int]) -> Ite
     A block has at most ``most`` clients, and at most ``room(width)`` where its batches are ``width`` rows wide.
     """
     shapes = [[(len(r.sizes), int(r.sizes.max(initial=0))) for r in job.rows.values()] for job in jobs]
-    cost = [sum(steps * width for steps, width in shape) for shape in shapes]
     block: list[int] = []
+    widest: list[tuple[int, int]] = []
+    apart = 0  # the rows that the block's clients would compute one by one
     for i in sorted(range(len(jobs)), key=lambda i: shapes[i]):
-        joined = [*block, i]
-        widest = [
-            (max(shapes[j][p][0] for j in joined), max(shapes[j][p][1] for j in joined)) for p in range(len(shapes[i]))
-        ]
-        together = len(joined) * sum(steps * width for steps, width in widest)
-        too_wide = together > (1 + PADDING) * sum(cost[j] for j in joined)
-        if block and (too_wide or len(joined) > min(most, room(max(w for _, w in widest)))):
+        cost = sum(steps * width for steps, width in shapes[i])
+        joined = [(max(a, c), max(b, d)) for (a, b), (c, d) in zip(widest or shapes[i], shapes[i], strict=True)]
+        together = (len(block) + 1) * sum(steps * width for steps, width in joined)
+        too_wide = together > (1 + PADDING) * (apart + cost)
+        if block and (too_wide or len(block) >= min(most, room(max(width for _, width in joined)))):
             yield block
-            joined = [i]
-        block = joined
+            block, joined, apart = [], shapes[i], 0
+        block.append(i)
+        widest, apart = joined, apart + cost
     if block:
         yield block
 

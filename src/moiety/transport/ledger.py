@@ -27,16 +27,14 @@ class Ledger:
     flops: float = 0.0
     device_memory: int = 0
 
-    def down(self, broadcast: Params, clients: int) -> None:
-        """Count one broadcast to each of ``clients``."""
-        self.down_values += clients * value_bytes(broadcast)
-        self.down_payload += clients * payload_bytes(broadcast)
-
-    def up(self, upload: Params) -> None:
-        """Count one client's upload."""
-        self.client_updates += 1
-        self.up_values += value_bytes(upload)
-        self.up_payload += payload_bytes(upload)
+    def exchange(self, shared: Params, clients: int) -> None:
+        """Count one broadcast to each of ``clients``, and an upload of the same layout from each."""
+        values, payload = clients * value_bytes(shared), clients * payload_bytes(shared)
+        self.client_updates += clients
+        self.down_values += values
+        self.down_payload += payload
+        self.up_values += values
+        self.up_payload += payload
 
     def as_dict(self) -> dict[str, Any]:
         """The sums by name."""
