@@ -31,12 +31,12 @@ class Call:
         self.places: dict[str, list[tuple[dict[str, Any], str]]] = {}
         names = names or tensor_names(module)
         for part in module.modules():
-            # A tied tensor has one name and several places.
+            # A tied tensor has one name and several places; one without a name is a constant that tracing made.
             for members in (part._parameters, part._buffers):
                 for key, tensor in members.items():
-                    if tensor is not None:
+                    if tensor is not None and id(tensor) in names:
                         self.places.setdefault(names[id(tensor)], []).append((members, key))
-        self.buffers = {names[id(b)]: self.places[names[id(b)]][0] for b in module.buffers()}
+        self.buffers = {names[id(b)]: self.places[names[id(b)]][0] for b in module.buffers() if id(b) in names}
 
     def __call__(self, params: Params, inputs: Sequence[Any]) -> tuple[Any, Params]:
         """The module's output, and its buffers as the forward pass left them."""
