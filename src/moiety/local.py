@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moiety.errors import must, number, whole
-from moiety.types import Batch, LossFunction, Names, Objective, Params, Partial, Phase, Work
+from moiety.types import Batch, LossFunction, Names, Objective, Params, Phase, Work
 
 
 def autograd_gradient(objective: Objective, at: Params) -> tuple[Params, Tensor, Params]:
@@ -163,15 +163,19 @@ def gradient_over_samples(work: Work, model: Params, samples: Sequence[Params], 
     forward and backward: its backward pass is linear in the features' gradient, so the mean over samples can be taken
     there first.
     """
-    sampled = frozenset(samples[0])
-    few = {name: column[:3] for name, column in batch.items()}
-    partial = work.task.partial(sampled, work.task.init, few) if work.reuse is not None else None
+    partial = work.partial(frozenset(samples[0])) if work.reuse is not None else None
     block = {name: model[name] for name in names}
-    if not isinstance(partial, Partial):
+    if partial is None:
         return _mean_gradient(work, work.task.loss, model, samples, batch, block)
-    found, backward = torch.func.vjp(lambda block: partial.features({**model, **block}, batch), block)[:2]
-    mean = _mean_gradient(work, partial.loss, model, samples, batch, {**block, **found})
-    (through,) = backward({name: mean[name] for name in found})
+
+    def features(block: Params) -> tuple[Batch, Batch]:
+        found = partial.features({**model, **block}, dict(batch))
+        smooth = {name: f for name, f in found.items() if f.is_floating_point()}
+        return smooth, {name: f for name, f in found.items() if name not in smooth}
+
+    smooth, backward, fixed = torch.func.vjp(features, block, has_aux=True)  # type: ignore[misc]
+    mean = _mean_gradient(work, partial.loss, model, samples, {**batch, **fixed}, {**block, **smooth})
+    (through,) = backward({name: mean[name] for name in smooth})
     return {name: mean[name] + through[name] for name in names}
 
 

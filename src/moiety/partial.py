@@ -64,6 +64,7 @@ def tensor_names(module: nn.Module) -> dict[int, str]:
 class Divided:
     """A model cut in two: ``features(params, inputs)`` per row, and ``rest(params, features)``, which is the output."""
 
+    count: int
     features: Callable[[Params, Sequence[Tensor]], tuple[Tensor, ...]]
     rest: Callable[[Params, Sequence[Tensor]], tuple[Tensor, Params]]
 
@@ -97,8 +98,9 @@ def divide(
         own = {n: p.clone() if n in suffix.buffers else p for n, p in params.items()} if suffix.buffers else params
         return suffix(own, features)
 
-    divided = Divided(features, rest)
-    return _objection(prefix.module, divided, params, inputs) or divided
+    count = sum(node.op == "placeholder" for node in cut[1].nodes)
+    divided = Divided(count, features, rest)
+    return _objection(prefix.module, divided, params, inputs) or _difference(module, divided, params, inputs) or divided
 
 
 def _cut(module: nn.Module, graph: fx.Graph, trained: frozenset[str]) -> tuple[fx.Graph, fx.Graph] | None:
@@ -157,11 +159,32 @@ def _ancestors(nodes: Sequence[fx.Node], stop: set[fx.Node] | None = None) -> se
     return found
 
 
+def _difference(module: nn.Module, divided: Divided, params: Params, inputs: Sequence[Tensor]) -> str | None:
+    """Whether the two parts give what the model gives: a value that tracing froze (noise, a flag) shows here."""
+    whole = Call(module)
+    before = torch.default_generator.get_state()
+    try:
+        for seed in (1, 2):
+            own = {n: p.clone() for n, p in params.items()}
+            with torch.no_grad():
+                torch.default_generator.manual_seed(seed)
+                wanted = whole(own, [column.clone() for column in inputs])[0]
+                torch.default_generator.manual_seed(seed)
+                found = divided.rest(params, divided.features(params, [column.clone() for column in inputs]))[0]
+            if not (isinstance(wanted, Tensor) and torch.allclose(wanted, found, rtol=1e-4, atol=1e-5)):
+                return "the traced model gives other numbers than the model"
+    except Exception as error:
+        return f"its parts cannot be run alone ({type(error).__name__}: {' '.join(str(error).split())[:100]})"
+    finally:
+        torch.default_generator.set_state(before)
+    return None
+
+
 def _objection(prefix: nn.Module, divided: Divided, params: Params, inputs: Sequence[Tensor]) -> str | None:
     """Why the features cannot be kept, found by trying; None if they can."""
     if any(isinstance(m, nn.modules.batchnorm._NormBase) for m in prefix.modules()):
         return "a normalisation over the batch, in training mode, before the trained parameters"
-    before = torch.random.get_rng_state()
+    before = torch.default_generator.get_state()
     try:
         with torch.no_grad():
             first, again = divided.features(params, inputs), divided.features(params, inputs)
@@ -169,7 +192,7 @@ def _objection(prefix: nn.Module, divided: Divided, params: Params, inputs: Sequ
     except Exception as error:
         return f"its first part cannot be run alone ({type(error).__name__}: {' '.join(str(error).split())[:100]})"
     finally:
-        torch.random.set_rng_state(before)
+        torch.default_generator.set_state(before)
     rows = len(inputs[0])
     for a, b, c in zip(first, again, fewer, strict=True):
         if not isinstance(a, Tensor) or a.dim() == 0 or len(a) != rows or len(c) != rows - 1:

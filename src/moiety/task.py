@@ -102,12 +102,14 @@ def _partial(
     spare = tuple(inputs) if per_example in LOSSES.values() else ()
 
     def make(divided: Divided) -> Partial:
+        names = [f"\0feature {i}" for i in range(divided.count)]  # no column of a user's is called that
+
         def features(params: Params, batch: Batch) -> Batch:
             found = divided.features(params, [batch[c] for c in inputs])
-            return {f"feature {i}": f for i, f in enumerate(found)}
+            return dict(zip(names, found, strict=True))
 
         def loss(params: Params, batch: Batch) -> tuple[Tensor, Params]:
-            output, left = divided.rest(params, [f for name, f in batch.items() if name.startswith("feature ")])
+            output, left = divided.rest(params, [batch[name] for name in names])
             return per_example(output, batch), left
 
         return Partial(features, loss, spare)

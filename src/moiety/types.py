@@ -105,6 +105,8 @@ class Work:
     reuse: Reuse | None = None
     """Given by the engine: the loss and the batches of a phase that trains only some parameters of a model, with what
     these do not reach computed once per row."""
+    partial: Callable[[frozenset[str]], Partial | None] = lambda trained: None
+    """Given by the engine: the task with only the named parameters trained, where it can be had."""
 
 
 class ClientUpdate(NamedTuple):

@@ -40,11 +40,11 @@ class Problem:
     data: FederatedData
     columns: Batch
     seed: int
+    partial: bool = True
+    """Whether what trained parameters do not reach is computed once per row where rows come round again."""
     quiet: bool = False
     """Whether not to say that partial evaluation cannot be done."""
     said: set[str] = field(default_factory=set)
-    partial: bool = True
-    """Whether what trained parameters do not reach is computed once per row where rows come round again."""
 
     def shared(self) -> tuple[Params, Params]:
         """The first values of the shared parameters and of the shared running statistics."""
@@ -80,11 +80,13 @@ class Problem:
             scale=scale,
             examples=examples,
             reuse=reuse,
+            partial=self.reusable,
         )
 
-    def reusable(self, trained: frozenset[str], model: Params, few: Batch) -> Partial | None:
+    def reusable(self, trained: frozenset[str]) -> Partial | None:
         """How to train some parameters with the rest computed once; where it cannot be done, that is said once."""
-        found = self.task.partial(trained, model, few)
+        few = {name: column[:3].clone() for name, column in self.columns.items()}
+        found = self.task.partial(trained, self.task.init, few) if self.partial else None
         if isinstance(found, str) and not self.quiet and found not in self.said:
             self.said.add(found)
             block = f"{sorted(trained)[0]} ({len(trained)} tensors)"
@@ -117,7 +119,8 @@ def sliced_features(partial: Partial, model: Params, columns: Batch, *, limit: i
     rows = len(next(iter(columns.values())))
     slices: list[Batch] = []
     for at in range(0, rows, FEATURE_ROWS):
-        slices.append(partial.features(model, {n: c[at : at + FEATURE_ROWS] for n, c in columns.items()}))
+        # Copied, as every batch is: a model may edit its input.
+        slices.append(partial.features(model, {n: c[at : at + FEATURE_ROWS].clone() for n, c in columns.items()}))
         if at == 0:
             per_row = sum(f[0].numel() * f.element_size() for f in slices[0].values())
             if per_row * rows > limit:

@@ -53,7 +53,7 @@ class Sequential:
                 return problem.task.loss, batches
             start, stop = batches.rows.span()
             own = {name: column[start:stop] for name, column in problem.columns.items()}
-            partial = problem.reusable(trained, model, {name: column[:3] for name, column in own.items()})
+            partial = problem.reusable(trained)
             features = partial and sliced_features(partial, model, own, limit=FEATURE_BYTES)
             if not partial or not features:
                 return problem.task.loss, batches

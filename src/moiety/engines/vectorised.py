@@ -124,9 +124,7 @@ class Vectorised:
             ) -> tuple[LossFunction, Iterable[Batch]]:
                 if not isinstance(batches, Batches) or batches.own is None:
                     return problem.task.loss, batches
-                # The cut is looked for outside vmap's tensors: its place depends on names alone.
-                few = {name: column[:3] for name, column in problem.columns.items()}
-                partial = problem.reusable(trained, problem.task.init, few)
+                partial = problem.reusable(trained)
                 rows = {name: column[batches.own] for name, column in problem.columns.items()}
                 features = partial and sliced_features(partial, model, rows, limit=FEATURE_BYTES // len(jobs))
                 if not partial or not features:
