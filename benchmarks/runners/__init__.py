@@ -1,0 +1,1 @@
+"""One script for each framework; each runs in an environment of its own."""

@@ -1,0 +1,103 @@
+"""moiety by its public surface; only finetuning (no training round at all) calls the engine itself."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import numpy as np
+import torch
+from torch import nn
+
+import moiety as mo
+from benchmarks.runners.common import Clock, arguments, mean_loss, report, tensors, warm_up
+from benchmarks.work import BATCH, EXAMPLES, SEED, Arrays, Work, module
+from moiety.engines.choose import ENGINES, fastest, make
+from moiety.engines.evaluate import served
+from moiety.engines.problem import Problem, Served, to_tensors
+from moiety.task import from_module
+
+
+def algorithm_of(work: Work) -> mo.Algorithm:
+    """FedAvg, or FedAlt, whose personal phase alone is finetuning."""
+    if work.kind == "average":
+        return mo.fedavg(lr=work.lr, steps=EXAMPLES // BATCH, batch_size=BATCH, shuffle=False)
+    return mo.fedalt(
+        shared_lr=work.lr,
+        personal_lr=work.lr,
+        personal_epochs=work.head_epochs,
+        shared_epochs=max(1, work.body_epochs),
+        batch_size=BATCH,
+        shuffle=False,
+    )
+
+
+def train(arrays: Arrays, model: nn.Module, fed: mo.FederatedData, options: Namespace) -> None:
+    """``mo.fit``; the last round, which ends with the evaluation, is not among those timed."""
+    work, clock = arrays.work, Clock()
+    split = None if work.kind == "average" else mo.split.output_layer(model)
+    total = warm_up(work) + options.rounds
+    run = mo.fit(
+        model,
+        fed,
+        algorithm_of(work),
+        split=split,
+        rounds=total,
+        cohort=work.cohort,
+        seed=SEED,
+        engine=options.engine,
+        evaluate_every=total,
+        partial=options.partial,
+        on_round=lambda record, rounds: clock.tick(),
+    )
+    if run._rounds.problem.partial != options.partial:
+        raise SystemExit("fit did not do as `partial` says")
+    row = run.history[-1]
+    personal = None if split is None else row["loss"]
+    seconds = clock.seconds(work, options.rounds - 1)
+    report(seconds, row["shared_loss"], personal, engine=run.engine, version=mo.__version__)
+
+
+def finetune(arrays: Arrays, model: nn.Module, fed: mo.FederatedData, options: Namespace) -> None:
+    """The heads of all clients by FedAlt's own rule for a client that keeps no state, on one thread as ``fit`` does."""
+    torch.set_num_threads(1)
+    work, algorithm = arrays.work, algorithm_of(arrays.work)
+    task = from_module(model, loss="cross_entropy")
+    columns = to_tensors(fed, task, torch.device("cpu"))
+    problem = Problem(task, mo.split.output_layer(model), fed, columns, SEED, partial=options.partial)
+    # Engines choose by what is called train: here that is the personal phase alone.
+    functions = served(algorithm) | {"train": Served(algorithm.adapt, ("personal",))}
+    received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
+    states = [algorithm.init_client(problem.personal()) for _ in range(work.clients)]
+    phases = {"personal": algorithm.phases["personal"]}
+    jobs = problem.jobs(phases, range(work.clients), states, "adapt", 0, part="train")
+    if options.engine in ENGINES:
+        engine = make(options.engine, problem, functions, None)
+    else:
+        engine, _ = fastest(options.engine, problem, functions, jobs, received, scale=1.0, workers=None)
+    engine.map("train", jobs[:2], received, scale=1.0, round=0)
+    clock = Clock()
+    for _ in range(options.rounds):
+        adapted = engine.map("train", jobs, received, scale=1.0, round=0)
+        clock.tick()
+    x, y = tensors(arrays)
+    losses = []
+    for client, state in enumerate(adapted):
+        model.load_state_dict(problem.compose(*algorithm.personal_model(received, state)))
+        losses.append(mean_loss(model, x[arrays.rows(client)], y[arrays.rows(client)]))
+    engine.close()
+    model.load_state_dict(task.init)
+    shared, seconds = mean_loss(model, x, y), clock.seconds(work, options.rounds)
+    report(seconds, shared, float(np.mean(losses)), engine=engine.name, version=mo.__version__)
+
+
+def main() -> None:
+    """Run one work."""
+    options, arrays = arguments()
+    owner = np.repeat(np.arange(arrays.work.clients), EXAMPLES)
+    fed = mo.data.from_arrays({"x": arrays.x, "y": arrays.y}, client=owner, test=0.0)
+    run = finetune if arrays.work.kind == "finetune" else train
+    run(arrays, module(arrays.work, arrays.weights), fed, options)
+
+
+if __name__ == "__main__":
+    main()

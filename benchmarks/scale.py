@@ -1,0 +1,132 @@
+"""``python -m benchmarks.scale``: a round and the memory it takes, from a thousand clients to a million.
+
+FedAlt with a personal head of 330 numbers, 50 clients a round, four examples each; features are mapped from disk and
+personal states live in the run's folder. The last round is followed by the evaluation of a thousand clients and a
+checkpoint, both apart from the rounds that are timed. Each population in a process of its own, all in turn, the best
+turn counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from benchmarks import results
+from benchmarks.memory import family
+from benchmarks.work import FOLDER
+
+POPULATIONS = (1_000, 10_000, 100_000, 1_000_000)
+FEATURES, CLASSES, EXAMPLES, EVALUATED, COHORT, WARM_UP = 32, 10, 4, 1_000, 50, 5
+
+
+def prepare(clients: int) -> Path:
+    """A folder with the data of that many clients, written once."""
+    import numpy as np
+
+    from moiety.data.federated import FederatedData, Numbered
+
+    folder = FOLDER / f"scale-{clients}"
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(exist_ok=True)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((clients * EXAMPLES, FEATURES), dtype=np.float32)
+    y = (x @ rng.standard_normal((FEATURES, CLASSES), dtype=np.float32)).argmax(1)
+    ends = EXAMPLES * np.arange(1, clients + 1)
+    bounds = np.stack([ends - EXAMPLES, ends, ends, ends], axis=1)
+    FederatedData({"x": x, "y": y}, bounds, Numbered(clients), CLASSES).save(folder)
+    return folder
+
+
+def child(clients: int, rounds: int) -> None:
+    """One population, in a process of its own. Start-up is from the birth of the process to the end of round one."""
+    import moiety as mo
+
+    process = psutil.Process()
+    fed = mo.data.open_folder(FOLDER / f"scale-{clients}")
+    model = mo.models.mlp(FEATURES, CLASSES, hidden=(32,))
+    ends, started, memory = [], [], []
+
+    def tick(record: object, total: int) -> None:
+        ends.append(time.perf_counter())
+        started.append(time.time() - process.create_time())
+        if len(ends) >= total - 1:  # once before the evaluation and once after it
+            memory.append(family(process.pid))
+
+    out = FOLDER / f"scale-{clients}-run"
+    shutil.rmtree(out, ignore_errors=True)
+    mo.fit(
+        model,
+        fed,
+        mo.fedalt(shared_lr=0.1, personal_lr=0.1, batch_size=2),
+        split=mo.split.output_layer(model),
+        rounds=rounds,
+        cohort=COHORT,
+        evaluate_every=rounds,
+        evaluate_clients=min(clients, EVALUATED),
+        out=out,
+        on_round=tick,
+    )
+    each = [b - a for a, b in zip(ends[WARM_UP:-2], ends[WARM_UP + 1 : -1], strict=True)]
+    found = {
+        "clients": clients,
+        "start_up": started[0],
+        "seconds": median(each),
+        "fastest": min(each),
+        "resident_mb": memory[0].resident,
+        "mapped_mb": memory[0].mapped,
+        "memory_mb": max(memory[1].resident, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "end": ends[-1] - ends[-2] - median(each),
+    }
+    print("\n" + json.dumps(found), flush=True)
+
+
+def main() -> None:
+    """All populations in turn, or one of them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser.add_argument("--clients", default=",".join(map(str, POPULATIONS)))
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="the two smaller populations, nothing written")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--prepare", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.quick:
+        options.repeats = 1
+    wanted = [int(n) for n in options.clients.split(",")][: 2 if options.quick else None]
+    if options.prepare:
+        prepare(wanted[0])
+        return
+    if options.child:
+        child(wanted[0], options.rounds)
+        return
+    found: dict[str, dict[str, float]] = {}
+    environ = {**os.environ, "PYTHONPATH": str(results.ROOT)}
+    for turn, clients in itertools.product(range(options.repeats), wanted):
+        again = [sys.executable, "-m", "benchmarks.scale", "--clients", str(clients), "--rounds", str(options.rounds)]
+        subprocess.run([*again, "--prepare"], check=True, cwd=results.ROOT, env=environ)
+        done = subprocess.run(
+            [*again, "--child"], check=True, stdout=subprocess.PIPE, text=True, cwd=results.ROOT, env=environ
+        )
+        one = json.loads(done.stdout.strip().splitlines()[-1])
+        print(f"turn {turn + 1}", one, flush=True)
+        if str(clients) not in found or one["seconds"] < found[str(clients)]["seconds"]:
+            found[str(clients)] = one
+    print("\n" + results.scale_text({n: {"rows": row} for n, row in found.items()}))
+    if not options.quick:
+        results.update("scale", found)
+
+
+if __name__ == "__main__":
+    main()

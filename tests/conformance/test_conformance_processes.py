@@ -1,0 +1,94 @@
+"""The processes engine against the sequential one, bit for bit, for every algorithm."""
+
+from functools import partial
+from multiprocessing import active_children
+
+import pytest
+import torch
+from conformance_table import NAMES, TABLE, mlp_problem
+from oracle_problems import federated, image_clients
+
+import moiety as mo
+from moiety import tree
+from moiety.engines.evaluate import evaluate, served
+from moiety.engines.processes import Processes
+from moiety.engines.sequential import Sequential
+from moiety.engines.vectorised import Vectorised
+from moiety.types import Algorithm
+
+SIZES = (1, 30, 2, 13, 7, 5, 24, 6)
+OPTIONS = {"batch_size": 6, "momentum": 0.5, "weight_decay": 0.1, "clip": 0.5}
+
+
+class Fixed:
+    """States by client, as an evaluation asks for them."""
+
+    def __init__(self, states):
+        self.states = states
+
+    def get(self, clients):
+        return [self.states[int(c)] for c in clients]
+
+
+def everything(row, make, dtype=torch.float32, rounds=2):
+    """Two rounds of all clients and an evaluation: results, server and scores."""
+    problem = mlp_problem(row, SIZES, dtype)
+    algorithm: Algorithm = row.build(**OPTIONS)
+    engine = make(problem, served(algorithm))
+    server = algorithm.init_server(*problem.shared())
+    states = [algorithm.init_client(problem.personal()) for _ in SIZES]
+    try:
+        for t in range(rounds):
+            jobs = problem.jobs(algorithm.phases, range(len(SIZES)), states, "train", t, part="train")
+            found = engine.map("train", jobs, algorithm.broadcast(server), scale=0.5, round=t)
+            found = [tree.map_leaves(torch.clone, result) for result in found]
+            states = [s for _, s in found]
+            server = algorithm.server_update(server, algorithm.aggregator([u for u, _ in found]))
+        clients = problem.data.sizes("train").nonzero()[0]
+        scores = evaluate(
+            problem, algorithm, engine, server, Fixed(states), part="train", round=rounds, clients=clients
+        )
+    finally:
+        engine.close()
+    return (found, server), scores
+
+
+def same(one, other):
+    a, b = tree.leaves(one), tree.leaves(other)
+    assert a.keys() == b.keys()
+    for path in a:
+        assert torch.equal(torch.as_tensor(a[path]), torch.as_tensor(b[path])), path
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("row", TABLE, ids=NAMES)
+def test_bit_for_bit(row, workers):
+    one, scores = everything(row, Sequential)
+    other, again = everything(row, partial(Processes, inner=Sequential, workers=workers))
+    same(one, other)
+    assert scores == again
+    assert active_children() == []
+
+
+@pytest.mark.parametrize("row", TABLE, ids=NAMES)
+def test_vectorised_workers_within_rounding(row):
+    one, _ = everything(row, Sequential, torch.float64)
+    other, _ = everything(row, partial(Processes, inner=Vectorised, workers=2), torch.float64)
+    a, b = tree.leaves(one), tree.leaves(other)
+    for path in a:
+        torch.testing.assert_close(torch.as_tensor(a[path]), torch.as_tensor(b[path]), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=NAMES)
+def test_through_fit(row):
+    net = mo.models.mlp(4, 3, hidden=(6,), seed=1)
+    data = federated(image_clients(SIZES))
+    options = {"split": row.split(net), "rounds": 3, "cohort": 5, "evaluate_every": 1}
+    one = mo.fit(net, data, row.build(**OPTIONS), engine="sequential", **options)
+    other = mo.fit(net, data, row.build(**OPTIONS), engine="processes:sequential", workers=2, **options)
+    assert [{**r, "seconds": 0} for r in one.history] == [{**r, "seconds": 0} for r in other.history]
+    assert one.clients == other.clients
+    assert one.ledger == other.ledger
+    for client in range(len(SIZES)):
+        same(one.parameters(client), other.parameters(client))
+    assert active_children() == []
