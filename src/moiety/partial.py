@@ -79,10 +79,13 @@ def divide(
     ``inputs`` hold a few rows on which the cut is tried: features must be tensors with a row for every example, must
     not be random, and must not depend on the other rows of the batch.
     """
+    before = torch.default_generator.get_state()
     try:
         graph = fx.Tracer().trace(module)
     except Exception as error:  # tracing runs the user's code, which may raise anything
         return f"the model cannot be traced ({type(error).__name__}: {' '.join(str(error).split())[:100]})"
+    finally:
+        torch.default_generator.set_state(before)  # tracing runs the model's own code, which may draw
     cut = _cut(module, graph, trained)
     if cut is None:
         return None

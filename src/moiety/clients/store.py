@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
@@ -85,6 +86,7 @@ class DiskStore(MemoryStore):
         }
         self._open(folder, layout, clients * sum(self.sizes))
         self.states = os.open(folder / "states.bin", os.O_RDWR)
+        weakref.finalize(self, os.close, self.states)
         self.present = np.memmap(folder / "present.bin", dtype=np.uint8, mode="r+", shape=(clients,))
 
     def _open(self, folder: Path, layout: dict[str, object], size: int) -> None:
@@ -126,11 +128,19 @@ class DiskStore(MemoryStore):
             pieces.append(bytearray(raw[at : at + size]))
             at += size
         found = iter(pieces)
-        return tree.map_leaves(lambda x: torch.frombuffer(next(found), dtype=x.dtype).view(x.shape), self.example)
+
+        def tensor(like: torch.Tensor) -> torch.Tensor:
+            piece = next(found)
+            return torch.frombuffer(piece, dtype=like.dtype).view(like.shape) if piece else torch.empty_like(like)
+
+        return tree.map_leaves(tensor, self.example)
 
     def restart(self, round: int) -> None:
         """Check that no record is of a later round; where the run starts again, empty the store."""
-        settled = int(self.settled.read_text()) if self.settled.exists() else 0
+        text = self.settled.read_text() if self.settled.exists() else "0"
+        if not text.isdecimal():
+            raise MoietyError(message("clients", "whole", f"{text!r:.40} in {self.settled}"))
+        settled = int(text)
         if round == 0 and settled:
             self.present[:] = 0
             self.present.flush()
@@ -143,11 +153,15 @@ class DiskStore(MemoryStore):
     def settle(self, round: int) -> None:
         """Write what is pending to its records, flush, and forget it."""
         aside = self.settled.with_name(".settled")
-        aside.write_text(str(round))
+        with open(aside, "w") as file:
+            file.write(str(round))
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(aside, self.settled)
         record = sum(self.sizes)
         for client, state in self.pending.items():
-            raw = b"".join(x.contiguous().numpy().tobytes() for x in tree.leaves(state).values())
+            # As bytes: NumPy does not know every type that torch has.
+            raw = b"".join(x.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for x in tree.values(state))
             os.pwrite(self.states, raw, client * record)
         os.fsync(self.states)
         self.present[list(self.pending)] = 1

@@ -80,22 +80,30 @@ def fastest(
     reference = Sequential(problem, functions)
     clock(reference, jobs[:1])  # the first call pays for lazy set-up
     per_client = max(clock(reference, jobs[:1]), 1e-6)
-    sample = jobs[: max(1, min(len(jobs), int(seconds / 4 / per_client)))]
+    count = workers or cores()
+    # Enough clients that every worker has some, and else as many as take a moment.
+    sample = jobs[: max(2 * count, int(seconds / 4 / per_client))]
     names = [n for n in ENGINES if n.startswith(name) or (name == "auto" and n != "ray")]
-    if (workers or cores()) == 1 or len(jobs) == 1:
+    if count == 1 or len(jobs) == 1:
         names = [n for n in names if not n.startswith("processes")] or names
     times: dict[str, float] = {}
     refused: list[str] = []
     engines = {n: make(n, problem, functions, workers) for n in names}
-    for n, engine in engines.items():
-        try:
-            clock(engine, sample)
-            _try(engine, functions, "score", sample[:2], received)  # one that trains must also be able to evaluate
-            times[n] = min(clock(engine, sample) for _ in range(3))
-        except MoietyError as error:
-            refused.append(f"{n} cannot run it ({error})")
-    if not times:
-        raise MoietyError(refused[0])
+    try:
+        for n, engine in engines.items():
+            try:
+                _try(engine, functions, "score", sample[:2], received)  # one that trains must be able to evaluate too
+                times[n] = clock(engine, sample)
+                if times[n] < seconds:  # what takes long needs no second look
+                    times[n] = min(clock(engine, sample) for _ in range(3))
+            except MoietyError as error:
+                refused.append(f"{n} cannot run it ({error})")
+        if not times:
+            raise MoietyError(refused[0])
+    except BaseException:
+        for engine in engines.values():
+            engine.close()
+        raise
     best = min(times, key=lambda n: times[n])
     for n, engine in engines.items():
         if n != best:

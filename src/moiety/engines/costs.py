@@ -34,7 +34,7 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
     two = np.arange(2) % problem.data.total
     none = Rows(two[:0], np.zeros(0, dtype=np.int64))
     engine = Sequential(
-        replace(problem, quiet=True), {"train": Served(algorithm.client_update, tuple(algorithm.phases))}
+        replace(problem, quiet=True, said=set()), {"train": Served(algorithm.client_update, tuple(algorithm.phases))}
     )
 
     def count(phase: str, passes: int) -> float:

@@ -43,7 +43,7 @@ class Problem:
     partial: bool = True
     """Whether what trained parameters do not reach is computed once per row where rows come round again."""
     quiet: bool = False
-    """Whether not to say that partial evaluation cannot be done."""
+    """Whether to keep what is to be said, in ``said``, instead of saying it."""
     said: set[str] = field(default_factory=set)
 
     def shared(self) -> tuple[Params, Params]:
@@ -87,11 +87,18 @@ class Problem:
         """How to train some parameters with the rest computed once; where it cannot be done, that is said once."""
         few = {name: column[:3].clone() for name, column in self.columns.items()}
         found = self.task.partial(trained, self.task.init, few) if self.partial else None
-        if isinstance(found, str) and not self.quiet and found not in self.said:
-            self.said.add(found)
+        if isinstance(found, str) and not any(found in text for text in self.said):
             block = f"{sorted(trained)[0]} ({len(trained)} tensors)"
-            warnings.warn(f"Partial evaluation is off for the block of {block}: {found}.", stacklevel=2)
+            self.say([f"Partial evaluation is off for the block of {block}: {found}."])
         return found if isinstance(found, Partial) else None
+
+    def say(self, texts: Iterable[str]) -> None:
+        """Warn of each text once in a run; where ``quiet``, only keep it."""
+        for text in texts:
+            if text not in self.said:
+                self.said.add(text)
+                if not self.quiet:
+                    warnings.warn(text, stacklevel=2)
 
     def jobs(
         self, phases: Mapping[str, Phase], clients: Iterable[int], states: Iterable[Tree], *words: str | int, part: str

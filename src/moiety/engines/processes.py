@@ -77,29 +77,32 @@ class Processes:
 
     def close(self) -> None:
         """End the workers."""
-        for worker in self.workers:
-            worker.pipe.close()
-            worker.process.kill()
-            worker.process.join()
+        for w in range(len(self.workers)):
+            self._end(w)
         self.workers = []
+
+    def _end(self, w: int) -> None:
+        self.workers[w].pipe.close()
+        self.workers[w].process.kill()
+        self.workers[w].process.join()
 
     def _begin(self, job: Job, received: Params, cohort: int) -> None:
         """Lay out the shared memory by trying every function on two rows, then fork the workers."""
         start, _ = job.rows[next(iter(job.rows))].span()
         self.received = Arena(received, 1)
         self.states = Arena(job.state, slots_for(job.state, cohort))
-        quiet = Sequential(replace(self.problem, quiet=True), self.functions)
+        quiet = Sequential(replace(self.problem, quiet=True, said=set()), self.functions)
         for name, served in self.functions.items():
             few = {phase: Rows(np.array([start, start]), np.array([2])) for phase in served.phases}
             tried = Job(job.client, few, 2, job.state)
             (result,) = quiet.map(name, [tried], received, scale=1.0, round=0)
             self.results[name] = Arena(result, slots_for(result, max(cohort, 256)))
-        self.workers = [self._fork(speaks=w == 0) for w in range(self.count)]
+        self.workers = [self._fork() for _ in range(self.count)]
 
-    def _fork(self, speaks: bool = False) -> _Worker:
+    def _fork(self) -> _Worker:
         context = multiprocessing.get_context("fork")
         mine, theirs = context.Pipe()
-        process = context.Process(target=self._serve, args=(theirs, os.getpid(), speaks), daemon=True)
+        process = context.Process(target=self._serve, args=(theirs, os.getpid()), daemon=True)
         process.start()
         theirs.close()
         return _Worker(process, mine)
@@ -119,18 +122,16 @@ class Processes:
         while waiting:
             pipes = {self.workers[w].pipe: w for w in waiting}
             ends = {self.workers[w].process.sentinel: w for w in waiting}
-            for ready in wait([*pipes, *ends]):
-                w = pipes[ready] if ready in pipes else ends[ready]
-                if w not in waiting:
-                    continue
+            # A worker that died shows at both its ends, but dies once.
+            for w in {pipes[end] if end in pipes else ends[end] for end in wait([*pipes, *ends])}:
                 answer = self._answer(w)
                 if answer is None:
-                    clients = ", ".join(str(self.problem.data.ids[jobs[s].client]) for s in shares[w][:5])
                     if waiting[w] == TRIES:
+                        clients = ", ".join(str(self.problem.data.ids[jobs[s].client]) for s in shares[w][:5])
                         self.close()
                         got = f"{TRIES} that died in round {round + 1} while serving clients {clients}"
                         raise MoietyError(f"`workers` must be processes that live, got {got}. Is there enough memory?")
-                    self.workers[w].pipe.close()
+                    self._end(w)
                     self.workers[w] = self._fork()
                     self._send(w, messages[w])
                     waiting[w] += 1
@@ -139,6 +140,7 @@ class Processes:
                     self.received = None
                     raise answer
                 else:
+                    self.problem.say(answer)
                     del waiting[w]
         return [self.results[function].read(slot) for slot in range(len(jobs))]
 
@@ -148,19 +150,20 @@ class Processes:
             self.workers[w].pipe.send(message)
 
     def _answer(self, w: int) -> Any:
-        """What a worker said: ``done``, an exception, or None if it died without a word."""
+        """What a worker said: what it could not do, an exception, or None if it died without a word."""
         try:
             return self.workers[w].pipe.recv() if self.workers[w].pipe.poll() else None
         except (EOFError, ConnectionResetError):
             return None
 
-    def _serve(self, pipe: Connection, parent: int, speaks: bool) -> None:
-        """A worker's life: take a share, serve it, say done; end with the parent. One of them ``speaks`` of limits."""
+    def _serve(self, pipe: Connection, parent: int) -> None:
+        """A worker's life: take a share, serve it, say so; end with the parent."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
         torch.set_num_threads(1)
         assert self.received is not None
         assert self.states is not None
-        engine = self.inner(replace(self.problem, quiet=not speaks), self.functions)
+        problem = replace(self.problem, quiet=True)  # what it cannot do is told to the parent, who says it
+        engine = self.inner(problem, self.functions)
         while True:
             while not pipe.poll(1.0):
                 if os.getppid() != parent:
@@ -174,7 +177,8 @@ class Processes:
                 found = engine.map(function, jobs, self.received.read(0), scale=scale, round=round)
                 for (slot, _), result in zip(share, found, strict=True):
                     self.results[function].write(slot, result)
-                pipe.send("done")
+                self.problem.data.release()
+                pipe.send(sorted(problem.said))
             except Exception as error:  # told to the parent, which raises it
                 pipe.send(error if isinstance(error, MoietyError) else RuntimeError(repr(error)))
 

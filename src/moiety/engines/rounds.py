@@ -84,6 +84,7 @@ class Rounds:
         now.whole = False
         record = self._book(jobs, results, received, declared)
         now.whole = True
+        problem.data.release()
         return record
 
     def _book(self, jobs: list[Job], results: list[Tree], received: Params, declared: Params) -> RoundRecord:
