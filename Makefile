@@ -4,7 +4,7 @@ BIN := .venv/bin
 # The data sets that are too large to ship; tests that need them skip where the folder is absent.
 export MOIETY_DATA ?= $(wildcard $(CURDIR)/../shared/data)
 
-.PHONY: demo test install format clean
+.PHONY: demo test bench install format clean
 
 demo: install
 	$(BIN)/moiety run quickstart
@@ -15,6 +15,11 @@ test: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2
+
+# Builds an environment for each peer and takes the better part of an hour; tables go to docs/benchmarks.md.
+bench: install
+	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.scale
 
 install: .venv/installed
 

@@ -138,19 +138,16 @@ def unstack(tree: Tree, count: int) -> list[Tree]:
 
 def are_finite(trees: Sequence[Tree]) -> list[bool]:
     """For each tree, whether none of its floating tensors holds a NaN or an infinity."""
-    floats = [[x for x in values(tree) if _floating(x)] for tree in trees]
-    flat = [x for row in floats for x in row]
-    if not flat:
-        return [True] * len(trees)
-    # One call for all of them: a norm is finite only if every term is. Where finite terms overflow, look closer.
-    fine = torch.isfinite(torch.stack([n.double() for n in torch._foreach_norm(flat)])).tolist()
-    found, at = [], 0
-    for row in floats:
-        known = fine[at : at + len(row)]
-        found.append(all(ok or bool(torch.isfinite(x).all()) for ok, x in zip(known, row, strict=True)))
-        at += len(row)
+    by_type: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
+    for i, tree in enumerate(trees):
+        for x in values(tree):
+            if isinstance(x, Tensor) and x.is_floating_point() and x.numel():
+                by_type.setdefault(x.dtype, []).append((i, x))
+    found = [True] * len(trees)
+    for entries in by_type.values():
+        # One call for all of them: a norm is finite only if every term is. Where finite terms overflow, look closer.
+        norms = torch.stack(torch._foreach_norm([x for _, x in entries]))
+        for at in torch.nonzero(~torch.isfinite(norms)).flatten().tolist():
+            i, x = entries[at]
+            found[i] = found[i] and bool(torch.isfinite(x).all())
     return found
-
-
-def _floating(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel() > 0

@@ -166,7 +166,7 @@ class FederatedData:
         Without this the resident memory of a long run grows to the size of the data.
         """
         for column in self.columns.values():
-            mapped = getattr(column, "_mmap", None)
+            mapped: Any = getattr(column, "_mmap", None)
             # In other modes pages may hold changes that are nowhere else.
             shared = isinstance(mapped, mmap.mmap) and getattr(column, "mode", "") in ("r", "r+")
             if shared and hasattr(mmap, "MADV_DONTNEED"):

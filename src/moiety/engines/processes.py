@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -30,6 +31,8 @@ from moiety.types import Params, Tree
 
 ARENA_BYTES = 1 << 28
 """Memory for the states or results of one batch of clients; a larger cohort is served in several batches."""
+SPIN_SECONDS = 0.02
+"""How long a worker stays awake for its next share."""
 TRIES = 3
 """How many workers in a row the same clients may bring down."""
 
@@ -165,6 +168,10 @@ class Processes:
         problem = replace(self.problem, quiet=True)  # what it cannot do is told to the parent, who says it
         engine = self.inner(problem, self.functions)
         while True:
+            # Between rounds the parent needs a moment; a core that went to sleep meanwhile takes as long to wake.
+            soon = time.monotonic() + SPIN_SECONDS
+            while not pipe.poll(0) and time.monotonic() < soon:
+                os.sched_yield()
             while not pipe.poll(1.0):
                 if os.getppid() != parent:
                     os._exit(0)
