@@ -78,7 +78,7 @@ def test_the_answer_does_not_depend_on_the_choice(quicker: str, monkeypatch: pyt
 
         monkeypatch.setattr(kind, "map", slowed)
     monkeypatch.setattr(choose.time, "perf_counter", lambda: clock["now"] + next(ticks) * 1e-9)
-    auto = fit()
+    auto = fit(workers=1)
     assert auto.engine == quicker
     alone = fit(engine=quicker)
     other = fit(engine="sequential" if quicker == "vectorised" else "vectorised")

@@ -153,11 +153,15 @@ class DiskStore(MemoryStore):
     def settle(self, round: int) -> None:
         """Write what is pending to its records, flush, and forget it."""
         aside = self.settled.with_name(".settled")
-        with open(aside, "w") as file:
-            file.write(str(round))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, self.settled)
+        try:
+            with open(aside, "w") as file:
+                file.write(str(round))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, self.settled)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
         record = sum(self.sizes)
         for client, state in self.pending.items():
             # As bytes: NumPy does not know every type that torch has.
