@@ -175,7 +175,7 @@ def write_page(stored: Mapping[str, Any]) -> None:
     works, scale = stored.get("works", {}), stored.get("scale", {})
     parts = [BEGIN]
     if works:
-        parts += ["## Ratios that were asked for", targets(works), "## Works"]
+        parts += ["## Ratios aimed for", targets(works), "## Works"]
         parts += [f"{text(name, works[name]['rows'])}\n\n{_where(works[name])}" for name in sorted(works)]
     if scale:
         parts += ["## Scale", scale_text(scale), _where(next(iter(scale.values())))]
@@ -190,8 +190,8 @@ def _where(stored: Mapping[str, str]) -> str:
 
 
 def targets(works: Mapping[str, Any]) -> str:
-    """What was asked for beside what was measured."""
-    lines = [["work", "who", "times as fast as", "asked", "measured", "reached"]]
+    """What is aimed for beside what was measured."""
+    lines = [["work", "who", "times as fast as", "aim", "measured", "reached"]]
     for work, who, other, wanted in TARGETS:
         times = {row["name"]: row["times"] for row in works.get(work, {"rows": []})["rows"]}
         ratios = _ratios(times.get(other, []), times.get(who, []))
