@@ -96,13 +96,23 @@ def at_event(number: int, out: Path, half: bool) -> Callable[[], None]:
     def fsync(handle: int) -> None:
         path = os.readlink(f"/proc/self/fd/{handle}")
         if path.startswith(str(out)) and not os.path.isdir(path) and reached():
-            if os.path.basename(path) != "states.bin":  # written in place, so it cannot be short
+            if os.path.basename(path) != "states.bin":  # written in place, so it cannot be short: see pwrite
                 os.truncate(path, os.path.getsize(path) // 2)
             die()
+
+    whole_pwrite = os.pwrite
+
+    def pwrite(handle: int, content: bytes, at: int) -> int:
+        """A record of a personal state of which only the first half reaches the file, over whatever was there."""
+        if os.readlink(f"/proc/self/fd/{handle}").startswith(str(out)) and reached():
+            whole_pwrite(handle, content[: len(content) // 2], at)
+            die()
+        return whole_pwrite(handle, content, at)
 
     def install() -> None:
         if half:
             os.fsync = fsync
+            os.pwrite = pwrite
         else:
             sys.addaudithook(hook)
 
