@@ -67,7 +67,7 @@ def finetune(arrays: Arrays, model: nn.Module, fed: mo.FederatedData, options: N
     # Engines choose by what is called train: here that is the personal phase alone.
     functions = served(algorithm) | {"train": Served(algorithm.adapt, ("personal",))}
     received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
-    states = [algorithm.init_client(problem.personal()) for _ in range(work.clients)]
+    states = [problem.first(algorithm) for _ in range(work.clients)]
     phases = {"personal": algorithm.phases["personal"]}
     jobs = problem.jobs(phases, range(work.clients), states, "adapt", 0, part="train")
     if options.engine in ENGINES:

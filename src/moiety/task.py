@@ -45,7 +45,12 @@ METRIC_OF_LOSS = {"cross_entropy": "accuracy", "mse": "mse"}
 
 
 def from_module(
-    model: nn.Module, *, loss: Loss, metric: str | Metric | None = None, inputs: Sequence[str] = ("x",)
+    model: nn.Module,
+    *,
+    loss: Loss,
+    metric: str | Metric | None = None,
+    inputs: Sequence[str] = ("x",),
+    penalty: Callable[[Params], Tensor] | None = None,
 ) -> Task:
     """A task from a module that maps the columns ``inputs`` to an output.
 
@@ -54,6 +59,7 @@ def from_module(
         loss: ``cross_entropy``, ``mse``, or a function of (output, batch) that gives one loss per example.
         metric: ``accuracy``, ``mse`` or a ``Metric``; by default the one that goes with the loss.
         inputs: the columns given to ``forward``, in order.
+        penalty: a term of all parameters that is added to every example's training loss, never to a score.
     """
     must(isinstance(model, nn.Module), "model", "an nn.Module", type(model).__name__)
     training, evaluating = Call(copy.deepcopy(model).train()), Call(copy.deepcopy(model).eval())
@@ -68,7 +74,7 @@ def from_module(
         # Buffers are edited in place by the forward pass, so it gets copies.
         own = {n: p.clone() if n in buffers else p for n, p in params.items()} if buffers else params
         output, left = training(own, [batch[c] for c in inputs])
-        return per_example(output, batch), left
+        return _with(per_example(output, batch), penalty, params), left
 
     def scores(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         output = predict(params, batch)
@@ -82,8 +88,13 @@ def from_module(
         scores=scores,
         metric=chosen,
         mixes_examples=any(mixes(m) for m in model.modules()),
-        partial=_partial(training.module, inputs, per_example),
+        partial=_partial(training.module, inputs, per_example, penalty),
     )
+
+
+def _with(losses: Tensor, penalty: Callable[[Params], Tensor] | None, params: Params) -> Tensor:
+    """The losses, each with the penalty added."""
+    return losses if penalty is None else losses + penalty(params)
 
 
 class _Cuts(dict[frozenset[str], Partial | str | None]):
@@ -94,7 +105,10 @@ class _Cuts(dict[frozenset[str], Partial | str | None]):
 
 
 def _partial(
-    module: nn.Module, inputs: Sequence[str], per_example: Callable[[Tensor, Batch], Tensor]
+    module: nn.Module,
+    inputs: Sequence[str],
+    per_example: Callable[[Tensor, Batch], Tensor],
+    penalty: Callable[[Params], Tensor] | None,
 ) -> Callable[[frozenset[str], Params, Batch], Partial | str | None]:
     """How the task is evaluated in part, worked out once for each block that is trained."""
     known = _Cuts()
@@ -110,7 +124,7 @@ def _partial(
 
         def loss(params: Params, batch: Batch) -> tuple[Tensor, Params]:
             output, left = divided.rest(params, [batch[name] for name in names])
-            return per_example(output, batch), left
+            return _with(per_example(output, batch), penalty, params), left
 
         return Partial(features, loss, spare)
 

@@ -147,8 +147,8 @@ class ServerOptimiser:
 class Algorithm:
     """A frozen record of pure functions, made by one builder with keyword-only hyper-parameters.
 
-    ``init_server(shared, statistics)`` (shared parameters and shared buffers) and ``init_client(personal)`` make
-    states; ``broadcast(server)`` is what goes down;
+    ``init_server(shared, statistics)`` (shared parameters and shared buffers) and ``init_client(shared,
+    personal)`` (the first values of both parts) make states; ``broadcast(server)`` is what goes down;
     ``client_update(work, received, state)`` is the local work of one client; ``aggregator(updates)`` joins uploads;
     ``server_update(server, aggregate)`` moves the server; ``personal_model(received, state)`` gives the two parts of
     a client's model; ``adapt(work, received, state)`` is the algorithm's own rule for a client that keeps no state or
@@ -158,7 +158,7 @@ class Algorithm:
     name: str
     phases: Mapping[str, Phase]
     init_server: Callable[[Params, Params], Tree]
-    init_client: Callable[[Params], Tree]
+    init_client: Callable[[Params, Params], Tree]
     broadcast: Callable[[Tree], Params]
     client_update: Callable[[Work, Params, Tree], tuple[ClientUpdate, Tree]]
     aggregator: Callable[[Sequence[ClientUpdate]], Params]

@@ -31,7 +31,7 @@ def test_each_phase_has_its_own_steps_and_its_own_shuffle():
     data = federated(image_clients([30]))
     problem = problem_of(from_module(net, loss="cross_entropy"), data, mo.split.output_layer(net))
     algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.1, shared_epochs=2, personal_epochs=3, batch_size=10)
-    job = problem.jobs(algorithm.phases, [0], [algorithm.init_client(problem.personal())], "train", 0, part="train")
+    job = problem.jobs(algorithm.phases, [0], [problem.first(algorithm)], "train", 0, part="train")
     asked = []
 
     def client_update(work: Work, received, state):

@@ -112,7 +112,7 @@ def test_evaluating_in_between_changes_nothing():
 @CASES
 def test_local_work_hands_back_the_state_it_was_given(algorithm, one_round):
     problem = problem_of(scalar_task(), federated(CLIENTS), split_of(["u"], ["v"]))
-    state = algorithm.init_client(problem.personal())
+    state = problem.first(algorithm)
     jobs = problem.jobs(algorithm.phases, [0], [state], "train", 0, part="train")
     received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
     ((update, after),) = serve(Sequential, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)

@@ -25,7 +25,7 @@ def begin(row, dtype=torch.float32):
     problem = mlp_problem(row, dtype=dtype)
     algorithm = row.build(**FIX)
     server = algorithm.init_server(*problem.shared())
-    states = [algorithm.init_client(problem.personal()) for _ in range(3)]
+    states = [problem.first(algorithm) for _ in range(3)]
     received = algorithm.broadcast(server)
     jobs = problem.jobs(algorithm.phases, range(3), states, "train", 0, part="train")
     return problem, algorithm, server, received, jobs
@@ -131,7 +131,7 @@ def test_weights_are_what_the_option_says(row):
     for option in row.weightings():
         problem = mlp_problem(row)
         algorithm = row.build(batch_size=2, **option)
-        states = [algorithm.init_client(problem.personal())] * 3
+        states = [problem.first(algorithm)] * 3
         received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
         jobs = problem.jobs(algorithm.phases, range(3), states, "train", 0, part="train")
         for engine in ENGINES:
@@ -146,7 +146,7 @@ def test_a_weight_is_exact_in_a_model_of_low_precision(engine):
     problem = mlp_problem(row, sizes=(257, 3), dtype=torch.bfloat16)
     algorithm = row.build(batch_size=300)
     received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
-    jobs = problem.jobs(algorithm.phases, range(2), [algorithm.init_client({})] * 2, "train", 0, part="train")
+    jobs = problem.jobs(algorithm.phases, range(2), [algorithm.init_client({}, {})] * 2, "train", 0, part="train")
     results = serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
     assert [float(u.weight) for u, _ in results] == [257, 3]
 
@@ -157,7 +157,7 @@ def test_data_columns_of_the_user_are_unchanged(row):
     before = {k: c.copy() for k, c in problem.data.columns.items()}
     algorithm = row.build(**FIX)
     received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
-    jobs = problem.jobs(algorithm.phases, [0], [algorithm.init_client(problem.personal())], "train", 0, part="train")
+    jobs = problem.jobs(algorithm.phases, [0], [problem.first(algorithm)], "train", 0, part="train")
     serve(Sequential, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
     for name, column in before.items():
         np.testing.assert_array_equal(column, problem.data.columns[name])

@@ -28,7 +28,7 @@ def results(row, engine, dtype=torch.float32, order=None, rounds=2, **options):
     problem = mlp_problem(row, SIZES, dtype)
     algorithm = row.build(batch_size=16, **options)
     server = algorithm.init_server(*problem.shared())
-    states = [algorithm.init_client(problem.personal()) for _ in SIZES]
+    states = [problem.first(algorithm) for _ in SIZES]
     order = np.arange(len(SIZES)) if order is None else np.asarray(order)
     for t in range(rounds):
         jobs = problem.jobs(algorithm.phases, range(len(SIZES)), states, "train", t, part="train")
@@ -93,7 +93,7 @@ def test_a_client_does_not_depend_on_the_cohort_around_it(row, engine):
     received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
 
     def update(cohort):
-        states = [algorithm.init_client(problem.personal()) for _ in cohort]
+        states = [problem.first(algorithm) for _ in cohort]
         jobs = problem.jobs(algorithm.phases, cohort, states, "train", 5, part="train")
         return serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=5)[
             list(cohort).index(3)

@@ -36,7 +36,7 @@ def everything(row, make, dtype=torch.float32, rounds=2):
     algorithm: Algorithm = row.build(**OPTIONS)
     engine = make(problem, served(algorithm))
     server = algorithm.init_server(*problem.shared())
-    states = [algorithm.init_client(problem.personal()) for _ in SIZES]
+    states = [problem.first(algorithm) for _ in SIZES]
     try:
         for t in range(rounds):
             jobs = problem.jobs(algorithm.phases, range(len(SIZES)), states, "train", t, part="train")

@@ -27,7 +27,7 @@ def uploads(order, round=0, seed=0):
     net = model()
     problem = problem_of(from_module(net, loss="cross_entropy"), DATA, mo.split.nothing(net), seed)
     received = ALGORITHM.broadcast(ALGORITHM.init_server(*problem.shared()))
-    states = [ALGORITHM.init_client({})] * len(order)
+    states = [ALGORITHM.init_client({}, {})] * len(order)
     jobs = problem.jobs(ALGORITHM.phases, order, states, "train", round, part="train")
     results = serve(Sequential, problem, ALGORITHM.client_update, jobs, received, scale=1.0, round=round)
     return {client: update.upload["0.weight"] for client, (update, _) in zip(order, results, strict=True)}

@@ -208,7 +208,7 @@ def trained(problem: Problem, engine: Any, rounds: int = 2, algorithm: mo.Algori
     algorithm = algorithm or alternating()
     server = algorithm.init_server(*problem.shared())
     clients = range(len(problem.data))
-    states = [algorithm.init_client(problem.personal()) for _ in clients]
+    states = [problem.first(algorithm) for _ in clients]
     served = engine(problem, {"train": Served(algorithm.client_update, tuple(algorithm.phases))})
     for t in range(rounds):
         jobs = problem.jobs(algorithm.phases, clients, states, "train", t, part="train")

@@ -120,7 +120,7 @@ def fedalt(
             "shared": phase("shared_", shared_epochs, shared_steps, batch_size, shuffle),
         },
         init_server=partial(averaging.init_server, optimiser),
-        init_client=Client,
+        init_client=lambda shared, personal: Client(personal),
         broadcast=averaging.broadcast,  # Algorithm 1, line 4
         client_update=client_update,  # line 6
         aggregator=weighted_mean,  # line 8; Algorithm 4, line 16

@@ -93,7 +93,7 @@ def fedavg(
         name="fedavg",
         phases={"local": phase("", epochs, steps, batch_size, shuffle)},
         init_server=partial(averaging.init_server, optimiser),
-        init_client=Client,
+        init_client=lambda shared, personal: Client(personal),
         broadcast=averaging.broadcast,
         client_update=client_update,
         aggregator=weighted_mean,  # w <- sum_k (n_k / n) w_k

@@ -73,7 +73,7 @@ def local_only(
         name="local_only",
         phases={"local": phase("", epochs, steps, batch_size, shuffle)},
         init_server=lambda shared, statistics: Server(),
-        init_client=Client,
+        init_client=lambda shared, personal: Client(personal),
         broadcast=lambda server: {},
         client_update=client_update,
         aggregator=weighted_mean,

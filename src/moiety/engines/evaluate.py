@@ -59,9 +59,10 @@ def evaluate(
     sizes = data.sizes(part)
     tested = clients[sizes[clients] > 0]
     received = algorithm.broadcast(server)
-    alone = algorithm.personal_model(received, algorithm.init_client(problem.personal()))
+    first = problem.first(algorithm)
+    alone = algorithm.personal_model(received, first)
     shared = pooled(problem, problem.compose(*alone), tested, part)
-    if not problem.split.personal:
+    if not tree.leaves(first):
         personal = shared  # the very same model
     else:
         states = current_states(problem, algorithm, engine, received, store, tested, round)

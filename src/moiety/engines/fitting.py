@@ -135,7 +135,7 @@ def fit(
     known = identity(problem, algorithm)
     folder = files.create(out, config, problem.task.init, known) if out is not None else None
     loop = Rounds(problem, algorithm, begin(problem, algorithm, folder), rounds, cohort, engine, workers)
-    return train(loop, config, folder, [], model, on_round)
+    return train(loop, config, folder, [], problem.split.model or model, on_round)
 
 
 def resume(
@@ -226,7 +226,7 @@ def resume(
     options.update(rounds=rounds, engine=engine)
     files.write_config(path, config)
     loop = Rounds(problem, algorithm, progress, rounds, options["cohort"], engine, workers or options.get("workers"))
-    return train(loop, config, path, history, model, on_round)
+    return train(loop, config, path, history, problem.split.model or model, on_round)
 
 
 KINDS: dict[str, type] = {
@@ -290,13 +290,17 @@ def _problem(
 ) -> Problem:
     """The checked problem, with the model's present values as the first ones."""
     where = check_device(device)
-    task = model if isinstance(model, Task) else tasks.from_module(model, loss=loss, metric=metric, inputs=inputs)
-    task = replace(task, init={n: p.to(where) for n, p in task.init.items()})
     if split is None:
         hint = "For instance split=moiety.split.output_layer(model)."
         known = algorithm.default_split is not None and isinstance(model, nn.Module)
         must(known, "split", f"given for {algorithm.name} and {type(model).__name__}", "nothing", hint)
         split = split_from(str(algorithm.default_split), cast(nn.Module, model))
+    if isinstance(model, Task):
+        task = model
+    else:
+        module = split.model or model
+        task = tasks.from_module(module, loss=loss, metric=metric, inputs=inputs, penalty=split.penalty)
+    task = replace(task, init={n: p.to(where) for n, p in task.init.items()})
     names = {*split.shared, *split.personal, *split.frozen}
     must(names == task.init.keys(), "split", "made for this model", f"another's, with {len(names)} names")
     check_split(algorithm, split)

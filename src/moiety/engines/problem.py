@@ -15,7 +15,7 @@ from moiety.data import FederatedData
 from moiety.engines.plan import Job, phase_rows
 from moiety.split import Split
 from moiety.task import dtype_of
-from moiety.types import Batch, Gradient, Params, Partial, Phase, Reuse, Task, Tree, Work
+from moiety.types import Algorithm, Batch, Gradient, Params, Partial, Phase, Reuse, Task, Tree, Work
 
 Function = Callable[[Work, Params, Tree], Tree]
 """A pure function of one client: its work, what it received, its state."""
@@ -55,6 +55,11 @@ class Problem:
     def personal(self) -> Params:
         """The first values of the personal part."""
         return self.split.init_personal(self.task.init)
+
+    def first(self, algorithm: Algorithm) -> Tree:
+        """The state that a client of ``algorithm`` starts with."""
+        shared, statistics = self.shared()
+        return algorithm.init_client({**shared, **statistics}, self.personal())
 
     def compose(self, shared: Params, personal: Params) -> Params:
         """A whole model of its two parts and the frozen one."""

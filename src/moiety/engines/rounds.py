@@ -38,9 +38,9 @@ def begin(problem: Problem, algorithm: Algorithm, folder: Path | None) -> Progre
     server = algorithm.init_server(*problem.shared())
 
     def first() -> Tree:
-        return algorithm.init_client(problem.personal())
+        return problem.first(algorithm)
 
-    kept = folder is not None and algorithm.stateful and bool(problem.split.personal)
+    kept = folder is not None and algorithm.stateful and bool(tree.leaves(first()))
     store = DiskStore(first, Path(str(folder)) / "clients", len(problem.data)) if kept else MemoryStore(first)
     return Progress(server, store, Ledger(device_memory=memory_on_device(problem)))
 
@@ -62,6 +62,7 @@ class Rounds:
 
     def __post_init__(self) -> None:
         self.functions = served(self.algorithm)
+        self.keeps = self.algorithm.stateful and bool(tree.leaves(self.progress.store.first()))
 
     def step(self) -> RoundRecord:
         """One round; the server and the states of its clients move, nothing else does."""
@@ -105,7 +106,7 @@ class Rounds:
         now.ledger.exchange(received, len(jobs))
         if kept:
             now.server = algorithm.server_update(now.server, algorithm.aggregator([u for _, u, _ in kept]))
-            if algorithm.stateful and problem.split.personal:
+            if self.keeps:
                 now.store.put([c for c, _, _ in kept], [s for _, _, s in kept])
         now.round = t + 1
         now.ledger.rounds += 1

@@ -57,7 +57,7 @@ class Run:
     def shared_parameters(self) -> Params:
         """The shared model alone: the server's part, with the personal part as it was first."""
         problem, algorithm, now = self._rounds.problem, self._rounds.algorithm, self._rounds.progress
-        first = algorithm.init_client(problem.personal())
+        first = problem.first(algorithm)
         return _copies(problem.compose(*algorithm.personal_model(algorithm.broadcast(now.server), first)))
 
     def export(self, client: int | str | None = None) -> nn.Module:
@@ -83,7 +83,7 @@ class Run:
                 outputs = problem.task.predict(problem.task.init, few).shape[-1]
             check_labels(guest.columns, fed, outputs)
         received = algorithm.broadcast(now.server)
-        state: Tree = algorithm.init_client(problem.personal())
+        state: Tree = problem.first(algorithm)
         engine = Sequential(guest, served(algorithm))
         for k in range(passes):
             jobs = guest.jobs(algorithm.phases, [0], [state], "onboard", k, part="train")

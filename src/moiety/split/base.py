@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch import Tensor, nn
 
 from moiety.errors import must, near
 from moiety.types import Names, Params
@@ -28,6 +30,10 @@ class Split:
     """How many numbers each name holds; the keys are all names of the model."""
     statistics: frozenset[str] = frozenset()
     """Which of the buffers are running statistics of a normalisation layer."""
+    model: nn.Module | None = None
+    """The module to train where the split put something into a copy of the given one (adapters, a second model)."""
+    penalty: Callable[[Params], Tensor] | None = None
+    """A term that is added to the training loss, of the whole model's parameters; never to a score."""
     spec: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
