@@ -9,15 +9,30 @@ import torch
 from torch import nn
 
 from moiety.errors import MoietyError
-from moiety.models import MODELS, cnn, lenet5, linear, mlp
+from moiety.models import (
+    MODELS,
+    cnn,
+    lenet5,
+    linear,
+    mlp,
+    resnet18_gn,
+    speech_transformer,
+    transformer_lm,
+    vgg11_gn,
+)
 from moiety.spec import build
 from moiety.split import output_layer
 
-SMALL: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
-    "cnn": (cnn((2, 8, 4), 3, hidden=5), (2, 8, 4)),
-    "lenet5": (lenet5((3, 12, 16), 4), (3, 12, 16)),
-    "linear": (linear(6, 2), (2, 3)),
-    "mlp": (mlp(6, 2, hidden=(5, 4)), (2, 3)),
+BLOCKS = {"width": 8, "blocks": 1, "heads": 2, "feed_forward": 5}
+SMALL: dict[str, tuple[nn.Module, torch.Tensor]] = {
+    "cnn": (cnn((2, 8, 4), 3, hidden=5), torch.zeros(3, 2, 8, 4)),
+    "lenet5": (lenet5((3, 12, 16), 4), torch.zeros(3, 3, 12, 16)),
+    "linear": (linear(6, 2), torch.zeros(3, 2, 3)),
+    "mlp": (mlp(6, 2, hidden=(5, 4)), torch.zeros(3, 2, 3)),
+    "resnet18_gn": (resnet18_gn(classes=3, image=(2, 8, 4), width=8), torch.zeros(3, 2, 8, 4)),
+    "speech_transformer": (speech_transformer(vocabulary=6, mels=3, channels=4, **BLOCKS), torch.zeros(3, 4, 3)),
+    "transformer_lm": (transformer_lm(vocabulary=6, length=4, **BLOCKS), torch.zeros(3, 4, dtype=torch.long)),
+    "vgg11_gn": (vgg11_gn(classes=3, image=(1, 32, 32)), torch.zeros(3, 1, 32, 32)),
 }
 
 
@@ -66,10 +81,11 @@ def test_lenet5_counts() -> None:
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_output_has_a_column_per_class_and_comes_from_head(name: str) -> None:
-    model, shape = SMALL[name]
-    got = model(torch.zeros(3, *shape))
-    assert got.shape == (3, model.head.out_features)  # type: ignore[union-attr, operator]
-    assert output_layer(model).personal == ("head.weight", "head.bias")
+    model, x = SMALL[name]
+    got = model(x)
+    assert (got.shape[0], got.shape[-1]) == (3, model.head.out_features)  # type: ignore[union-attr, operator]
+    if name != "transformer_lm":  # whose output layer is tied
+        assert output_layer(model).personal == ("head.weight", "head.bias")
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
@@ -114,7 +130,8 @@ def test_specs_make_the_model_again() -> None:
 
 
 def test_the_table_holds_every_builder_under_its_name() -> None:
-    assert sorted(MODELS) == ["cnn", "lenet5", "linear", "mlp"]
+    paper = ["resnet18_gn", "speech_transformer", "transformer_lm", "vgg11_gn"]
+    assert list(MODELS) == ["cnn", "lenet5", "linear", "mlp", *paper]
     assert all(builder.__name__ == name and builder.__doc__ for name, builder in MODELS.items())
 
 
@@ -151,6 +168,26 @@ def test_the_table_holds_every_builder_under_its_name() -> None:
             "`image` must be at least 16 x 16, got 28 x 15. Each layer makes it smaller.",
         ),
         (lambda: lenet5(padding=-1), "`padding` must be an int >= 0, got -1."),
+        (lambda: resnet18_gn(classes=0), "`classes` must be a positive int, got 0."),
+        (lambda: resnet18_gn(width=12), "`width` must be a multiple of 8, or of 16 above 64, got 12."),
+        (lambda: resnet18_gn(width=72), "`width` must be a multiple of 8, or of 16 above 64, got 72."),
+        (
+            lambda: resnet18_gn(image=(28, 28)),
+            "`image` must be (channels, height, width), got (28, 28). A grey image of 28 x 28 is (1, 28, 28).",
+        ),
+        (
+            lambda: vgg11_gn(image=(1, 28, 32)),
+            "`image` must be at least 32 x 32, got 28 x 32. Each of five poolings halves it.",
+        ),
+        (lambda: transformer_lm(vocabulary=0), "`vocabulary` must be a positive int, got 0."),
+        (lambda: transformer_lm(length=-1), "`length` must be a positive int, got -1."),
+        (lambda: transformer_lm(blocks=0), "`blocks` must be a positive int, got 0."),
+        (lambda: transformer_lm(heads=3), "`heads` must be a divisor of `width`, 256, got 3."),
+        (lambda: transformer_lm(feed_forward=0), "`feed_forward` must be a positive int, got 0."),
+        (lambda: transformer_lm(dropout=1.0), "`dropout` must be a number from 0 to less than 1, got 1.0."),
+        (lambda: speech_transformer(dropout="no"), "`dropout` must be a number from 0 to less than 1, got 'no'."),
+        (lambda: speech_transformer(mels=0), "`mels` must be a positive int, got 0."),
+        (lambda: speech_transformer(channels=5), "`channels` must be an even number, got 5."),
         (lambda: linear(1, 1, seed=-1), "`seed` must be an int from 0 to 2**63 - 1, got -1."),
         (lambda: linear(1, 1, seed=0.5), "`seed` must be an int from 0 to 2**63 - 1, got 0.5."),
     ],
