@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from moiety import data, models, split
     from moiety import schedules as schedule
     from moiety.aggregation import server
-    from moiety.algorithms import fedalt, fedavg, fedsim, local_only
+    from moiety.algorithms import ditto, fedalt, fedavg, fedsim, finetune, local_only, pfedme
+    from moiety.analysis.advise import advise
     from moiety.data import FederatedData
-    from moiety.engines import Run, fit, resume
+    from moiety.engines import Run, fit
+    from moiety.engines.pipeline import pipeline, resume, stage
     from moiety.errors import MoietyError
     from moiety.split import Split
     from moiety.types import Algorithm, Metric, Task
@@ -29,17 +31,23 @@ _WHERE = {
     "Run": "moiety.engines:Run",
     "Split": "moiety.split:Split",
     "Task": "moiety.types:Task",
+    "advise": "moiety.analysis.advise:advise",
     "data": "moiety.data",
+    "ditto": "moiety.algorithms:ditto",
     "fedalt": "moiety.algorithms:fedalt",
     "fedavg": "moiety.algorithms:fedavg",
     "fedsim": "moiety.algorithms:fedsim",
+    "finetune": "moiety.algorithms:finetune",
     "fit": "moiety.engines:fit",
     "local_only": "moiety.algorithms:local_only",
     "models": "moiety.models",
-    "resume": "moiety.engines:resume",
+    "pfedme": "moiety.algorithms:pfedme",
+    "pipeline": "moiety.engines.pipeline:pipeline",
+    "resume": "moiety.engines.pipeline:resume",
     "schedule": "moiety.schedules",
     "server": "moiety.aggregation.server",
     "split": "moiety.split",
+    "stage": "moiety.engines.pipeline:stage",
 }
 
 __all__ = [
@@ -50,17 +58,23 @@ __all__ = [
     "Run",
     "Split",
     "Task",
+    "advise",
     "data",
+    "ditto",
     "fedalt",
     "fedavg",
     "fedsim",
+    "finetune",
     "fit",
     "local_only",
     "models",
+    "pfedme",
+    "pipeline",
     "resume",
     "schedule",
     "server",
     "split",
+    "stage",
 ]
 
 

@@ -29,12 +29,6 @@ def autograd_gradient(objective: Objective, at: Params) -> tuple[Params, Tensor,
     return dict(zip(leaves, found, strict=True)), loss.detach(), changed
 
 
-def func_gradient(objective: Objective, at: Params) -> tuple[Params, Tensor, Params]:
-    """Gradient by ``torch.func``, which can be vectorised over clients."""
-    gradients, (loss, changed) = torch.func.grad_and_value(objective, has_aux=True)(at)
-    return gradients, loss, changed
-
-
 def mean_loss(losses: Tensor, batch: Batch) -> Tensor:
     """The mean over the real rows of a batch; 0 for a batch that is all padding."""
     mask = batch.get("mask")
@@ -72,11 +66,13 @@ def sgd(
     *,
     lr: Mapping[str, float],
     options: SgdOptions,
+    pull: tuple[float, Params] | None = None,
 ) -> tuple[Params, Tensor]:
     """Stochastic gradient descent on the parameters named in ``lr``, with everything else held fixed.
 
     ``p <- p - lr[p] m`` where ``m <- momentum m + g + weight_decay p`` and g is the gradient of the mean batch loss,
     clipped first where asked. The norm that is clipped is that of the trained parameters only. Momentum starts at 0.
+    With ``pull``, the loss has a term (strength / 2) ||p - centre||^2, whose gradient is added to g after clipping.
     Buffers that the forward pass moves (running statistics) move along. A batch that is all padding changes nothing.
 
     Args:
@@ -85,6 +81,7 @@ def sgd(
         batches: one step each.
         lr: learning rate of every trained parameter by name.
         options: momentum and weight decay as in ``torch.optim.SGD``; clip, the largest norm of the gradient.
+        pull: the strength and the centre of a quadratic pull on the trained parameters; none by default.
 
     Returns:
         The new model and the mean loss over the steps, each at the parameters before its step.
@@ -114,6 +111,8 @@ def sgd(
         for name, g in gradients.items():
             if weight_decay:
                 g = g.add(model[name], alpha=weight_decay)
+            if pull is not None:
+                g = g.add(model[name] - pull[1][name], alpha=pull[0])
             if momentum:
                 g = velocity[name].mul(momentum).add(g) if name in velocity else g
                 velocity[name] = g if active is None else torch.where(active, g, velocity.get(name, 0))
@@ -140,6 +139,11 @@ def rates(work: Work, names: Names, lr: float) -> dict[str, float]:
 def difference(new: Params, old: Params) -> Params:
     """What a client sends: new minus old, name by name."""
     return {name: p - old[name] for name, p in new.items()}
+
+
+def either(first: Tensor, one: Params, other: Params) -> Params:
+    """``one`` where ``first`` is true and ``other`` where it is not, name by name."""
+    return {name: torch.where(first, p, other[name]) for name, p in one.items()}
 
 
 def phase(name: str, epochs: int | None, steps: int | None, batch_size: int, shuffle: bool) -> Phase:

@@ -7,41 +7,14 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from moiety import block
 from moiety.errors import choice, must
 from moiety.partial import Call, Divided, divide
+from moiety.scores import LOSSES, METRIC_OF_LOSS, METRICS, OF_LABELS_ALONE, UNVECTORISED
 from moiety.types import Batch, Metric, Params, Partial, Task
 
 Loss = str | Callable[[Tensor, Batch], Tensor]
-
-
-def cross_entropy(output: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy of each example; for sequences (labels with more axes) the mean over positions."""
-    y = batch["y"]
-    if y.dim() == 1:
-        return functional.cross_entropy(output, y, reduction="none")
-    return functional.cross_entropy(output.movedim(-1, 1), y, reduction="none").flatten(1).mean(1)
-
-
-def squared_error(output: Tensor, batch: Batch) -> Tensor:
-    """Squared error of each example, the mean over its outputs."""
-    y = batch["y"]
-    return (output.reshape(y.shape) - y).square().reshape(len(y), -1).mean(1)
-
-
-def correct(output: Tensor, batch: Batch) -> Tensor:
-    """1 where the largest output is the label, else 0; for sequences the mean over positions."""
-    hits = (output.argmax(-1) == batch["y"]).to(output.dtype)
-    return hits.reshape(len(hits), -1).mean(1)
-
-
-LOSSES: dict[str, Callable[[Tensor, Batch], Tensor]] = {"cross_entropy": cross_entropy, "mse": squared_error}
-METRICS: dict[str, Metric] = {
-    "accuracy": Metric("accuracy", True, correct),
-    "mse": Metric("mse", False, squared_error),
-}
-METRIC_OF_LOSS = {"cross_entropy": "accuracy", "mse": "mse"}
 
 
 def from_module(
@@ -56,13 +29,13 @@ def from_module(
 
     Args:
         model: it is copied, never changed.
-        loss: ``cross_entropy``, ``mse``, or a function of (output, batch) that gives one loss per example.
-        metric: ``accuracy``, ``mse`` or a ``Metric``; by default the one that goes with the loss.
+        loss: one of ``scores.LOSSES`` by name, or a function of (output, batch) that gives one loss per example.
+        metric: one of ``scores.METRICS`` by name, or a ``Metric``; by default the one that goes with the loss.
         inputs: the columns given to ``forward``, in order.
         penalty: a term of all parameters that is added to every example's training loss, never to a score.
     """
     must(isinstance(model, nn.Module), "model", "an nn.Module", type(model).__name__)
-    training, evaluating = Call(copy.deepcopy(model).train()), Call(copy.deepcopy(model).eval())
+    training, evaluating = (Call(block.for_blocks(copy.deepcopy(model)).train(mode)) for mode in (True, False))
     init = {n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
     buffers = frozenset(n for n, _ in model.named_buffers())
     per_example, chosen = _loss(loss), _metric(loss, metric)
@@ -88,6 +61,7 @@ def from_module(
         scores=scores,
         metric=chosen,
         mixes_examples=any(mixes(m) for m in model.modules()),
+        unvectorised=next((why for f, why in UNVECTORISED.items() if f in (per_example, chosen.per_example)), None),
         partial=_partial(training.module, inputs, per_example, penalty),
     )
 
@@ -112,8 +86,8 @@ def _partial(
 ) -> Callable[[frozenset[str], Params, Batch], Partial | str | None]:
     """How the task is evaluated in part, worked out once for each block that is trained."""
     known = _Cuts()
-    # The losses of the house look at y alone; a loss of the user's own may look at any column.
-    spare = tuple(inputs) if per_example in LOSSES.values() else ()
+    # A loss of the user's own may look at any column.
+    spare = tuple(inputs) if per_example in OF_LABELS_ALONE else ()
 
     def make(divided: Divided) -> Partial:
         names = [f"\0feature {i}" for i in range(divided.count)]  # no column of a user's is called that

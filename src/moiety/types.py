@@ -26,11 +26,16 @@ LossFunction = Callable[[Params, Batch], tuple[Tensor, Params]]
 
 
 class Metric(NamedTuple):
-    """A number per example and the direction in which it is good."""
+    """A number per example and the direction in which it is good.
+
+    ``weight(batch)`` says how much each example counts (its tokens, its words), 1 each by default: a client's metric is
+    the weighted mean over its examples, and clients are averaged by the sums of their weights.
+    """
 
     name: str
     higher_is_better: bool
     per_example: Callable[[Tensor, Batch], Tensor]
+    weight: Callable[[Batch], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,8 @@ class Task:
     metric: Metric
     mixes_examples: bool = False
     """True where one example's output depends on the others in its batch (BatchNorm while training)."""
+    unvectorised: str | None = None
+    """What of it cannot be computed for many clients at once, where something cannot."""
     partial: Callable[[frozenset[str], Params, Batch], Partial | str | None] = lambda trained, params, batch: None
     """How to train the named parameters alone, tried on a few rows; None where nothing comes before them, and a reason
     where the whole model must be run."""
@@ -169,7 +176,9 @@ class Algorithm:
     stateful: bool = True
     default_split: str | None = None
     needs: str = "any"
-    """``any`` split, ``nothing`` personal, or ``everything`` personal."""
+    """``any`` split, ``nothing`` personal, something ``personal``, or ``everything`` personal."""
+    uploads: bool = True
+    """False where clients send nothing, and so the server never moves."""
     spec: dict[str, Any] = field(default_factory=dict)
 
 

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import oracle_numpy as ref
 import oracle_problems as problems
+import oracle_pulled as pulled
 import torch
 from torch import nn
 
@@ -25,7 +27,8 @@ class Row:
     ``build(**options)`` takes the options that all have (batch_size, shuffle, momentum, weight_decay, clip).
     ``one_step`` makes it take a single full-batch step on each block. ``personal`` says which blocks of a
     least-squares problem with blocks u and v are each client's own, ``split`` does it for a module with layers
-    ``hidden1`` and ``head``.
+    ``hidden1`` and ``head``. ``limit(clients, weights, start)`` says where least squares end, as shared blocks and
+    the clients' own; by default at the minimiser of the weighted mean over both. ``variant`` tells two rows apart.
     """
 
     name: str
@@ -34,10 +37,22 @@ class Row:
     personal: tuple[str, ...]
     split: Callable[[nn.Module], Split]
     weighted: bool = True
-    """Whether it has the option ``weighting``."""
+    """Whether it has the options ``weighting`` and ``server``."""
+    limit: Callable[..., tuple[dict[str, Any], list[dict[str, Any]]]] | None = None
+    variant: str = ""
 
     def weightings(self) -> list[dict[str, Any]]:
         return [{"weighting": w} for w in ("examples", "batches", "uniform")] if self.weighted else [{}]
+
+    def ends(self, clients: Any, weights: Any, start: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Where it ends on least squares in the blocks u and v."""
+        if self.limit is not None:
+            return self.limit(clients, weights, start)
+        return ref.minimiser(clients, weights, MATRICES, self.personal)[:2]
+
+
+MATRICES = {"u": "a", "v": "b"}
+"""The blocks of a least-squares problem and the columns that go with them."""
 
 
 def _head(model: nn.Module) -> Split:
@@ -55,8 +70,43 @@ TABLE = [
     ),
     Row("fedsim", lambda **o: mo.fedsim(shared_lr=0.1, personal_lr=0.2, **o), {"steps": 1}, ("v",), _head),
     Row("local_only", lambda **o: mo.local_only(lr=0.1, **o), {"steps": 1}, ("u", "v"), mo.split.everything, False),
+    Row(
+        "finetune",
+        lambda **o: mo.finetune(lr=0.2, **o),
+        {"steps": 1},
+        ("v",),
+        _head,
+        weighted=False,
+        limit=lambda clients, weights, start: pulled.finetuned_limit(clients, start, MATRICES, ("v",)),
+    ),
+    Row(
+        "ditto",
+        lambda **o: mo.ditto(lr=0.1, personal_lr=0.2, pull=0.5, **o),
+        {"steps": 1, "personal_steps": 1},
+        (),
+        mo.split.nothing,
+        limit=lambda clients, weights, start: pulled.ditto_limit(clients, weights, 0.5, MATRICES),
+    ),
+    Row(
+        "ditto",
+        lambda **o: mo.ditto(form="finetune", personal_lr=0.2, pull=0.5, **o),
+        {"personal_steps": 1},
+        (),
+        mo.split.nothing,
+        weighted=False,
+        limit=lambda clients, weights, start: pulled.pulled_limit(clients, start, 0.5, MATRICES),
+        variant="-finetune",
+    ),
+    Row(
+        "pfedme",
+        lambda **o: mo.pfedme(lr=0.5, personal_lr=0.2, pull=2.0, **{"inner_steps": 3, **o}),
+        {"steps": 1, "inner_steps": 20},
+        (),
+        mo.split.nothing,
+        limit=lambda clients, weights, start: pulled.pfedme_limit(clients, weights, 2.0, MATRICES),
+    ),
 ]
-NAMES = [row.name for row in TABLE]
+NAMES = [row.name + row.variant for row in TABLE]
 
 
 def mlp_problem(row: Row, sizes=(5, 1, 9), dtype=torch.float32, seed: int = 0) -> Problem:
@@ -68,4 +118,4 @@ def mlp_problem(row: Row, sizes=(5, 1, 9), dtype=torch.float32, seed: int = 0) -
 
 
 def table_is_complete() -> bool:
-    return set(NAMES) == set(ALGORITHMS)
+    return {row.name for row in TABLE} == set(ALGORITHMS)

@@ -42,8 +42,8 @@ def everything(row, make, dtype=torch.float32, rounds=2):
             jobs = problem.jobs(algorithm.phases, range(len(SIZES)), states, "train", t, part="train")
             found = engine.map("train", jobs, algorithm.broadcast(server), scale=0.5, round=t)
             found = [tree.map_leaves(torch.clone, result) for result in found]
-            states = [s for _, s in found]
-            server = algorithm.server_update(server, algorithm.aggregator([u for u, _ in found]))
+            states = [s for _, s, _ in found]
+            server = algorithm.server_update(server, algorithm.aggregator([u for u, _, _ in found]))
         clients = problem.data.sizes("train").nonzero()[0]
         scores = evaluate(
             problem, algorithm, engine, server, Fixed(states), part="train", round=rounds, clients=clients

@@ -11,13 +11,13 @@ from oracle_problems import federated, scalar_task, split_of
 from torch import nn
 
 import moiety as mo
+from moiety.block import block_gradient
 from moiety.errors import MoietyError
 from moiety.local import (
     SgdOptions,
     autograd_gradient,
     clipped,
     difference,
-    func_gradient,
     mean_loss,
     phase,
     positive_lr,
@@ -27,7 +27,7 @@ from moiety.local import (
 from moiety.task import from_module
 from moiety.types import Work
 
-GRADIENTS = pytest.mark.parametrize("gradient", [autograd_gradient, func_gradient], ids=["autograd", "func"])
+GRADIENTS = pytest.mark.parametrize("gradient", [autograd_gradient, block_gradient], ids=["autograd", "func"])
 OPTIONS = [(0.0, 0.0, None), (0.9, 0.0, None), (0.0, 0.1, None), (0.0, 0.0, 0.3), (0.5, 0.2, 0.3)]
 
 

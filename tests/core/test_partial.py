@@ -23,7 +23,8 @@ from moiety.engines.problem import Problem, Served, to_tensors
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 from moiety.local import autograd_gradient, gradient_over_samples
-from moiety.task import cross_entropy, from_module
+from moiety.scores import cross_entropy
+from moiety.task import from_module
 from moiety.types import Partial
 
 SIZES = (5, 1, 9, 4)

@@ -13,17 +13,23 @@ PUBLIC = [
     "Run",
     "Split",
     "Task",
+    "advise",
     "data",
+    "ditto",
     "fedalt",
     "fedavg",
     "fedsim",
+    "finetune",
     "fit",
     "local_only",
     "models",
+    "pfedme",
+    "pipeline",
     "resume",
     "schedule",
     "server",
     "split",
+    "stage",
 ]
 
 
@@ -45,7 +51,7 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_algorithms_by_their_public_names():
     from moiety.algorithms import ALGORITHMS
 
-    assert sorted(ALGORITHMS) == ["fedalt", "fedavg", "fedsim", "local_only"]
+    assert sorted(ALGORITHMS) == ["ditto", "fedalt", "fedavg", "fedsim", "finetune", "local_only", "pfedme"]
     assert all(getattr(moiety, name) is builder for name, builder in ALGORITHMS.items())
 
 

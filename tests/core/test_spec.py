@@ -40,6 +40,22 @@ CASES = [
         },
     ),
     (mo.local_only(lr=0.3, epochs=2, shuffle=False), {"name": "local_only", "lr": 0.3, "epochs": 2, "shuffle": False}),
+    (mo.finetune(lr=0.3, epochs=5), {"name": "finetune", "lr": 0.3, "epochs": 5}),
+    (
+        mo.ditto(form="finetune", personal_lr=0.1, personal_epochs=5, pull=0.2),
+        {"name": "ditto", "form": "finetune", "personal_lr": 0.1, "personal_epochs": 5, "pull": 0.2},
+    ),
+    (
+        mo.pfedme(lr=0.1, personal_lr=0.2, pull=15, inner_steps=3, server=mo.server.sgd(lr=0.5)),
+        {
+            "name": "pfedme",
+            "lr": 0.1,
+            "personal_lr": 0.2,
+            "pull": 15,
+            "inner_steps": 3,
+            "server": {"name": "sgd", "lr": 0.5},
+        },
+    ),
 ]
 
 

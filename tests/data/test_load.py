@@ -187,7 +187,11 @@ def test_natural_ids_for_data_with_a_test_set_use_own_rows(folder: Path) -> None
             {"clients": 1798},
             "`clients` must be at most the number of rows, 1797, got 1798. Use fewer clients.",
         ),
-        ("digits", {"client": 5}, "`data` must be a table of known keys for digits, got client. Did you mean clients?"),
+        (
+            "digits",
+            {"client": 5},
+            "`data` must be a table of known keys for digits, got client. Did you mean clients or per_client?",
+        ),
         (
             "digits",
             {"clients": 5, "partition": "iid"},

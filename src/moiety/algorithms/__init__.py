@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 
+from moiety.algorithms.ditto import ditto
 from moiety.algorithms.fedalt import fedalt
 from moiety.algorithms.fedavg import fedavg
 from moiety.algorithms.fedsim import fedsim
+from moiety.algorithms.finetune import finetune
 from moiety.algorithms.local_only import local_only
+from moiety.algorithms.pfedme import pfedme
 from moiety.types import Algorithm
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
@@ -13,6 +16,9 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedalt": fedalt,
     "fedsim": fedsim,
     "local_only": local_only,
+    "finetune": finetune,
+    "ditto": ditto,
+    "pfedme": pfedme,
 }
 
-__all__ = ["ALGORITHMS", "fedalt", "fedavg", "fedsim", "local_only"]
+__all__ = ["ALGORITHMS", "ditto", "fedalt", "fedavg", "fedsim", "finetune", "local_only", "pfedme"]

@@ -52,16 +52,16 @@ def assign_parts(
         part[test] = 2
     elif test > 0:
         wanted = np.minimum(np.maximum(_rounded(sizes * test), 1), sizes - 1)
-        part[_stratified(np.arange(len(owner)), owner, labels, wanted, generator)] = 2
+        part[stratified(np.arange(len(owner)), owner, labels, wanted, generator)] = 2
     if validation > 0:
         rest = np.flatnonzero(part == 0)
         room = np.bincount(owner[rest], minlength=clients) - 1
         wanted = np.minimum(_rounded(sizes * validation), np.maximum(room, 0))
-        part[_stratified(rest, owner, labels, wanted, generator)] = 1
+        part[stratified(rest, owner, labels, wanted, generator)] = 1
     return part
 
 
-def _stratified(rows: Ints, owner: Ints, labels: Ints | None, wanted: Ints, generator: np.random.Generator) -> Ints:
+def stratified(rows: Ints, owner: Ints, labels: Ints | None, wanted: Ints, generator: np.random.Generator) -> Ints:
     """Of the given rows, ``wanted[client]`` of each client, in proportion to its labels among them."""
     own = owner[rows]
     label = np.zeros(len(rows), dtype=np.int64) if labels is None else labels[rows]

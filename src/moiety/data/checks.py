@@ -11,6 +11,8 @@ import numpy as np
 from moiety.data.federated import Array
 from moiety.errors import MoietyError, message, must
 
+PADDING = -100
+"""The label of a position of a sequence that is not there."""
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # such a name is a file name on every system, too
 
 
@@ -41,14 +43,11 @@ def as_column(name: str, values: Any, client: str | None = None) -> Array:
         size = column.dtype.itemsize
         return column.astype(np.float32 if size <= 4 else np.float64, copy=False)
     if name == "y" and column.dtype.kind in "iu" and column.size and column.min() < 0:
-        row = int(np.argmax((column < 0).reshape(len(column), -1).any(axis=1)))
-        must(
-            False,
-            "columns.y",
-            "labels from 0",
-            f"{column[row].min()}{where} (row {row})",
-            "Number the classes 0, 1, ...",
-        )
+        odd = (column < 0) & ((column != PADDING) | (column.ndim == 1))
+        row = int(np.argmax(odd.reshape(len(column), -1).any(axis=1)))
+        wanted = "labels from 0" if column.ndim == 1 else f"labels from 0, or {PADDING} for padding"
+        got = f"{column[row].min()}{where} (row {row})"
+        must(not odd.any(), "columns.y", wanted, got, "Number the classes 0, 1, ...")
     if column.dtype.kind == "b" or (column.dtype == np.uint8 and name != "y"):
         return column
     large = column.dtype == np.uint64 and column.size > 0 and int(column.max()) > np.iinfo(np.int64).max

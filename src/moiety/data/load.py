@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from moiety.data.apportion import assign_parts, largest_remainder
+from moiety.data.apportion import assign_parts, largest_remainder, stratified
 from moiety.data.build import Piece, as_names, gather, labels_of, make
 from moiety.data.checks import check_count, check_fractions, check_seed
 from moiety.data.federated import Columns, FederatedData, Ints, Names, Numbered
@@ -32,6 +32,7 @@ def load(
     test: float | None = None,
     validation: float = 0.0,
     test_per_client: int | None = None,
+    per_client: int | None = None,
     validation_in_train: bool = False,
     **options: Any,
 ) -> FederatedData:
@@ -42,12 +43,14 @@ def load(
         clients: how many. Data with natural clients has all of them by default, and a number draws that many of them;
             other data needs a number.
         partition: how rows are dealt; by default natural clients where there are some, else ``iid()``.
-        seed: of the deal, the draw of clients and the split.
+        seed: of the deal, the draw of clients and rows, and the split.
         test: the share of a client's rows kept for testing, 0.2 by default.
         validation: the share of a client's rows kept for validation, taken out of its training rows.
         test_per_client: where the data set has a test set of its own (and clients are not natural ones), each client
             gets this many of its rows instead, 100 by default, with the label ratios of its training rows (FedSpa,
             appendix B.1); different clients may get the same test rows.
+        per_client: at most so many rows of each client, drawn with labels in proportion before the rows are split;
+            test rows of a data set's own test set do not count.
         validation_in_train: count validation rows as training rows, to train anew after tuning.
         options: those of the source.
 
@@ -61,21 +64,28 @@ def load(
     FederatedData(50 clients, 1750 rows; x float32 [64], y int64)
     """
     choice("name", name, SOURCES)
-    _check(clients, partition, seed, validation, validation_in_train)
+    _check(clients, partition, seed, validation, per_client, validation_in_train)
     known = _source_options(name, options)
-    source = SOURCES[name](**known)
+    seeded = {"seed": int(seed)} if "seed" in inspect.signature(SOURCES[name]).parameters else {}
+    source = SOURCES[name](**known, **seeded)
     if partition is None:
         partition = iid() if source.client is None else natural()
     how = _how_to_test(name, source.test is not None and not partition.natural, test, test_per_client, validation)
+    owner, names = _owners(name, source, clients, partition, seed)
+    if per_client is not None:
+        owner = _limited(owner, labels_of(source.columns), len(names), per_client, seed)
     if source.test is not None and "test_per_client" in how:
-        size = how["test_per_client"]
-        fed = _with_own_test(source, source.test, _count(name, clients), partition, seed, validation, size)
+        fed = _with_own_test(source, source.test, owner, names, seed, validation, how["test_per_client"])
     else:
-        fed = _with_test_share(name, source, clients, partition, seed, validation, how["test"])
+        used = np.flatnonzero(owner >= 0)
+        columns = source.columns if len(used) == len(owner) else {k: c[used] for k, c in source.columns.items()}
+        fed = make(columns, owner[used], names, test=how["test"], validation=validation, seed=seed)
     spec = {"name": name, "seed": int(seed), "partition": dict(partition.spec), "validation": float(validation)}
-    spec |= how | known | ({} if clients is None else {"clients": int(clients)})
+    spec |= how | {key: value for key, value in known.items() if value is not None}
+    spec |= {k: int(v) for k, v in (("clients", clients), ("per_client", per_client)) if v is not None}
     writable = bool(partition.spec) and partition.ids is None
     fed = _standardised(replace(fed, classes=source.classes, spec=spec if writable else {}), source.standardise)
+    fed = fed if source.finish is None else source.finish(fed)
     return fed.with_validation_in_train() if validation_in_train else fed
 
 
@@ -93,14 +103,15 @@ def from_spec(spec: Mapping[str, Any] | str) -> FederatedData:
     return load(**arguments)
 
 
-def _check(clients: Any, partition: Any, seed: Any, validation: Any, validation_in_train: Any) -> None:
+def _check(clients: Any, partition: Any, seed: Any, validation: Any, per_client: Any, validation_in_train: Any) -> None:
     check_seed(seed)
     given = type(partition).__name__
     must(isinstance(partition, Partition | None), "partition", "one such as iid() or dirichlet(0.3)", given)
     check_fractions(0.0, validation)
     must(isinstance(validation_in_train, bool), "validation_in_train", "true or false", repr(validation_in_train))
-    if clients is not None:
-        check_count("clients", clients, 1)
+    for name, count in (("clients", clients), ("per_client", per_client)):
+        if count is not None:
+            check_count(name, count, 1)
 
 
 def _how_to_test(name: str, own: bool, test: Any, per_client: Any, validation: float) -> dict[str, Any]:
@@ -155,35 +166,27 @@ def _owners(name: str, source: Source, clients: int | None, partition: Partition
     return owner.astype(np.int64), source.names[values] if named and source.names is not None else as_names(values)
 
 
-def _with_test_share(
-    name: str,
-    source: Source,
-    clients: int | None,
-    partition: Partition,
-    seed: int,
-    validation: float,
-    test: float,
-) -> FederatedData:
-    """Deal the pool, and keep a share of each client's rows for testing."""
-    owner, names = _owners(name, source, clients, partition, seed)
-    used = np.flatnonzero(owner >= 0)
-    columns = source.columns if len(used) == len(owner) else {k: c[used] for k, c in source.columns.items()}
-    return make(columns, owner[used], names, test=test, validation=validation, seed=seed)
+def _limited(owner: Ints, labels: Ints | None, clients: int, most: int, seed: int) -> Ints:
+    """The client of each row, with no more than ``most`` rows for any; the others are unused."""
+    rows = np.flatnonzero(owner >= 0)
+    wanted = np.minimum(np.bincount(owner[rows], minlength=clients), most)
+    kept = stratified(rows, owner, labels, wanted, generator(int(seed), "data", "rows"))
+    made = np.full_like(owner, -1)
+    made[kept] = owner[kept]
+    return made
 
 
 def _with_own_test(
-    source: Source, pool: Columns, clients: int, partition: Partition, seed: int, validation: float, size: int
+    source: Source, pool: Columns, owner: Ints, names: Names, seed: int, validation: float, size: int
 ) -> FederatedData:
-    """Deal the training pool, and give each client rows of the test pool in its own label ratios."""
-    labels = source.columns["y"]
-    owner = deal(partition, labels, len(labels), clients, generator(int(seed), "data", "partition"))
-    used = np.flatnonzero(owner >= 0)
-    own, y = owner[used], labels[used]
+    """The dealt training pool, with rows of the test pool for each client in its own label ratios."""
+    used, clients = np.flatnonzero(owner >= 0), len(names)
+    own, y = owner[used], source.columns["y"][used]
     rng = generator(int(seed), "data", "split")
     part = assign_parts(own, y, clients, test=0.0, validation=validation, generator=rng)
     rows, tested = _test_rows(own, y, clients, pool["y"], size, generator(int(seed), "data", "test"))
     train = Piece(source.columns, used, own, part)
-    return gather([train, Piece(pool, rows, tested, np.full(len(rows), 2, dtype=np.int8))], Numbered(clients), None)
+    return gather([train, Piece(pool, rows, tested, np.full(len(rows), 2, dtype=np.int8))], names, None)
 
 
 def _test_rows(

@@ -29,6 +29,8 @@ class Arena:
                 views.append(self._view(x, at, size))
                 at += room
             self.slices.append(views)
+        make = tree.maker(example)
+        self.trees = [make(iter(views)) for views in self.slices]
 
     def _view(self, like: Tensor, at: int, size: int) -> Tensor:
         if not size:
@@ -42,5 +44,4 @@ class Arena:
 
     def read(self, slot: int) -> Tree:
         """The tree in a slot, as views: it changes with the next write, so what must last is copied by the caller."""
-        views = iter(self.slices[slot])
-        return tree.map_leaves(lambda _: next(views), self.example)
+        return self.trees[slot]

@@ -14,6 +14,7 @@ from moiety.data import FederatedData
 from moiety.engines.problem import Problem
 from moiety.errors import MoietyError, choice, kind, message, must, near, whole
 from moiety.rng import torch_seed
+from moiety.scores import BLANK, IGNORED
 from moiety.split import Split
 from moiety.types import Algorithm, Batch, Task
 
@@ -68,6 +69,9 @@ def check_split(algorithm: Algorithm, split: Split) -> None:
     if algorithm.needs == "everything":
         hint = f"Use split everything, or an algorithm other than {algorithm.name}."
         must(not split.shared, "split", f"one with nothing shared for {algorithm.name}", got, hint)
+    if algorithm.needs == "personal":
+        hint = "For instance split everything, or output_layer."
+        must(bool(split.trained_personal), "split", f"one with something personal for {algorithm.name}", got, hint)
     must(bool(split.trained_shared or split.trained_personal), "split", "one that leaves something to train", got)
 
 
@@ -114,13 +118,14 @@ def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None
         with _told("model", f"one that takes the data's columns ({shapes})"):
             output = task.predict(task.init, batch)
         kind("model", output, torch.Tensor, "one whose output is a tensor")
-        if loss == "cross_entropy":
-            check_labels(problem.columns, problem.data, output.shape[-1])
+        check_targets(loss, columns, problem.data, output)
         with _told("loss", f"one that fits the model's output {tuple(output.shape[1:])} and the columns {shapes}"):
             losses, metrics = task.scores(task.init, batch)
         with _told("model", "one that can be run in training mode as well"):
             trained, _ = task.loss(task.init, batch)
-    for name, values in (("loss", losses), ("metric", metrics), ("loss", trained)):
+        with _told("metric.weight", f"a function of a batch with the columns {shapes}"):
+            weights = metrics if task.metric.weight is None else task.metric.weight(batch)
+    for name, values in (("loss", losses), ("metric", metrics), ("loss", trained), ("metric.weight", weights)):
         fits = isinstance(values, torch.Tensor) and tuple(values.shape) == (2,)
         got = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
         must(fits, name, "one number per example", f"{got} for 2 examples")
@@ -137,16 +142,40 @@ def _told(name: str, constraint: str) -> Iterator[None]:
         raise MoietyError(message(name, constraint, f"{type(error).__name__}: {error}")) from error
 
 
+def check_targets(loss: object, columns: Batch, data: FederatedData, output: torch.Tensor) -> None:
+    """Whether the labels of all rows are what a loss of the house needs, given some of the model's output."""
+    if loss in ("cross_entropy", "ctc"):
+        check_labels(columns, data, output.shape[-1])
+    if loss == "ctc":
+        check_transcripts(columns, output)
+
+
 def check_labels(columns: Batch, data: FederatedData, classes: int) -> None:
-    """Whether every label is one of the model's outputs."""
+    """Whether every label is one of the model's outputs; in sequences -100 marks padding."""
     y = columns.get("y")
     must(y is not None, "data", "columns with y, the labels", ", ".join(columns))
     assert y is not None
     must(not y.is_floating_point(), "y", "whole-numbered labels for cross_entropy", y.dtype, "Use loss mse instead?")
-    low, high = int(y.min()), int(y.max())
+    real = y[y != IGNORED] if y.dim() > 1 else y
+    must(real.numel() > 0, "y", "labels, of which some are not padding", "none")
+    low, high = int(real.min()), int(real.max())
     if low < 0 or high >= classes:
         odd = low if low < 0 else high
         row = int((y.reshape(len(y), -1) == odd).any(1).nonzero()[0])
         client = int(np.searchsorted(data.bounds[:, 3], row, side="right"))
         got = f"{odd} for client {data.ids[client]}"
         raise MoietyError(message("y", f"a label from 0 to {classes - 1}, the model's outputs", got))
+
+
+def check_transcripts(columns: Batch, output: torch.Tensor) -> None:
+    """Whether the columns are what CTC reads: y padded at its end, without the blank, and the real frames of x."""
+    must(output.dim() == 3, "model", "one that gives logits [frames, labels] for ctc", tuple(output.shape[1:]))
+    for name, axes in (("x", 2), ("y", 2), ("frames", 1)):
+        got = tuple(columns[name].shape) if name in columns else "none"
+        must(name in columns and columns[name].dim() >= axes, "data", f"a column {name} for ctc", got)
+    y, frames, width = columns["y"], columns["frames"], columns["x"].shape[1]
+    must(not bool((y == BLANK).any()), "y", "labels from 1 for ctc", BLANK, "Output 0 is the blank.")
+    real = y != IGNORED
+    must(not bool((real[:, 1:] & ~real[:, :-1]).any()), "y", "padded at its end for ctc", "padding before a label")
+    low, high = int(frames.min()), int(frames.max())
+    must(low >= 1 and high <= width, "frames", f"from 1 to {width}, the frames of x", high if high > width else low)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from moiety import tree
 from moiety.engines.plan import Job, Rows
 from moiety.engines.problem import Problem, Served
 from moiety.engines.sequential import Sequential
@@ -64,8 +65,8 @@ def job_flops(per_example: dict[str, Flops], job: Job) -> float:
     return total
 
 
-def memory_on_device(problem: Problem) -> int:
-    """The estimate of Pillutla et al. 2022, B.4, in bytes."""
+def memory_on_device(problem: Problem, state: Tree) -> int:
+    """The estimate of Pillutla et al. 2022, B.4, in bytes; v is what a client keeps, which may be a whole model."""
     shared, statistics = problem.shared()
     start, stop = problem.data.rows(0, "train")
     # BatchNorm cannot train on a batch of one row: the cost of one is half of that of two.
@@ -75,4 +76,4 @@ def memory_on_device(problem: Problem) -> int:
     trained = (*problem.split.trained_shared, *problem.split.trained_personal)
     with torch_seed(problem.seed, "memory"):
         backprop = backprop_bytes(problem.task, batch, trained) // rows
-    return device_memory(shared | statistics, problem.personal(), backprop)
+    return device_memory(shared | statistics, tree.leaves(state), backprop)

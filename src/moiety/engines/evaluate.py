@@ -2,45 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from moiety import tree
-from moiety.clients import Store
+from moiety.clients import Store, uniform_cohort
+from moiety.data import FederatedData
 from moiety.engines.choose import Engine
 from moiety.engines.problem import Function, Problem, Served
 from moiety.evaluation import Row, client_rows
-from moiety.types import Algorithm, Params, Phase, Tree, Work
+from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Task, Tree, Work
 
 EVALUATION_BATCH = 256
+
+
+def asked(data: FederatedData, options: Mapping[str, Any], seed: int) -> np.ndarray:
+    """The clients that a run evaluates: all of them, or the same drawn few each time."""
+    return uniform_cohort(len(data), options.get("evaluate_clients") or len(data), seed=seed, round=-1)
 
 
 def served(algorithm: Algorithm) -> dict[str, Served]:
     """What engines run for clients: local work, the algorithm's rule for newcomers, and scoring."""
     phases = tuple(algorithm.phases)
     return {
-        "train": Served(algorithm.client_update, phases),
+        "train": Served(training(algorithm), phases),
         "adapt": Served(algorithm.adapt, phases),
         "score": Served(scoring(algorithm), ("score",)),
     }
 
 
+def training(algorithm: Algorithm) -> Function:
+    """Local work, and whether all that came of it is finite: looked at where the work is done."""
+
+    def train(work: Work, received: Params, state: Tree) -> tuple[ClientUpdate, Tree, Tensor]:
+        update, state = algorithm.client_update(work, received, state)
+        return update, state, tree.is_finite((update, state))
+
+    return train
+
+
 def scoring(algorithm: Algorithm) -> Function:
-    """Mean loss and metric of a client's personal model over its batches."""
+    """Mean loss and metric of a client's personal model over its batches, and the metric's weight."""
 
     def score(work: Work, received: Params, state: Tree) -> Tensor:
         model = work.compose(*algorithm.personal_model(received, state))
-        sums = torch.zeros_like(work.examples).repeat(2)
+        sums = torch.zeros_like(work.examples).repeat(3)
         for batch in work.batches("score"):
-            # In float64, as the pooled scores are: a tie must not look like a gain of the last digit.
-            scores = torch.stack([column.double() for column in work.task.scores(model, batch)])
-            sums = sums + (torch.where(batch["mask"], scores, 0) if "mask" in batch else scores).sum(1)
-        return sums / work.examples
+            found = weighed(work.task, model, batch)
+            sums = sums + (torch.where(batch["mask"], found, 0) if "mask" in batch else found).sum(1)
+        return torch.stack([sums[0] / work.examples, sums[1] / sums[2], sums[2]])
 
     return score
+
+
+def weighed(task: Task, model: Params, batch: Batch) -> Tensor:
+    """For each example its loss, its metric times its weight, and that weight [3, examples].
+
+    In float64, so that a tie does not look like a gain of the last digit.
+    """
+    loss, metric = (column.double() for column in task.scores(model, batch))
+    weight = torch.ones_like(loss) if task.metric.weight is None else task.metric.weight(batch).double()
+    return torch.stack([loss, torch.where(weight > 0, weight * metric, 0), weight])
 
 
 def evaluate(
@@ -60,19 +86,23 @@ def evaluate(
     tested = clients[sizes[clients] > 0]
     received = algorithm.broadcast(server)
     first = problem.first(algorithm)
-    alone = algorithm.personal_model(received, first)
+    alone = problem.split.alone(*algorithm.personal_model(received, first))
     shared = pooled(problem, problem.compose(*alone), tested, part)
     if not tree.leaves(first):
         personal = shared  # the very same model
     else:
         states = current_states(problem, algorithm, engine, received, store, tested, round)
         personal = per_client(problem, engine, received, tested, states, part)
+    (loss, metric, _), (shared_loss, shared_metric, weight) = (
+        spread(found, tested, clients) for found in (personal, shared)
+    )
     return client_rows(
         [data.ids[int(i)] for i in clients],
         data.sizes("train")[clients],
         sizes[clients],
-        spread(personal, tested, clients),
-        spread(shared, tested, clients),
+        (loss, metric),
+        (shared_loss, shared_metric),
+        np.nan_to_num(weight),
         higher_is_better=problem.task.metric.higher_is_better,
     )
 
@@ -104,17 +134,17 @@ def per_client(
     states: Sequence[Tree],
     part: str,
 ) -> np.ndarray:
-    """Mean loss and metric [clients, 2], each client with its own model."""
+    """Mean loss, mean metric and weight [clients, 3], each client with its own model."""
     phases = {"score": Phase(epochs=1, steps=None, batch_size=EVALUATION_BATCH, shuffle=False)}
     jobs = problem.jobs(phases, clients, states, part=part)
     found = engine.map("score", jobs, received, scale=1.0, round=0)
-    return torch.stack(found).double().numpy() if found else np.zeros((0, 2))
+    return torch.stack(found).double().numpy() if found else np.zeros((0, 3))
 
 
 def pooled(problem: Problem, model: Params, clients: np.ndarray, part: str) -> np.ndarray:
-    """Mean loss and metric [clients, 2], all clients with one model: rows of many clients share a batch."""
+    """The same with one model for all clients: rows of many clients share a batch."""
     if not len(clients):
-        return np.zeros((0, 2))
+        return np.zeros((0, 3))
     spans = [problem.data.rows(int(c), part) for c in clients]
     rows = torch.from_numpy(np.concatenate([np.arange(a, b) for a, b in spans]))
     sizes = np.array([b - a for a, b in spans])
@@ -124,15 +154,15 @@ def pooled(problem: Problem, model: Params, clients: np.ndarray, part: str) -> n
         apart = sizes.tolist() if problem.task.mixes_examples else EVALUATION_BATCH * 4
         for index in torch.split(rows, apart):
             batch = {name: column.index_select(0, index) for name, column in problem.columns.items()}
-            parts.append(torch.stack(problem.task.scores(model, batch), dim=1))
-    scores = torch.cat(parts).double().numpy()
-    sums: np.ndarray = np.add.reduceat(scores, np.cumsum(sizes) - sizes, axis=0)
-    means: np.ndarray = sums / sizes[:, None]
-    return means
+            parts.append(weighed(problem.task, model, batch))
+    scores = torch.cat(parts, dim=1).numpy()
+    loss, metric, weight = np.add.reduceat(scores, np.cumsum(sizes) - sizes, axis=1)
+    with np.errstate(invalid="ignore"):  # nothing that counts: no metric
+        return np.stack([loss / sizes, metric / weight, weight], axis=1)
 
 
-def spread(means: np.ndarray, tested: np.ndarray, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Losses and metrics of ``clients`` (ascending), NaN for those that were not tested."""
-    full = np.full((len(clients), 2), np.nan)
-    full[np.searchsorted(clients, tested)] = means
-    return full[:, 0], full[:, 1]
+def spread(found: np.ndarray, tested: np.ndarray, clients: np.ndarray) -> np.ndarray:
+    """Losses, metrics and weights [3, clients] of ``clients`` (ascending), NaN for those that were not tested."""
+    full = np.full((3, len(clients)), np.nan)
+    full[:, np.searchsorted(clients, tested)] = found.T
+    return full

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,9 @@ from torch import Tensor
 
 from moiety.rng import generator
 from moiety.types import Phase, Tree
+
+KNOWN_ROWS = 8192
+"""Walks of up to this many rows are kept for the next client of the same size."""
 
 
 class Rows(NamedTuple):
@@ -22,6 +26,11 @@ class Rows(NamedTuple):
     def span(self) -> tuple[int, int]:
         """The first row and the row after the last; an owner's rows lie next to each other."""
         return int(self.order.min()), int(self.order.max()) + 1
+
+    @property
+    def width(self) -> int:
+        """The size of the largest batch."""
+        return max(self.sizes.tolist(), default=0)
 
     @property
     def repeats(self) -> bool:
@@ -52,6 +61,17 @@ def phase_rows(phase: Phase, start: int, stop: int, *words: str | int, seed: int
     ([10, 11, 12, 10, 11], [2, 1, 2])
     """
     n = stop - start
+    rows = (phase.steps or 0) * phase.batch_size + (phase.epochs or 0) * n
+    sizes, order, epochs = _known_walk(phase, n) if rows <= KNOWN_ROWS else _walk(phase, n)
+    if phase.shuffle:
+        draw = generator(seed, "batches", *words)
+        fresh = [draw.permutation(n) for _ in range(epochs)]
+        order = np.concatenate(fresh)[: len(order)] if epochs > 1 else fresh[0][: len(order)]
+    return Rows(start + order, sizes)
+
+
+def _walk(phase: Phase, n: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """The sizes of the batches, the rows in data order, and how many epochs are begun; the same for all of a size."""
     width = min(phase.batch_size, n)
     per_epoch = -(-n // width)
     steps = phase.steps if phase.steps is not None else (phase.epochs or 0) * per_epoch
@@ -59,12 +79,13 @@ def phase_rows(phase: Phase, start: int, stop: int, *words: str | int, seed: int
     one = np.full(per_epoch, width, dtype=np.int64)
     one[-1] = n - (per_epoch - 1) * width
     sizes = np.tile(one, epochs)[:steps]
-    if phase.shuffle:
-        draw = generator(seed, "batches", *words)
-        order = np.concatenate([draw.permutation(n) for _ in range(epochs)])
-    else:
-        order = np.tile(np.arange(n), epochs)
-    return Rows(start + order[: sizes.sum()], sizes)
+    order = np.tile(np.arange(n), epochs)[: sizes.sum()]
+    for array in (sizes, order):
+        array.setflags(write=False)  # many clients hold it
+    return sizes, order, epochs
+
+
+_known_walk = lru_cache(maxsize=1024)(_walk)
 
 
 def padded(rows: Sequence[Rows]) -> tuple[Tensor, Tensor | None]:
@@ -72,7 +93,9 @@ def padded(rows: Sequence[Rows]) -> tuple[Tensor, Tensor | None]:
 
     Padding repeats the client's first row, so that no foreign or undefined value enters the arithmetic.
     """
-    steps, width = max(len(r.sizes) for r in rows), max(int(r.sizes.max()) for r in rows)
+    steps, width = max(len(r.sizes) for r in rows), max(r.width for r in rows)
+    if all(len(r.order) == steps * width for r in rows):  # every batch of every client is full
+        return torch.from_numpy(np.stack([r.order for r in rows]).reshape(len(rows), steps, width)), None
     index = np.empty((len(rows), steps, width), dtype=np.int64)
     mask = np.zeros((len(rows), steps, width), dtype=bool)
     for i, r in enumerate(rows):

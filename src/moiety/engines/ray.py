@@ -171,7 +171,7 @@ class Actor:
         # The run may yet reject a new state. The digests then differ, and the old one is sent.
         after = found if function == "adapt" else before
         if function == "train":
-            after = [state for _, state in found]
+            after = [state for _, state, _ in found]
         for job, state in zip(share, after, strict=True):
             remember(self.states, job.client, tree.map_leaves(torch.clone, state), limit)
         return pack(found), [digest(pack(state)) for state in after]

@@ -42,7 +42,7 @@ def begin(problem: Problem, algorithm: Algorithm, folder: Path | None) -> Progre
 
     kept = folder is not None and algorithm.stateful and bool(tree.leaves(first()))
     store = DiskStore(first, Path(str(folder)) / "clients", len(problem.data)) if kept else MemoryStore(first)
-    return Progress(server, store, Ledger(device_memory=memory_on_device(problem)))
+    return Progress(server, store, Ledger(device_memory=memory_on_device(problem, first())))
 
 
 @dataclass
@@ -94,16 +94,17 @@ class Rounds:
         t = now.round
         kept: list[tuple[int, ClientUpdate, Tree]] = []
         dropped = []
-        for job, fine, (update, state) in zip(jobs, tree.are_finite(results), results, strict=True):
+        expected = declared if algorithm.uploads else {}
+        for job, (update, state, fine) in zip(jobs, results, strict=True):
             name = str(problem.data.ids[job.client])
-            check(update.upload, declared, where=f"client {name}, round {t + 1}")
+            check(update.upload, expected, where=f"client {name}, round {t + 1}")
             now.ledger.flops += job_flops(self.flops, job)
             if fine:
                 kept.append((job.client, update, state))
             else:
                 dropped.append(name)
-        # The guard has seen that every upload is laid out as the broadcast is.
-        now.ledger.exchange(received, len(jobs))
+        # The guard has seen that every upload is laid out as expected.
+        now.ledger.exchange(received, expected, len(jobs))
         if kept:
             now.server = algorithm.server_update(now.server, algorithm.aggregator([u for _, u, _ in kept]))
             if self.keeps:

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from moiety.data import from_clients
-from moiety.engines.checks import check_columns, check_labels, like_columns
-from moiety.engines.evaluate import current_states, served
+from moiety.engines.checks import PARTS, check_columns, check_targets, like_columns
+from moiety.engines.evaluate import asked, current_states, evaluate, served
 from moiety.engines.problem import to_tensors
 from moiety.engines.rounds import Rounds
 from moiety.engines.sequential import Sequential
-from moiety.errors import kind, must, whole
+from moiety.errors import choice, kind, must, whole
 from moiety.evaluation import Row
 from moiety.types import Params, Tree
 
@@ -57,8 +57,8 @@ class Run:
     def shared_parameters(self) -> Params:
         """The shared model alone: the server's part, with the personal part as it was first."""
         problem, algorithm, now = self._rounds.problem, self._rounds.algorithm, self._rounds.progress
-        first = problem.first(algorithm)
-        return _copies(problem.compose(*algorithm.personal_model(algorithm.broadcast(now.server), first)))
+        parts = algorithm.personal_model(algorithm.broadcast(now.server), problem.first(algorithm))
+        return _copies(problem.compose(*problem.split.alone(*parts)))
 
     def export(self, client: int | str | None = None) -> nn.Module:
         """A copy of the model with that client's parameters in it, in evaluation mode; the shared model without one."""
@@ -77,11 +77,10 @@ class Run:
         fed = from_clients({"new client": like_columns(problem.data, data)}, test=0.0)
         check_columns(problem.data, fed)
         guest = replace(problem, data=fed, columns=to_tensors(fed, problem.task, torch.device("cpu")))
-        if self.config["run"].get("loss") == "cross_entropy":
-            with torch.no_grad():
-                few = {name: column[:1] for name, column in guest.columns.items()}
-                outputs = problem.task.predict(problem.task.init, few).shape[-1]
-            check_labels(guest.columns, fed, outputs)
+        with torch.no_grad():
+            few = {name: column[:1] for name, column in guest.columns.items()}
+            output = problem.task.predict(problem.task.init, few)
+        check_targets(self.config["run"].get("loss"), guest.columns, fed, output)
         received = algorithm.broadcast(now.server)
         state: Tree = problem.first(algorithm)
         engine = Sequential(guest, served(algorithm))
@@ -90,10 +89,33 @@ class Run:
             (state,) = engine.map("adapt", jobs, received, scale=1.0, round=now.round + k)
         return self._module(problem.compose(*algorithm.personal_model(received, state)))
 
+    def evaluate(self, part: str = "test") -> list[Row]:
+        """A row per client, as in ``clients``, with scores on ``train``, ``validation`` or ``test`` rows.
+
+        The same clients are scored; ``n_test`` counts their rows of that part.
+        """
+        choice("part", part, PARTS)
+        loop, now = self._rounds, self._rounds.progress
+        problem = loop.problem
+        hint = "Split the data so that it has some."
+        must(bool(problem.data.sizes(part).any()), "part", "one that has rows", part, hint)
+        some = asked(problem.data, self.config["run"], problem.seed)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return evaluate(
+                problem, loop.algorithm, loop.ready(), now.server, now.store, part=part, round=now.round, clients=some
+            )
+        finally:
+            loop.close()
+            torch.set_num_threads(threads)
+
     def _module(self, params: Params) -> nn.Module:
         must(self._model is not None, "model", "an nn.Module for export", "a task of plain functions")
         assert self._model is not None
         module = copy.deepcopy(self._model).eval()
+        if self._rounds.problem.split.model is not None:
+            vars(module).pop("spec", None)  # more than what that names: the split has put something in
         with torch.no_grad():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
                 tensor.copy_(params[name])

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from moiety import tree
+from moiety.block import block_gradient
 from moiety.engines.plan import Job, own_rows, padded
 from moiety.engines.problem import FEATURE_BYTES, Function, Functions, Problem, sliced_features
 from moiety.errors import MoietyError
-from moiety.local import func_gradient
 from moiety.rng import torch_seed
 from moiety.task import backprop_bytes
 from moiety.transport import value_bytes
@@ -24,19 +24,29 @@ from moiety.types import Batch, LossFunction, Params, Tree
 INSTEAD = "Use engine sequential."
 BLOCK_BYTES = 1 << 30
 """About how much memory a block of clients may take."""
+GATHER_BYTES = 1 << 27
+"""Up to this much the rows of a block's batches are gathered before its first step."""
 PADDING = 0.25
 """How much more rows a block may compute than its clients would one by one."""
 
 
 class Batches:
-    """The batches of one phase of one client, under vmap; ``own`` are its rows where some come round again."""
+    """The batches of one phase of one client, under vmap; ``own`` are its rows where some come round again.
 
-    def __init__(self, columns: Batch, index: Tensor, mask: Tensor | None, own: Tensor | None) -> None:
-        self.columns, self.index, self.mask, self.own = columns, index, mask, own
+    Where ``gathered`` is given it holds the rows of all batches already.
+    """
+
+    def __init__(
+        self, columns: Batch, index: Tensor, mask: Tensor | None, own: Tensor | None, gathered: Batch | None = None
+    ) -> None:
+        self.columns, self.index, self.mask, self.own, self.gathered = columns, index, mask, own, gathered
 
     def __iter__(self) -> Iterator[Batch]:
         for k in range(self.index.shape[0]):
-            batch = {name: column[self.index[k]] for name, column in self.columns.items()}
+            if self.gathered is not None:
+                batch = {name: rows[k] for name, rows in self.gathered.items()}
+            else:
+                batch = {name: column[self.index[k]] for name, column in self.columns.items()}
             yield batch if self.mask is None else batch | {"mask": self.mask[k]}
 
 
@@ -45,7 +55,7 @@ def blocks(jobs: Sequence[Job], *, most: int, room: Callable[[int], int]) -> Ite
 
     A block has at most ``most`` clients, and at most ``room(width)`` where its batches are ``width`` rows wide.
     """
-    shapes = [[(len(r.sizes), int(r.sizes.max(initial=0))) for r in job.rows.values()] for job in jobs]
+    shapes = [[(len(r.sizes), r.width) for r in job.rows.values()] for job in jobs]
     block: list[int] = []
     widest: list[tuple[int, int]] = []
     apart = 0  # the rows that the block's clients would compute one by one
@@ -81,6 +91,9 @@ class Vectorised:
         if problem.task.mixes_examples:
             got = "BatchNorm, whose batch statistics would see the padding"
             raise MoietyError(f"`engine` must be able to pad batches for this model, got {got}. {INSTEAD}")
+        if problem.task.unvectorised:
+            got = problem.task.unvectorised
+            raise MoietyError(f"`engine` must be able to vectorise this loss and metric, got {got}. {INSTEAD}")
         results: list[Tree] = [None] * len(jobs)
         for chosen in blocks(jobs, most=self.block, room=lambda width: BLOCK_BYTES // self._client_bytes(width)):
             block = self._block(call, [jobs[i] for i in chosen], received, scale)
@@ -88,10 +101,20 @@ class Vectorised:
                 results[i] = result
         return results
 
+    def _gathered(self, index: Tensor) -> Batch | None:
+        """The rows of all batches, where they are not too many: under vmap a gather is several times slower."""
+        row = sum(column[0].numel() * column.element_size() for column in self.problem.columns.values())
+        if index.numel() * row > GATHER_BYTES:
+            return None
+        flat = index.reshape(-1)
+        return {n: c.index_select(0, flat).view(*index.shape, *c.shape[1:]) for n, c in self.problem.columns.items()}
+
     def _client_bytes(self, width: int) -> int:
         """About what one client of a block takes: its copies of the model, and the activations of one batch."""
         if self._sizes is None:
-            few = {name: column[:1] for name, column in self.problem.columns.items()}
+            few = {
+                name: column[:1].clone() for name, column in self.problem.columns.items()
+            }  # a model may edit its input
             names = (*self.problem.split.trained_shared, *self.problem.split.trained_personal)
             with torch_seed(self.problem.seed, "memory"):
                 kept = backprop_bytes(self.problem.task, few, names)
@@ -108,16 +131,19 @@ class Vectorised:
 
         again = [p for p in plans if problem.partial and all(job.rows[p].repeats for job in jobs)]
         own = {phase: own_rows([job.rows[phase] for job in jobs]) for phase in again}
+        rows = {phase: self._gathered(index[phase]) for phase in plans if phase not in again}
+        gathered = {phase: columns for phase, columns in rows.items() if columns is not None}
 
         def one(
             index: dict[str, Tensor],
             mask: dict[str, Tensor],
             own: dict[str, Tensor],
+            gathered: dict[str, Batch],
             examples: Tensor,
             state: Tree,
         ) -> Tree:
             def batches(phase: str) -> Batches:
-                return Batches(problem.columns, index[phase], mask.get(phase), own.get(phase))
+                return Batches(problem.columns, index[phase], mask.get(phase), own.get(phase), gathered.get(phase))
 
             def reuse(
                 model: Params, trained: frozenset[str], batches: Iterable[Batch]
@@ -133,12 +159,12 @@ class Vectorised:
                 local = batches.index - batches.own[0]
                 return partial.loss, Batches({**kept, **features}, local, batches.mask, None)
 
-            return function(problem.work(batches, func_gradient, examples, scale, reuse), received, state)
+            return function(problem.work(batches, block_gradient, examples, scale, reuse), received, state)
 
         states = tree.stack([job.state for job in jobs])
         try:
             with torch.no_grad():
-                return torch.func.vmap(one, randomness="error")(index, mask, own, examples, states)
+                return torch.func.vmap(one, randomness="error")(index, mask, own, gathered, examples, states)
         except RuntimeError as error:
             if "randomness" in str(error):
                 got = "random numbers drawn while training (dropout)"

@@ -23,23 +23,33 @@ def client_rows(
     n_test: np.ndarray,
     personal: tuple[np.ndarray, np.ndarray],
     shared: tuple[np.ndarray, np.ndarray],
+    weight: np.ndarray | None = None,
     *,
     higher_is_better: bool,
 ) -> list[Row]:
-    """A row per client from means of (loss, metric) of both models; a client without test rows has NaN."""
+    """A row per client from means of (loss, metric) of both models; a client without test rows has NaN.
+
+    ``weight`` is how much each client's metric counts, by default its test rows. Where it differs from them, rows have
+    it too, and a client without weight counts as one without test rows.
+    """
+    weight = n_test if weight is None else weight
+    other = not np.array_equal(weight, n_test)
+    columns = [np.where(weight > 0, column, np.nan) for column in (*personal, *shared)]
+    loss, metric, shared_loss, shared_metric = columns
     with np.errstate(invalid="ignore"):  # two models that diverged: infinity minus infinity is no gain, NaN
-        gain = (personal[1] - shared[1]) * (1 if higher_is_better else -1)
+        gain = (metric - shared_metric) * (1 if higher_is_better else -1)
     return [
         {
             "client": str(ids[i]),
             "n": int(n[i]),
             "n_test": int(n_test[i]),
-            "loss": float(personal[0][i]),
-            "metric": float(personal[1][i]),
-            "shared_loss": float(shared[0][i]),
-            "shared_metric": float(shared[1][i]),
+            "loss": float(loss[i]),
+            "metric": float(metric[i]),
+            "shared_loss": float(shared_loss[i]),
+            "shared_metric": float(shared_metric[i]),
             "gain": float(gain[i]),
             "hurt": bool(gain[i] < 0),
+            **({"weight": float(weight[i])} if other else {}),
         }
         for i in range(len(n))
     ]
@@ -48,20 +58,23 @@ def client_rows(
 def summarise(rows: Sequence[Row], *, higher_is_better: bool) -> dict[str, float | int]:
     """Means weighted by test examples and unweighted, the worst decile, and how many were helped and hurt.
 
+    Where rows have a ``weight`` (tokens, words), metrics and gains are weighted by it, losses by examples still.
+
     >>> rows = [{"n_test": 1, "loss": 1.0, "metric": 0.5, "shared_loss": 1.0, "shared_metric": 0.75, "gain": -0.25},
     ...         {"n_test": 3, "loss": 2.0, "metric": 1.0, "shared_loss": 1.0, "shared_metric": 0.75, "gain": 0.25}]
     >>> found = summarise(rows, higher_is_better=True)
     >>> found["metric"], found["metric_unweighted"], found["worst_decile"], found["hurt"], found["helped"]
     (0.875, 0.75, 0.5, 1, 1)
     """
-    rows = [r for r in rows if r["n_test"] > 0]
+    rows = [r for r in rows if _weight(r) > 0]
     if not rows:
         return {"clients": 0}
-    weights = np.array([r["n_test"] for r in rows], dtype=float)
+    examples = np.array([r["n_test"] for r in rows], dtype=float)
+    weight = np.array([_weight(r) for r in rows])
     column = {k: np.array([r[k] for r in rows]) for k in ("loss", "metric", "shared_loss", "shared_metric", "gain")}
     found: dict[str, float | int] = {}
     for key, values in column.items():
-        found[key] = float(np.average(values, weights=weights))
+        found[key] = float(np.average(values, weights=examples if key.endswith("loss") else weight))
         found[f"{key}_unweighted"] = float(values.mean())
     found["worst_decile"] = worst_decile(column["metric"], higher_is_better=higher_is_better)
     found["hurt"] = int((column["gain"] < 0).sum())
@@ -79,3 +92,8 @@ def worst_decile(metric: np.ndarray, *, higher_is_better: bool) -> float:
     ordered = np.sort(metric if higher_is_better else -metric)
     worst = float(ordered[: math.ceil(len(ordered) / 10)].mean())
     return worst if higher_is_better else -worst
+
+
+def _weight(row: Row) -> float:
+    """How much a client's metric counts."""
+    return float(row["weight"] if "weight" in row else row["n_test"])

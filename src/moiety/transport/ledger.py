@@ -27,14 +27,13 @@ class Ledger:
     flops: float = 0.0
     device_memory: int = 0
 
-    def exchange(self, shared: Params, clients: int) -> None:
-        """Count one broadcast to each of ``clients``, and an upload of the same layout from each."""
-        values, payload = clients * value_bytes(shared), clients * payload_bytes(shared)
+    def exchange(self, down: Params, up: Params, clients: int) -> None:
+        """Count one broadcast to each of ``clients``, and one upload from each; only the layouts matter."""
         self.client_updates += clients
-        self.down_values += values
-        self.down_payload += payload
-        self.up_values += values
-        self.up_payload += payload
+        self.down_values += clients * value_bytes(down)
+        self.down_payload += clients * payload_bytes(down)
+        self.up_values += clients * value_bytes(up)
+        self.up_payload += clients * payload_bytes(up)
 
     def as_dict(self) -> dict[str, Any]:
         """The sums by name."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moiety.data.federated import Array, Columns
+from moiety.data.federated import Array, Columns, FederatedData
 from moiety.errors import MoietyError, message, must
 
 AGAIN = "Get the file again."
@@ -25,7 +25,8 @@ class Source:
 
     ``test`` is the data set's own test pool, if it has one. ``client`` is the natural client of each row, a number,
     and ``names`` are those clients' names. The first ``standardise`` features of ``x`` are to be brought to mean 0 and
-    standard deviation 1 over all clients' training rows, once it is known which those are.
+    standard deviation 1 over all clients' training rows, once it is known which those are; ``finish`` does whatever
+    else must know that.
     """
 
     columns: Columns
@@ -34,6 +35,7 @@ class Source:
     client: Array | None = None
     names: Array | None = None
     standardise: int = 0
+    finish: Callable[[FederatedData], FederatedData] | None = None
 
 
 def read(file: str, shapes: Mapping[str, Shape]) -> dict[str, Array]:
