@@ -45,7 +45,7 @@ def recorded(builder: Callable[P, R]) -> Callable[P, R]:
 
 def writable(value: object) -> bool:
     """Whether a value can stand in a TOML file: numbers, texts, lists of them, and recorded things."""
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | range):
         return all(writable(v) for v in value)
     spec = spec_of(value)
     return isinstance(value, numbers.Real | str) or (spec is not None and "own" not in spec)
@@ -53,7 +53,7 @@ def writable(value: object) -> bool:
 
 def plain(value: object) -> Any:
     """The value as TOML writes it: a recorded thing becomes its table."""
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | range):
         return [plain(v) for v in value]
     if isinstance(value, numbers.Real) and not isinstance(value, bool | int | float):  # a number of NumPy's
         return int(value) if isinstance(value, numbers.Integral) else float(value)

@@ -261,7 +261,11 @@ def test_the_spec_makes_the_split_again() -> None:
 
 
 def test_the_table_holds_every_builder_under_its_name() -> None:
-    assert sorted(SPLITS) == ["by_name", "everything", "input_layer", "norms", "nothing", "output_layer"]
+    assert list(SPLITS) == sorted(SPLITS)
+    assert set(SPLITS) == {
+        *("adapters", "additive", "by_name", "everything", "first_block", "full", "horizontal"),
+        *("input_layer", "last_block", "last_feed_forward", "lora", "norms", "nothing", "output_layer"),
+    }
     assert all(builder.__name__ == name and builder.__doc__ for name, builder in SPLITS.items())
 
 

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from moiety.split.adapters import adapters
+from moiety.split.additive import additive
 from moiety.split.base import Split
+from moiety.split.blocks import first_block, last_block, last_feed_forward
+from moiety.split.full import full
+from moiety.split.horizontal import horizontal
 from moiety.split.layers import input_layer, norms, output_layer
+from moiety.split.lora import lora
 from moiety.split.names import by_name, everything, nothing
 
 SPLITS: dict[str, Callable[..., Split]] = {
+    "adapters": adapters,
+    "additive": additive,
     "by_name": by_name,
     "everything": everything,
+    "first_block": first_block,
+    "full": full,
+    "horizontal": horizontal,
     "input_layer": input_layer,
+    "last_block": last_block,
+    "last_feed_forward": last_feed_forward,
+    "lora": lora,
     "norms": norms,
     "nothing": nothing,
     "output_layer": output_layer,
@@ -21,9 +35,17 @@ SPLITS: dict[str, Callable[..., Split]] = {
 __all__ = [
     "SPLITS",
     "Split",
+    "adapters",
+    "additive",
     "by_name",
     "everything",
+    "first_block",
+    "full",
+    "horizontal",
     "input_layer",
+    "last_block",
+    "last_feed_forward",
+    "lora",
     "norms",
     "nothing",
     "output_layer",

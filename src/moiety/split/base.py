@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from moiety.errors import must, near
@@ -34,6 +36,10 @@ class Split:
     """The module to train where the split put something into a copy of the given one (adapters, a second model)."""
     penalty: Callable[[Params], Tensor] | None = None
     """A term that is added to the training loss, of the whole model's parameters; never to a score."""
+    source: str = ""
+    """The fingerprint of the given module, names and values, that ``model`` was made from."""
+    mirrors: Mapping[str, str] = field(default_factory=dict)
+    """Names that begin with the value of another name, wherever that one takes its first value from."""
     spec: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,6 +79,13 @@ class Split:
         """The shared and the personal part of a whole model, buffers included."""
         return self.select(whole, self.shared), self.select(whole, self.personal)
 
+    def alone(self, shared: Params, personal: Params) -> tuple[Params, Params]:
+        """The two parts of the shared model alone, from its shared part and the personal part as it was first.
+
+        Where a shared name mirrors a personal one (a centre), its value is the shared model's.
+        """
+        return shared, personal | {other: shared[name] for name, other in self.mirrors.items()}
+
     def compose(self, shared: Params, personal: Params, frozen: Params) -> Params:
         """The whole model of its three parts.
 
@@ -82,6 +95,19 @@ class Split:
         if whole.keys() != self.sizes.keys() or len(whole) != len(shared) + len(personal) + len(frozen):
             self._refuse({"shared": shared, "personal": personal, "frozen": frozen})
         return whole
+
+    def module_for(self, given: nn.Module) -> nn.Module:
+        """The module to train where ``given`` is what the user holds.
+
+        That is the split's own module where it has one; or the given one, where it has those very names already
+        (it is the split's module, or a model exported from a run with this split).
+        """
+        if self.model is None or {name for name, _ in _named(given)} == self.sizes.keys():
+            return given
+        same = fingerprint(given) == self.source
+        got = f"a split of another module or of other values than this {type(given).__name__} has"
+        must(same, "split", "made from the given model as it is now", got, "Make the split again, from this model.")
+        return self.model
 
     def _refuse(self, parts: Mapping[str, Params]) -> None:
         """Say which part holds a wrong name."""
@@ -115,6 +141,21 @@ class Split:
         groups = {"personal": self.personal, "shared": self.shared, "frozen": self.frozen}
         held = {group: len(names.intersection(members)) for group, members in groups.items()}
         return ", ".join(f"{count} {group}" for group, count in held.items() if count) or "none"
+
+
+def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+def fingerprint(module: nn.Module) -> str:
+    """A digest of a module's names, shapes and values (of its shapes alone where there are no values yet)."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, value in _named(module):
+        digest.update(repr((name, tuple(value.shape), str(value.dtype))).encode())
+        if not value.is_meta:
+            plain = value.detach().cpu().contiguous().reshape(-1)
+            digest.update(plain.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def rounded(count: int) -> str:

@@ -48,12 +48,13 @@ def layers(model: nn.Module) -> list[Layer]:
             yield Layer(name, module)
             return
         for child, below in inner:
-            yield from visit(_join(name, child), below)
+            yield from visit(join(name, child), below)
 
     return list(visit("", model))
 
 
-def _join(module: str, name: str) -> str:
+def join(module: str, name: str) -> str:
+    """The dotted name of what a module calls ``name``."""
     return f"{module}.{name}" if module else name
 
 
@@ -81,7 +82,7 @@ def output_layer(
     listing = read(model)
     proper = [layer for layer in layers(model) if not is_norm(layer.module)]
     must(bool(proper), "model", "a module with a layer that is no normalisation", type(model).__name__)
-    return _personal_layers("output_layer", model, listing, proper[-1:], frozen, shared, running_stats)
+    return personal_layers("output_layer", model, listing, proper[-1:], frozen, shared, running_stats)
 
 
 @recorded
@@ -102,7 +103,7 @@ def input_layer(
     must(first is not None, "model", "a module with a layer that is no normalisation", type(model).__name__)
     start = first or 0
     after = [layer for layer in found[start + 1 : start + 2] if is_norm(layer.module)]
-    return _personal_layers("input_layer", model, listing, [found[start], *after], frozen, shared, running_stats)
+    return personal_layers("input_layer", model, listing, [found[start], *after], frozen, shared, running_stats)
 
 
 @recorded
@@ -131,7 +132,7 @@ def _groups(listing: Listing, personal: set[str], frozen: Patterns, shared: Patt
     return {"personal": personal, "frozen": still, "shared": common}
 
 
-def _personal_layers(
+def personal_layers(
     builder: str,
     model: nn.Module,
     listing: Listing,
@@ -144,12 +145,12 @@ def _personal_layers(
     own = {id(value): name for name, value in listing.parameters.items()}
     inside = {id(module) for layer in chosen for module in layer.module.modules()}
     outside = [(name, module) for name, module in model.named_modules() if id(module) not in inside]
-    used = {id(value): _join(name, p) for name, module in outside for p, value in module._parameters.items()}
+    used = {id(value): join(name, p) for name, module in outside for p, value in module._parameters.items()}
     personal: set[str] = set()
     for layer in chosen:
         for name, value in layer.module.named_parameters():
             elsewhere = used.get(id(value))
-            got = f"{_join(layer.name, name)} tied to {elsewhere}"
+            got = f"{join(layer.name, name)} tied to {elsewhere}"
             hint = f"Say with by_name what is personal instead of {builder}."
             must(elsewhere is None, "model", "one whose chosen layer has its parameters to itself", got, hint)
             personal.add(own[id(value)])

@@ -66,24 +66,29 @@ def _running_statistics(model: nn.Module) -> Iterator[Tensor]:
             yield from (value for value in held if value is not None)
 
 
+def listed(group: str, patterns: Patterns) -> Sequence[str]:
+    """The patterns as a list, where one may be given as a text."""
+    several = [patterns] if isinstance(patterns, str) else patterns
+    well = isinstance(several, list | tuple) and all(isinstance(pattern, str) for pattern in several)
+    must(well, group, "a name pattern or a list of them", repr(patterns))
+    return several
+
+
 def matched(listing: Listing, group: str, patterns: Patterns) -> set[str]:
     """The names that one group's patterns mean; a pattern that means none is an error."""
-    listed = [patterns] if isinstance(patterns, str) else patterns
-    well = isinstance(listed, list | tuple) and all(isinstance(pattern, str) for pattern in listed)
-    must(well, group, "a name pattern or a list of them", repr(patterns))
     found: set[str] = set()
-    for pattern in listed:
-        hits = {own for name, own in listing.aliases.items() if any(fnmatchcase(p, pattern) for p in _paths(name))}
+    for pattern in listed(group, patterns):
+        hits = {own for name, own in listing.aliases.items() if any(fnmatchcase(p, pattern) for p in paths(name))}
         if not hits:
             # Tail wildcards go before names are compared: "haed.*" is nearest to the module "head".
-            known = {path for name in listing.aliases for path in _paths(name)}
+            known = {path for name in listing.aliases for path in paths(name)}
             hint = near(pattern.rstrip(".*") or pattern, known)
             must(False, group, "patterns that each match a parameter, a buffer or a module", repr(pattern), hint)
         found |= hits
     return found
 
 
-def _paths(name: str) -> list[str]:
+def paths(name: str) -> list[str]:
     """A name and the modules that it is in: a.b.c, a.b, a."""
     steps = name.split(".")
     return [".".join(steps[:end]) for end in range(len(steps), 0, -1)]

@@ -1,0 +1,151 @@
+"""Low-rank updates: the formula, neutrality at the start, which layers, bad input."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import moiety as mo
+from moiety.errors import MoietyError
+from moiety.split import lora
+from moiety.task import from_module
+from moiety.types import Partial
+
+
+def net() -> nn.Module:
+    return mo.models.mlp(5, 3, hidden=(4, 6), seed=1)
+
+
+def grafted(split: mo.Split) -> nn.Module:
+    assert split.model is not None
+    return split.model
+
+
+def filled(model: nn.Module) -> nn.Module:
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=draw))
+    return model
+
+
+@pytest.mark.parametrize(("alpha", "scale"), [(None, 1.0), (3.0, 1.5)])
+def test_a_layer_is_as_if_its_weight_had_moved(alpha: float | None, scale: float) -> None:
+    """W x + b + s B A x = (W + s B A) x + b, with s = alpha / rank, in NumPy."""
+    model = filled(grafted(lora(net(), rank=2, alpha=alpha))).double()
+    w = {n: p.detach().numpy() for n, p in model.named_parameters()}
+    x = np.random.default_rng(0).normal(size=(7, 5))
+    h = x
+    for name in ("hidden1", "hidden2", "head"):
+        moved = w[f"{name}.weight"] + scale * w[f"{name}.adapter.up.weight"] @ w[f"{name}.adapter.down.weight"]
+        h = h @ moved.T + w[f"{name}.bias"]
+        h = h if name == "head" else np.maximum(h, 0)
+    np.testing.assert_allclose(model(torch.from_numpy(x)).detach().numpy(), h, rtol=1e-10)
+
+
+def test_it_starts_as_the_model_it_was() -> None:
+    model, x = net(), torch.linspace(-1, 1, 30).reshape(6, 5)
+    before = torch.get_rng_state()
+    split = lora(model, rank=3)
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(grafted(split)(x), model(x))
+    for name in split.personal:
+        value = grafted(split).get_parameter(name)
+        assert bool(value.any()) == name.endswith("down.weight")
+    again = grafted(lora(model, rank=3, seed=1)).get_parameter("head.adapter.down.weight")
+    assert not torch.equal(again, grafted(split).get_parameter("head.adapter.down.weight"))
+
+
+def test_the_first_a_keeps_the_scale_of_its_input() -> None:
+    """N(0, 1/400): 40,000 draws lie within 2 per cent."""
+    model = nn.Sequential(nn.Linear(400, 100))
+    found = grafted(lora(model, rank=100)).get_parameter("0.adapter.down.weight")
+    assert float(found.detach().std()) == pytest.approx(1 / 20, rel=0.02)
+
+
+def test_which_layers_and_how_many_numbers() -> None:
+    """rank (inputs + outputs) for each layer."""
+    model = net()
+    split = lora(model, rank=2, targets=["hidden?"])
+    assert split.counts() == {"total": 75 + 38, "shared": 75, "personal": 2 * (5 + 4) + 2 * (4 + 6), "frozen": 0}
+    assert {n.split(".")[0] for n in split.personal} == {"hidden1", "hidden2"}
+    frozen = lora(model, rank=2, frozen="*")
+    assert (frozen.shared, len(frozen.frozen), len(frozen.personal)) == ((), 6, 6)
+    words = mo.models.transformer_lm(vocabulary=9, length=4, width=8, blocks=2, heads=2, feed_forward=6)
+    names = lora(words, rank=1, targets=["blocks.*.query", "blocks.1.feed_forward"]).personal
+    assert [n.removesuffix(".adapter.down.weight") for n in names if "down" in n] == [
+        "blocks.0.attention.query",
+        "blocks.1.attention.query",
+        "blocks.1.feed_forward.first",
+        "blocks.1.feed_forward.second",
+    ]
+
+
+def test_layers_that_torch_does_not_call_are_left_out() -> None:
+    """The output projection of nn.MultiheadAttention is used by its weight alone: a hook there would do nothing."""
+    encoder = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+    split = lora(nn.Sequential(encoder), rank=1)
+    assert {n.partition(".adapter")[0] for n in split.personal} == {"0.linear1", "0.linear2"}
+    x = torch.linspace(-1, 1, 24).reshape(2, 3, 4)
+    grown = filled(grafted(split))
+    with torch.no_grad():
+        torch.testing.assert_close(grown.train()(x), grown.eval()(x))
+    text = "`targets` must be globs that each match an nn.Linear that is called, got '0.self_attn'. Known: 0.linear1,"
+    with pytest.raises(MoietyError, match="^" + re.escape(text)):
+        lora(nn.Sequential(encoder), rank=1, targets="0.self_attn")
+
+
+def test_a_model_that_is_one_layer() -> None:
+    split = lora(nn.Linear(3, 2), rank=1)
+    assert split.personal == ("adapter.down.weight", "adapter.up.weight")
+    model, x = filled(grafted(split)), torch.eye(3)
+    moved = model.weight + model.adapter.up.weight @ model.adapter.down.weight
+    torch.testing.assert_close(model(x), moved.T + model.bias)
+    task = from_module(model, loss="mse")
+    batch = {"x": x, "y": torch.zeros(3, 2)}
+    for trained in (split.personal, split.shared):  # torch.fx does not see a hook of the whole model
+        assert not isinstance(task.partial(frozenset(trained), task.init, batch), Partial)
+
+
+def test_partial_evaluation_and_vmap() -> None:
+    split = lora(net(), rank=2, targets="head")
+    task = from_module(filled(grafted(split)), loss="cross_entropy")
+    batch = {"x": torch.linspace(-1, 1, 20).reshape(4, 5), "y": torch.tensor([0, 1, 2, 0])}
+    part = task.partial(frozenset(split.personal), task.init, batch)
+    assert isinstance(part, Partial)
+    moved = {n: p * 1.5 if n in split.personal else p for n, p in task.init.items()}
+    whole = task.loss(moved, batch)[0]
+    features = part.features(task.init, batch)
+    torch.testing.assert_close(part.loss(moved, {"y": batch["y"], **features})[0], whole)
+
+    def loss(own: dict[str, Tensor]) -> Tensor:
+        return task.loss({**task.init, **own}, batch)[0]
+
+    two = {n: torch.stack([task.init[n], moved[n]]) for n in split.personal}
+    together = torch.func.vmap(loss)(two)
+    torch.testing.assert_close(together, torch.stack([task.loss(task.init, batch)[0], whole]))
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "rank": ({"rank": 0}, "`rank` must be >= 1, got 0."),
+    "too large": ({"rank": 5}, "`rank` must be <= 4, the smaller side of hidden1, got 5."),
+    "alpha": ({"rank": 1, "alpha": 0}, "`alpha` must be > 0 and finite, got 0."),
+    "seed": ({"rank": 1, "seed": -3}, "`seed` must be >= 0, got -3."),
+    "no layer": (
+        {"rank": 1, "targets": "hed"},
+        "`targets` must be globs that each match an nn.Linear that is called, got 'hed'. Did you mean head?",
+    ),
+    "no glob": ({"rank": 1, "targets": ()}, "`targets` must be at least one glob, got ()."),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_ends_in_one_line(case: str) -> None:
+    arguments, text = BAD[case]
+    with pytest.raises(MoietyError, match="^" + re.escape(text) + "$"):
+        lora(net(), **arguments)
