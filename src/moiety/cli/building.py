@@ -13,17 +13,18 @@ from moiety.cli.config import Config, RunSection, Table
 from moiety.data import FederatedData, from_spec
 from moiety.engines import algorithm_from, split_from
 from moiety.engines.choose import check_engine
+from moiety.engines.stages import Stage, stage_from
 from moiety.errors import MoietyError, choice, message, must, near
 from moiety.models import MODELS
 from moiety.spec import build
-from moiety.split import Split
+from moiety.split import SPLITS, Split
 from moiety.types import Algorithm
 
 DEVICES = ("cpu", "cuda", "mps")
 
 
 class Parts(NamedTuple):
-    """What a configuration describes."""
+    """What a configuration of one run describes."""
 
     model: nn.Module
     data: FederatedData
@@ -33,16 +34,38 @@ class Parts(NamedTuple):
 
 def parts(config: Config) -> Parts:
     """Make them; what is quickly checked comes first, since data may take long to load."""
-    algorithm = algorithm_from(config.algorithm)
+    algorithm = algorithm_from(config.algorithm or {})
+    hint = 'As in [split] with name = "output_layer".'
+    must(bool(config.split or algorithm.default_split), "split", f"given for {algorithm.name}", "nothing", hint)
+    model, data = _model_and_data(config)
+    return Parts(model, data, algorithm, split_from(config.split, model) if config.split else None)
+
+
+class Staged(NamedTuple):
+    """What a configuration of a pipeline describes."""
+
+    stages: list[Stage]
+    model: nn.Module
+    data: FederatedData
+
+
+def staged(config: Config) -> Staged:
+    """Make them, in the same order."""
+    tables = [each.model_dump(exclude_none=True) for each in config.stage or ()]
+    stages = [stage_from(number, table) for number, table in enumerate(tables, 1)]
+    for number, table in enumerate(tables, 1):
+        if "split" in table:
+            choice(f"stage.{number}.split.name", table["split"].get("name"), SPLITS)
+    return Staged(stages, *_model_and_data(config))
+
+
+def _model_and_data(config: Config) -> tuple[nn.Module, FederatedData]:
     check_engine(config.run.engine)
     _check_device(config.run.device)
     choice("model.name", config.model.get("name"), MODELS)
-    hint = 'As in [split] with name = "output_layer".'
-    must(bool(config.split or algorithm.default_split), "split", f"given for {algorithm.name}", "nothing", hint)
     data = from_spec(config.data)
     _check_columns(config.run, data)
-    model = _model(sized(config.model, data, config.run))
-    return Parts(model, data, algorithm, split_from(config.split, model) if config.split else None)
+    return _model(sized(config.model, data, config.run)), data
 
 
 def _check_columns(run: RunSection, data: FederatedData) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.table import Table
 
+from moiety.analysis.versus import Versus
 from moiety.cli.output import table
 from moiety.cli.results import Result
-from moiety.recipes.versus import Versus
 from moiety.recipes.words import amount, count, gain, names, printable, value
 
 SHOWN = 10

@@ -32,6 +32,7 @@ class Request:
     seed: int | None = None
     engine: str | None = None
     workers: int | None = None
+    scale: str | None = None
     out: Path | None = None
     resume: bool = False
     quiet: bool = False
@@ -42,6 +43,7 @@ class Request:
         for assignment in self.sets:
             words += ["--set", assignment]
         given = {"--rounds": self.rounds, "--seed": self.seed, "--engine": self.engine, "--workers": self.workers}
+        given["--scale"] = self.scale
         for option, value in given.items():
             words += [] if value is None else [option, str(value)]
         words += ["--quiet"] if self.quiet else []
@@ -105,6 +107,14 @@ def run(
     workers: Annotated[
         int | None, typer.Option("--workers", metavar="N", help="Processes of an engine that has any; all cores.")
     ] = None,
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            "--scale",
+            metavar="NAME",
+            help="The size of a recipe that has scales: ci (seconds), laptop (minutes, the default) or paper.",
+        ),
+    ] = None,
     out: Annotated[
         str | None,
         typer.Option("--out", metavar="DIR", help="Folder of the run; by default a new one, runs/NAME or runs/NAME-2."),
@@ -124,11 +134,13 @@ def run(
     """Run a recipe or a configuration file.
 
     A file has the sections [data], [model], [split], [algorithm] and [run]. The config.toml of a run's folder is such
-    a file. Ends with 0, with 2 and one line where something is wrong with the input, and with 130 if interrupted.
+    a file. With tables [[stage]], each with a split, an algorithm and rounds of its own, in the place of [split] and
+    [algorithm], every stage starts where the one before has ended. Ends with 0, with 2 and one line where something is
+    wrong with the input, and with 130 if interrupted.
     """
     must(out != "", "out", "a folder", "nothing")
     where = None if out is None else Path(out)
-    request = Request(target, tuple(sets or ()), rounds, seed, engine, workers, where, resume, quiet)
+    request = Request(target, tuple(sets or ()), rounds, seed, engine, workers, scale, where, resume, quiet)
     folder: list[Path] = []
     try:
         from moiety.cli.training import train

@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.table import Table
 
+from moiety.analysis.versus import column, higher_is_better, versus
 from moiety.cli.closing import SHOWN
 from moiety.cli.output import say, table
 from moiety.cli.output import show as show_table
 from moiety.cli.results import Result, of_folder
 from moiety.errors import must
-from moiety.recipes.versus import column, higher_is_better, versus
 from moiety.recipes.words import amount, gain, names, printable, value
 
 
@@ -34,7 +34,7 @@ def show_results(results: Sequence[Result]) -> None:
     show_table(_side_by_side(results))
     say("shared alone: with the personal part as it was first; hurt: clients whose own model is worse than that")
     say()
-    say(f"client by client against {printable(results[0].name)}, gains in {_unit(results[0].metric)} (+ is better):")
+    say(f"client by client against {printable(results[0].name)}, gains in {unit(results[0].metric)} (+ is better):")
     show_table(_against_first(results, higher))
 
 
@@ -87,7 +87,8 @@ def _against_first(results: Sequence[Result], higher: bool) -> Table:
     return table(["run", "better", "equal", "worse", "mean gain", "hurt most"], rows, text=(0, 5))
 
 
-def _unit(metric: str) -> str:
+def unit(metric: str) -> str:
+    """What gains in a metric are counted in."""
     return "percentage points" if value(1.0, metric).endswith("%") else metric
 
 

@@ -40,20 +40,42 @@ class RunSection(BaseModel):
     loss: str | None = None
     metric: str | None = None
     inputs: list[str] = ["x"]
+    start: str | None = None
     engine_reason: str | None = None
     """Written into run folders; says nothing to a new run."""
 
 
+class StageSection(BaseModel):
+    """``[[stage]]``: the options of ``moiety.stage``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    algorithm: Table
+    rounds: int
+    cohort: int | None = None
+    split: Table | None = None
+    evaluate_every: int | None = None
+    checkpoint_every: int | None = None
+
+
 class Config(BaseModel):
-    """A whole file. The sections that name a builder are checked by that builder."""
+    """A whole file, of one run or of a pipeline's stages. Sections that name a builder are checked by that builder."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     data: Table
     model: Table
-    algorithm: Table
     run: RunSection
+    algorithm: Table | None = None
     split: Table | None = None
+    stage: list[StageSection] | None = None
+
+    def named(self) -> dict[str, Table]:
+        """The tables that name a builder, by where they stand."""
+        found = {key: getattr(self, key) for key in ("data", "model", "split", "algorithm")}
+        for number, each in enumerate(self.stage or (), 1):
+            found |= {f"stage.{number}.split": each.split, f"stage.{number}.algorithm": each.algorithm}
+        return {where: table for where, table in found.items() if table is not None}
 
 
 def read(path: Path) -> Table:
@@ -94,13 +116,26 @@ def assign(tables: Table, assignment: str) -> None:
     known = Config.model_fields
     must(keys[0] in known, "--set", f"for one of the sections {', '.join(known)}", keys[0], near(keys[0], known))
     must(len(keys) > 1 or keys[0] != "run", "--set", "for a key of [run]", assignment, "As in run.rounds=100.")
-    at = tables
-    for depth, key in enumerate(keys[:-1], start=1):
+    at, done = (_stage(tables, keys, assignment), 2) if keys[0] == "stage" else (tables, 0)
+    for depth, key in enumerate(keys[done:-1], start=done + 1):
         inner = at.get(key, {})
         inner = {"name": inner} if isinstance(inner, str) and keys[0] != "run" else inner
         must(isinstance(inner, dict), "--set", "for a key of a table", f"{'.'.join(keys[:depth])}, which is none")
         at[key] = at = inner
     at[keys[-1]] = _value(text.strip())
+
+
+def _stage(tables: Table, keys: Sequence[str], assignment: str) -> Table:
+    """The table of the stage that ``stage.N.key`` names, counted from 1 as the folders of stages are."""
+    must(len(keys) > 2, "--set", "for a key of a stage", assignment, "As in stage.1.rounds=100.")
+    stages = tables.get("stage")
+    count = len(stages) if isinstance(stages, list) else 0
+    known = keys[1].isdecimal() and 1 <= int(keys[1]) <= count
+    must(known, "--set", f"for one of {count} stages, counted from 1", f"stage.{keys[1]}")
+    assert isinstance(stages, list)
+    found = stages[int(keys[1]) - 1]
+    must(isinstance(found, dict), "--set", "for a key of a table", f"stage.{keys[1]}, which is none")
+    return found  # type: ignore[no-any-return]
 
 
 def _value(text: str) -> Any:
@@ -113,34 +148,63 @@ def _value(text: str) -> Any:
 
 def check(tables: Table) -> Config:
     """The file as a checked configuration; a section that is only a name becomes a table with that name."""
-    whole = {k: {"name": v} if isinstance(v, str) and k != "run" else v for k, v in tables.items()}
-    if "run" not in whole:
-        whole["run"] = {}
+    whole = {"run": {}, **_named(tables, ("data", "model", "split", "algorithm"))}
+    if isinstance(whole.get("stage"), list):
+        whole["stage"] = [_named(each, ("split", "algorithm")) for each in whole["stage"]]
     try:
         config = Config.model_validate(whole)
     except ValidationError as error:
         raise _one_line(error) from None
-    for section in ("data", "model", "split", "algorithm"):
-        own = (getattr(config, section) or {}).get("own")
+    _one_or_many(config)
+    for where, table in config.named().items():
+        own = table.get("own")
         hint = "Such a run can be repeated from Python only."
-        must(own is None, section, "named in the file", f"the user's own {own}", hint)
-    for section, key in (("data", "partition"), ("algorithm", "server"), ("algorithm", "schedule")):
-        value = getattr(config, section).get(key, "")
-        must(isinstance(value, str | dict), f"{section}.{key}", "a name or a table with a name", repr(value))
+        must(own is None, where, "named in the file", f"the user's own {own}", hint)
+        for key in ("partition", "server", "schedule"):
+            value = table.get(key, "")
+            must(isinstance(value, str | dict), f"{where}.{key}", "a name or a table with a name", repr(value))
     return config
+
+
+def _named(table: Any, keys: Sequence[str]) -> Any:
+    """The table with a table in the place of a mere name."""
+    if not isinstance(table, dict):
+        return table
+    return {k: {"name": v} if isinstance(v, str) and k in keys else v for k, v in table.items()}
+
+
+def _one_or_many(config: Config) -> None:
+    """A file has an algorithm, or stages with one each."""
+    if config.stage is None:
+        hint = "Add a section [algorithm], or tables [[stage]] with one each, to the file."
+        must(config.algorithm is not None, "algorithm", "given", "nothing", hint)
+        return
+    must(len(config.stage) > 0, "stage", "at least one table [[stage]]", "none")
+    apart = "left out where there are stages"
+    for section in ("algorithm", "split"):
+        hint = f"Each [[stage]] has its own {section}."
+        must(getattr(config, section) is None, section, apart, f"a section [{section}]", hint)
+    for key in ("rounds", "cohort", "evaluate_every", "checkpoint_every", "start"):
+        value = getattr(config.run, key)
+        hint = "Stages start from each other."
+        if key != "start":
+            hint = f"Each [[stage]] has its own, to be set with --set stage.1.{key}={value}."
+        must(value is None, f"run.{key}", apart, value, hint)
 
 
 def _one_line(error: ValidationError) -> MoietyError:
     # An unknown key first: where one is misspelt, the right one is missing too.
     first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-    place = [str(part) for part in first["loc"]]
+    place = [str(part + 1) if isinstance(part, int) else part for part in first["loc"]]
     where, key = ".".join(place), place[-1]
     if first["type"] == "extra_forbidden":
-        known = [k for k in (RunSection if len(place) > 1 else Config).model_fields if k != "engine_reason"]
+        shape = Config if len(place) == 1 else StageSection if place[0] == "stage" else RunSection
         kind = "a known key" if len(place) > 1 else "a known section"
+        known = [k for k in shape.model_fields if k != "engine_reason"]
         return MoietyError(message(where, kind, "another", near(key, known)))
     if first["type"] == "missing":
-        return MoietyError(message(where, "given", "nothing", f"Add a section [{where}] to the file."))
+        hint = f"Add a section [{where}] to the file." if len(place) == 1 else "Add it to that [[stage]]."
+        return MoietyError(message(where, "given", "nothing", hint))
     constraint = _KINDS.get(first["type"], first["msg"].lower())
     return MoietyError(message(where, constraint, repr(first["input"])))
 
@@ -153,6 +217,12 @@ def check_same(given: Table, begun: Table, folder: Path, where: Sequence[str] = 
     free = {"rounds", "engine", "engine_reason", "workers"} if list(where) == ["run"] else set()
     for key, value in given.items():
         was = begun.get(key, False)  # a switch that is off need not be written down
+        if key == "stage" and isinstance(value, list) and isinstance(was, list):
+            counts = len(value), len(was)
+            must(counts[0] == counts[1], "stage", f"{counts[1]} stages, as {folder} began", counts[0])
+            for number, (ours, theirs) in enumerate(zip(value, was, strict=True), 1):
+                check_same(ours, theirs, folder, ["stage", str(number)])
+            continue
         if isinstance(value, dict) or isinstance(was, dict):
             ours, theirs = ({"name": v} if isinstance(v, str) else v for v in (value, was))
             if isinstance(ours, dict) and isinstance(theirs, dict):
@@ -161,4 +231,5 @@ def check_same(given: Table, begun: Table, folder: Path, where: Sequence[str] = 
         name = ".".join([*where, key])
         shown = "left out" if key not in begun else repr(was)
         hint = "Only rounds, engine and workers may change; begin another run for the rest."
+        hint = "Begin another pipeline for that." if where and where[0] == "stage" else hint
         must(key in free or value == was, name, f"{shown}, as {folder} began", repr(value), hint)

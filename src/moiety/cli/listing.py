@@ -17,6 +17,7 @@ FILES = {
     "audiomnist": "audiomnist_mel32.npz",
     "chars74k": "chars74k_hnd_28.npz",
     "cifar10": "cifar10_jpeg.npz",
+    "connected_digits": "audiomnist_mel32.npz",
     "covtype": "covtype15k.npz",
     "fashion_mnist": "fashion_mnist.npz",
     "isolet": "isolet1.npz",

@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 
 from moiety.errors import MoietyError, message, must
-from moiety.recipes.base import is_run
+from moiety.recipes.base import RECIPE, is_recipe, is_run
 
 RUNS = Path("runs")
+PIPELINE = "pipeline.toml"
+"""What a pipeline is, in its folder; the stages are in folders below."""
 
 
 def folder_for(name: str, out: Path | None, *, resume: bool) -> Path:
@@ -26,13 +28,20 @@ def folder_for(name: str, out: Path | None, *, resume: bool) -> Path:
 
 
 def name_of(file: Path) -> str:
-    """What a file's runs are called: as the file, or as the folder of a run's own ``config.toml``."""
-    return (file.resolve().parent.name or file.stem) if file.name == "config.toml" else file.stem
+    """What a file's runs are called: as the file, or as the folder where a run or a pipeline has left it."""
+    return (file.resolve().parent.name or file.stem) if file.name in ("config.toml", PIPELINE) else file.stem
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a run is in the folder, or (as a recipe leaves them) in folders below."""
-    return is_run(folder) or any(is_run(below) for below in _folders(folder))
+    """Whether a run is in the folder, or (as recipes and pipelines leave them) in folders below."""
+    return (
+        is_run(folder) or is_recipe(folder) or is_pipeline(folder) or any(is_run(below) for below in _folders(folder))
+    )
+
+
+def is_pipeline(folder: Path) -> bool:
+    """Whether a pipeline has begun in this folder."""
+    return (folder / PIPELINE).is_file()
 
 
 def unused(name: str) -> Path:
@@ -55,8 +64,10 @@ def newest(name: str) -> Path:
 
 
 def _touched(folder: Path) -> float:
-    configs = [place / "config.toml" for place in (folder, *_folders(folder)) if is_run(place)]
-    return max(config.stat().st_mtime for config in configs)
+    files = [place / "config.toml" for place in (folder, *_folders(folder)) if is_run(place)]
+    files += [folder / RECIPE] if is_recipe(folder) else []
+    files += [folder / PIPELINE] if is_pipeline(folder) else []
+    return max(file.stat().st_mtime for file in files)
 
 
 def _folders(folder: Path) -> list[Path]:

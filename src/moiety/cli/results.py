@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moiety.analysis.versus import Versus, column, higher_is_better, versus
 from moiety.engines import Run, folder
 from moiety.errors import MoietyError, message, must
 from moiety.evaluation import summarise
-from moiety.recipes.versus import Versus, column, higher_is_better, versus
 
 Row = dict[str, Any]
 _SECTIONS = ("data", "split", "algorithm", "run")

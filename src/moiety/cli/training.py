@@ -34,7 +34,7 @@ def train(request: Request, begun: Begun) -> None:
 
 def _recipe(request: Request, begun: Begun) -> None:
     name = request.target
-    hint = "Only --rounds, --seed, --engine and --out may be given with a recipe."
+    hint = "Only --scale, --rounds, --seed, --engine and --out may be given with a recipe."
     must(not request.sets, "--set", f"left out for the recipe {name}", ", ".join(request.sets), hint)
     must(request.workers is None, "--workers", f"left out for the recipe {name}", request.workers, hint)
     folder = folder_for(name, request.out, resume=request.resume)
@@ -50,6 +50,7 @@ def _recipe(request: Request, begun: Begun) -> None:
             engine=request.engine,
             resume=request.resume,
             watch=watch,
+            scale=request.scale,
         ),
     )
     from moiety.cli.comparing import show_results
@@ -57,7 +58,10 @@ def _recipe(request: Request, begun: Begun) -> None:
 
     if not request.quiet:
         say()
-        show_results([of_run(each, run) for each, run in outcome.runs.items()])
+        if outcome.report:
+            say(outcome.report)
+        else:
+            show_results([of_run(each, run) for each, run in outcome.runs.items()])
         say()
     say(outcome.sentence)
     say(f"results in {folder}")
@@ -65,11 +69,18 @@ def _recipe(request: Request, begun: Begun) -> None:
 
 def _file(request: Request, begun: Begun) -> None:
     must(bool(request.target), "target", "a recipe or a TOML file", "nothing")
+    must(request.scale is None, "--scale", "left out for a file", request.scale, "Only recipes have scales.")
     path = Path(request.target)
     name = name_of(path)
     config, tables, asked = _configuration(request, path)
     folder = folder_for(name, request.out, resume=request.resume)
     begun(folder)
+    if config.stage is not None:
+        from moiety.cli import staging
+
+        runs = _watched(request, lambda watch: staging.run(request, folder, config, tables, asked, watch))
+        staging.close(runs, folder, quiet=request.quiet)
+        return
     run = _watched(request, lambda watch: _run(request, name, folder, config, tables, asked, watch))
 
     from moiety.cli.closing import costs, scores, sentence
@@ -90,31 +101,30 @@ def _configuration(request: Request, path: Path) -> tuple[Config, Table, Table]:
     """The file with what the command line sets, checked and as tables; and the ``[run]`` keys of the command line."""
     tables, asked = read(path), Table()
     options = {"rounds": request.rounds, "seed": request.seed, "engine": request.engine, "workers": request.workers}
-    for into in (tables, asked):
-        for assignment in request.sets:
-            assign(into, assignment)
-        for key, value in options.items():
-            if value is not None:
-                assign(into, f"run.{key}={value}")
+    sets = [*request.sets, *(f"run.{key}={value}" for key, value in options.items() if value is not None)]
+    for assignment in sets:
+        assign(tables, assignment)
+        if assignment.partition(".")[0].strip() == "run":
+            assign(asked, assignment)
     return check(tables), tables, asked.get("run", {})
 
 
 def _run(request: Request, name: str, folder: Path, config: Config, tables: Table, asked: Table, watch: Watch) -> Run:
     on_round = watch(name, folder)
 
-    import moiety as mo
     from moiety.cli.building import options, parts
+    from moiety.engines import fit, resume
     from moiety.engines.folder import read_config
 
     if request.resume:
         check_same(tables, read_config(folder), folder)
         free = {key: asked.get(key) for key in ("rounds", "engine", "workers")}
-        return mo.resume(folder, **free, on_round=on_round)
+        return resume(folder, **free, on_round=on_round)
     hint = "Write it into the file or use --rounds."
     must(config.run.rounds is not None, "run.rounds", "given", "nothing", hint)
     made = parts(config)
     how = options(config.run)
-    return mo.fit(made.model, made.data, made.algorithm, split=made.split, out=folder, on_round=on_round, **how)
+    return fit(made.model, made.data, made.algorithm, split=made.split, out=folder, on_round=on_round, **how)
 
 
 def _watched(request: Request, work: Callable[[Watch], T]) -> T:

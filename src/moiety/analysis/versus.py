@@ -40,12 +40,7 @@ def versus(new: Mapping[str, float], old: Mapping[str, float], *, higher_is_bett
     >>> found.helped, found.unchanged, found.hurt[0][0], round(found.mean, 3)
     (('a',), ('b',), 'c', -0.133)
     """
-    sign = 1 if higher_is_better else -1
-    gains: dict[str, float] = {}
-    for client, value in new.items():
-        if client in old and math.isfinite(value) and math.isfinite(old[client]):
-            equal = math.isclose(value, old[client], rel_tol=1e-6, abs_tol=1e-9)
-            gains[client] = 0.0 if equal else sign * (value - old[client])
+    gains = changes(new, old, higher_is_better=higher_is_better)
     return Versus(
         helped=tuple(c for c, gain in gains.items() if gain > 0),
         unchanged=tuple(c for c, gain in gains.items() if gain == 0),
@@ -54,9 +49,20 @@ def versus(new: Mapping[str, float], old: Mapping[str, float], *, higher_is_bett
     )
 
 
+def changes(new: Mapping[str, float], old: Mapping[str, float], *, higher_is_better: bool) -> dict[str, float]:
+    """What each client that has a metric in both gains, 0 where the two are the same but for rounding."""
+    sign = 1 if higher_is_better else -1
+    gains: dict[str, float] = {}
+    for client, value in new.items():
+        if client in old and math.isfinite(value) and math.isfinite(old[client]):
+            equal = math.isclose(value, old[client], rel_tol=1e-6, abs_tol=1e-9)
+            gains[client] = 0.0 if equal else sign * (value - old[client])
+    return gains
+
+
 def column(rows: Rows, name: str = "metric") -> dict[str, float]:
     """A column of a run's clients by the clients' names, of those that were tested."""
-    return {str(row["client"]): float(row[name]) for row in rows if row["n_test"] > 0}
+    return {str(row["client"]): float(row[name]) for row in rows if row.get("weight", row["n_test"]) > 0}
 
 
 def mean(values: Iterable[float]) -> float:
@@ -67,7 +73,7 @@ def mean(values: Iterable[float]) -> float:
 
 def higher_is_better(metric: str, *runs: Rows) -> bool:
     """The direction of a metric: known by its name, or else seen from the sign of some client's gain."""
-    from moiety.task import METRICS
+    from moiety.scores import METRICS
 
     if metric in METRICS:
         return METRICS[metric].higher_is_better

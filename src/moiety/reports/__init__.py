@@ -1,0 +1,1 @@
+"""Tables and figures from rows. Import from the modules."""

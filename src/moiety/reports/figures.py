@@ -1,0 +1,226 @@
+"""Figures from rows: who gains and who loses, after Figures 4, 5 and 7 to 11 of Pillutla et al. (2022).
+
+Each function gives a figure of matplotlib, which the extra ``report`` brings; ``save`` writes it as PNG. Figures are
+1000 pixels wide. Colours are those of Okabe and Ito, which colour-blind readers can tell apart, and marks differ in
+shape as well.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moiety.engines.checkpoint import write_file, writing
+from moiety.errors import MoietyError, must
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.figure import Figure as Figure
+
+Rows = Sequence[Mapping[str, Any]]
+
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#7F7F7F"
+PARTS = {"train": "training rows", "test": "test rows"}
+KINDS: tuple[tuple[str, str, str, Callable[[float], bool]], ...] = (
+    ("helped", BLUE, "o", lambda change: change > 0),
+    ("unchanged", GREY, "s", lambda change: change == 0),
+    ("hurt", VERMILION, "v", lambda change: change < 0),
+)
+WIDTH, DPI = 10.0, 100
+
+
+def _figure(height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, list[list[Axes]]]:
+    """An empty figure of ``height`` inches with a grid of axes."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MoietyError("Figures need matplotlib: pip install 'moiety[report]'.") from None
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=11)
+    return figure, [list(row) for row in grid]
+
+
+def save(figure: Figure, path: str | Path) -> None:
+    """Write a figure as PNG, whole or not at all; the same figure gives the same bytes."""
+    target = Path(path)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    with writing(target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    write_file(target, buffer.getvalue())
+
+
+def _zero(axes: Axes) -> None:
+    axes.axhline(0, color="black", linewidth=1, linestyle="--", zorder=1)
+
+
+def _change(unit: str) -> str:
+    return f"change ({unit})" if unit else "change"
+
+
+def scatter_change(series: Mapping[str, Rows], *, unit: str = "pp", scale: float = 100, title: str = "") -> Figure:
+    """The change of every client against the number of its training rows (Figures 5, 8, 9, 10).
+
+    Args:
+        series: by name, the change rows of one seed; each is a line of two panels, training rows and test rows (only
+            the latter where nothing is known of the former).
+        unit: of the changes, as shown.
+        scale: what they are multiplied by; 100 makes percentage points of shares.
+        title: above all panels.
+    """
+    must(len(series) > 0, "series", "at least one named list of rows", "none")
+    known = [part for part in PARTS if any(row.get(part) is not None for rows in series.values() for row in rows)]
+    must(len(known) > 0, "series", "rows with changes", "none")
+    figure, grid = _figure(0.6 + 3.4 * len(series), len(series), len(known))
+    if title:
+        figure.suptitle(title, fontsize=14)
+    for line, (name, rows) in zip(grid, series.items(), strict=True):
+        for axes, part in zip(line, known, strict=True):
+            _scatter(axes, [(row["n"], scale * row[part]) for row in rows if row.get(part) is not None])
+            axes.set_title(f"{name}, {PARTS[part]}", fontsize=12)
+            axes.set_ylabel(_change(unit), fontsize=12)
+    for axes in grid[-1]:
+        axes.set_xlabel("training rows of the client", fontsize=12)
+    return figure
+
+
+def _scatter(axes: Axes, points: Sequence[tuple[int, float]]) -> None:
+    _zero(axes)
+    for kind, colour, mark, chosen in KINDS:
+        some = [(n, change) for n, change in points if chosen(change)]
+        if some:
+            x, y = zip(*some, strict=True)
+            label = f"{kind}: {len(some)} of {len(points)}"
+            axes.scatter(x, y, s=26, c=colour, marker=mark, alpha=0.65, linewidths=0, label=label, zorder=2)
+    sizes = [n for n, _ in points]
+    if sizes and min(sizes) > 0 and max(sizes) > 30 * min(sizes):
+        _logarithmic(axes)
+    else:
+        axes.locator_params(axis="x", integer=True)
+    axes.legend(fontsize=10, loc="best", framealpha=0.8)
+
+
+def _logarithmic(axes: Axes) -> None:
+    """A logarithmic horizontal axis with numbers as people write them."""
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.12g}")
+
+
+def violins(
+    series: Mapping[str, Sequence[float | None]],
+    *,
+    label: str = "",
+    unit: str = "pp",
+    scale: float = 100,
+    title: str = "",
+) -> Figure:
+    """The distribution of clients' changes, one violin for each name (Figure 7).
+
+    The white dot is the median, the black box spans the quartiles, the line goes from the least to the largest.
+
+    Args:
+        series: changes by name; None (a client without such rows) is left out.
+        label: of the horizontal axis, what the names are values of.
+        unit: of the changes, as shown.
+        scale: what they are multiplied by.
+        title: above the figure.
+    """
+    values = {name: [scale * v for v in some if v is not None] for name, some in series.items()}
+    empty = [name for name, some in values.items() if not some]
+    must(bool(values) and not empty, "series", "changes of at least one client for every name", empty or "none")
+    figure, [[axes]] = _figure(5.0)
+    _zero(axes)
+    places = list(range(1, len(values) + 1))
+    bodies = axes.violinplot(list(values.values()), places, widths=0.8, showextrema=False)
+    for body in bodies["bodies"]:  # type: ignore[attr-defined]
+        body.set(facecolor=BLUE, edgecolor=BLUE, alpha=0.4, zorder=2)
+    for place, some in zip(places, values.values(), strict=True):
+        low, first, middle, third, high = _five(some)
+        axes.vlines(place, low, high, color="black", linewidth=1, zorder=3)
+        axes.vlines(place, first, third, color="black", linewidth=9, zorder=3)
+        axes.scatter([place], [middle], s=30, color="white", zorder=4)
+    hurt = [sum(v < 0 for v in some) / len(some) for some in values.values()]
+    names = [f"{name}\n{share:.0%} hurt" for name, share in zip(values, hurt, strict=True)]
+    axes.set_xticks(places, names, fontsize=11)
+    axes.set_xlabel(label, fontsize=12)
+    axes.set_ylabel(_change(unit), fontsize=12)
+    axes.set_title(title, fontsize=14)
+    return figure
+
+
+def _five(values: Sequence[float]) -> tuple[float, float, float, float, float]:
+    """The least, the quartiles and the largest, with linear interpolation between neighbours."""
+    ordered = sorted(values)
+
+    def at(share: float) -> float:
+        place = share * (len(ordered) - 1)
+        below = math.floor(place)
+        above = min(below + 1, len(ordered) - 1)
+        return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+    return ordered[0], at(0.25), at(0.5), at(0.75), ordered[-1]
+
+
+def seed_bands(rows: Rows, *, unit: str = "pp", scale: float = 100, title: str = "") -> Figure:
+    """The change of every client over seeds, the mean as a line and least to largest as a band (Figure 11).
+
+    Args:
+        rows: as ``moiety.analysis.harm.over_seeds`` gives them, in ascending order of the mean.
+        unit: of the changes, as shown.
+        scale: what they are multiplied by.
+        title: above the figure.
+    """
+    must(len(rows) > 0, "rows", "those of at least one client", "none")
+    figure, [[axes]] = _figure(5.0)
+    ranks = list(range(1, len(rows) + 1))
+    mean, low, high = ([scale * row[key] for row in rows] for key in ("mean", "min", "max"))
+    _zero(axes)
+    seeds = rows[0]["seeds"]
+    axes.fill_between(ranks, low, high, color=BLUE, alpha=0.25, linewidth=0, label=f"least to largest of {seeds} seeds")
+    axes.plot(ranks, mean, color=BLUE, linewidth=2, label="mean over seeds")
+    torn = [i for i, row in enumerate(rows) if 0 < row["hurt"] < row["seeds"]]
+    if torn:
+        label = f"hurt in some seeds only: {len(torn)} of {len(rows)}"
+        x, y = [ranks[i] for i in torn], [mean[i] for i in torn]
+        axes.scatter(x, y, s=16, color=ORANGE, edgecolors="black", linewidths=0.4, zorder=3, label=label)
+    always = sum(row["hurt"] == row["seeds"] for row in rows)
+    axes.plot([], [], " ", label=f"hurt in every seed: {always} of {len(rows)}")
+    axes.set_xlabel("clients, in the order of their mean change", fontsize=12)
+    axes.set_ylabel(_change(unit), fontsize=12)
+    axes.set_title(title, fontsize=14)
+    figure.legend(fontsize=11, loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def accuracy_against_parameters(rows: Rows, *, unit: str = "pp", scale: float = 100, title: str = "") -> Figure:
+    """What personal parts gain against their number of parameters, on a logarithmic axis (Figure 4).
+
+    Args:
+        rows: as ``moiety.analysis.effects.against_parameters`` gives them; bars are the intervals over seeds.
+        unit: of the changes, as shown.
+        scale: what they are multiplied by.
+        title: above the figure.
+    """
+    must(len(rows) > 0, "rows", "at least one", "none")
+    must(all(row["personal"] > 0 for row in rows), "rows", "parts with personal parameters", "one with none")
+    figure, [[axes]] = _figure(5.0)
+    _zero(axes)
+    marks, colours = "osD^vPX*", (BLUE, VERMILION, GREEN, ORANGE, PURPLE, GREY)
+    for i, row in enumerate(rows):
+        y = scale * row["difference"]
+        bars = None if row["low"] is None else [[y - scale * row["low"]], [scale * row["high"] - y]]
+        mark, colour = marks[i % len(marks)], colours[i % len(colours)]
+        label = f"{row['row']}: {row['personal']:,} ({100 * row['share']:.3g}% of all)"
+        axes.errorbar([row["personal"]], [y], yerr=bars, fmt=mark, color=colour, markersize=10, capsize=4, label=label)
+    _logarithmic(axes)
+    axes.set_xlabel("personal parameters", fontsize=12)
+    axes.set_ylabel(_change(unit), fontsize=12)
+    axes.set_title(title, fontsize=14)
+    axes.legend(fontsize=11, loc="best")
+    return figure

@@ -1,0 +1,155 @@
+"""What figures show is what the rows say; read back from the axes."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from moiety.errors import MoietyError
+from moiety.reports import figures
+from moiety.reports.figures import accuracy_against_parameters, save, scatter_change, seed_bands, violins
+
+
+def changed(*gains, train=None, sizes=(4, 9, 16, 25, 36)):
+    train = train or [None] * len(gains)
+    return [
+        {"client": str(i), "n": n, "n_test": 5, "test": gain, "train": other}
+        for i, (n, gain, other) in enumerate(zip(sizes, gains, train, strict=False))
+    ]
+
+
+def points(axes):
+    """All points of a scatter by their label."""
+    return {c.get_label(): c.get_offsets().tolist() for c in axes.collections}
+
+
+def test_scatter_shows_every_client_by_its_size():
+    found = scatter_change(
+        {
+            "full": changed(0.5, -0.25, 0.0, train=[0.25, 0.5, 0.75]),
+            "output layer": changed(0.125, 0.25, None, train=[0.0, 0.5, 0.5]),
+        },
+        title="Digits",
+    )
+    assert [axes.get_title() for axes in found.axes] == [
+        "full, training rows",
+        "full, test rows",
+        "output layer, training rows",
+        "output layer, test rows",
+    ]
+    assert [axes.get_ylabel() for axes in found.axes] == ["change (pp)"] * 4
+    assert [axes.get_xlabel() for axes in found.axes] == ["", "", *["training rows of the client"] * 2]
+    assert points(found.axes[0]) == {"helped: 3 of 3": [[4, 25], [9, 50], [16, 75]]}
+    assert points(found.axes[1]) == {
+        "helped: 1 of 3": [[4, 50]],
+        "unchanged: 1 of 3": [[16, 0]],
+        "hurt: 1 of 3": [[9, -25]],
+    }
+    assert points(found.axes[3]) == {"helped: 2 of 2": [[4, 12.5], [9, 25]]}
+    assert found.get_suptitle() == "Digits"
+
+
+def test_scatter_without_training_rows_and_with_far_sizes():
+    found = scatter_change({"adapter": changed(1.0, 2.0, sizes=(2, 200))}, unit="mse", scale=1)
+    (axes,) = found.axes
+    assert (axes.get_ylabel(), axes.get_xscale()) == ("change (mse)", "log")
+    assert points(axes) == {"helped: 2 of 2": [[2, 1], [200, 2]]}
+    assert scatter_change({"adapter": changed(1.0, 2.0)}).axes[0].get_xscale() == "linear"
+
+
+def test_violins_mark_median_quartiles_and_range():
+    """0, 1, 2, 3, 10 in points: quartiles 1, 2, 3. -4, -2 and one without rows: quartiles -3.5, -3, -2.5."""
+    found = violins(
+        {"none": [0.0, 0.1, 0.02, 0.03, 0.01], "much": [-0.04, None, -0.02]}, label="dropout", title="Digits"
+    )
+    (axes,) = found.axes
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["none\n0% hurt", "much\n100% hurt"]
+    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title()) == ("dropout", "change (pp)", "Digits")
+    lines = [np.array(c.get_segments()[0])[:, 1].tolist() for c in axes.collections if hasattr(c, "get_segments")]
+    assert lines == [pytest.approx(pair) for pair in ([0, 10], [1, 3], [-4, -2], [-3.5, -2.5])]
+    dots = [c.get_offsets().tolist() for c in axes.collections if type(c).__name__ == "PathCollection"]
+    assert dots == [[[1, 2]], [[2, -3]]]
+
+
+def test_violins_of_one_client_and_of_equal_ones():
+    (axes,) = violins({"one": [0.5], "equal": [0.1, 0.1, 0.1]}).axes
+    dots = [c.get_offsets().tolist() for c in axes.collections if type(c).__name__ == "PathCollection"]
+    assert dots == [[[1, 50]], [[2, 10]]]
+
+
+def test_bands_go_from_least_to_largest():
+    rows = [
+        {"client": "d", "n": 3, "mean": -0.2, "min": -0.3, "max": -0.1, "hurt": 3, "seeds": 3},
+        {"client": "b", "n": 3, "mean": -0.1, "min": -0.4, "max": 0.2, "hurt": 2, "seeds": 3},
+        {"client": "a", "n": 3, "mean": 0.2, "min": 0.1, "max": 0.3, "hurt": 0, "seeds": 3},
+    ]
+    found = seed_bands(rows)
+    (axes,) = found.axes
+    line = next(line for line in axes.lines if line.get_label() == "mean over seeds")
+    assert line.get_xydata().tolist() == [[1, pytest.approx(-20)], [2, -10], [3, 20]]
+    band, dots = axes.collections
+    corners = {tuple(np.round(xy, 6)) for xy in band.get_paths()[0].vertices}
+    assert corners == {(1, -30), (1, -10), (2, -40), (2, 20), (3, 10), (3, 30)}
+    assert dots.get_offsets().tolist() == [[2, -10]]
+    assert [t.get_text() for t in found.legends[0].get_texts()] == [
+        "least to largest of 3 seeds",
+        "mean over seeds",
+        "hurt in some seeds only: 1 of 3",
+        "hurt in every seed: 1 of 3",
+    ]
+
+
+ROWS = [
+    {"row": "adapter", "personal": 100, "share": 0.125, "difference": 0.01, "low": None, "high": None},
+    {"row": "everything", "personal": 800, "share": 1.0, "difference": 0.02, "low": 0.015, "high": 0.03},
+]
+
+
+def test_parameters_are_on_a_logarithmic_axis_with_intervals():
+    found = accuracy_against_parameters(ROWS, title="Digits")
+    (axes,) = found.axes
+    assert (axes.get_xscale(), axes.get_xlabel(), axes.get_title()) == ("log", "personal parameters", "Digits")
+    one, other = axes.containers
+    assert [c.lines[0].get_xydata().tolist() for c in (one, other)] == [[[100, 1]], [[800, 2]]]
+    assert not one.has_yerr
+    assert np.array(other.lines[2][0].get_segments()[0]) == pytest.approx(np.array([[800, 1.5], [800, 3]]))
+    assert [c.get_label() for c in (one, other)] == ["adapter: 100 (12.5% of all)", "everything: 800 (100% of all)"]
+
+
+def test_files_are_png_of_a_thousand_pixels_and_the_same_each_time(tmp_path):
+    for name in ("first", "second"):
+        save(accuracy_against_parameters(ROWS), tmp_path / "new" / f"{name}.png")
+    first, second = ((tmp_path / "new" / f"{name}.png").read_bytes() for name in ("first", "second"))
+    assert first == second
+    assert first.startswith(b"\x89PNG\r\n\x1a\n")
+    assert int.from_bytes(first[16:20], "big") == 1000
+    assert len(list((tmp_path / "new").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: scatter_change({}), "`series` must be at least one"),
+        (lambda: scatter_change({"a": changed(None)}), "`series` must be rows with changes"),
+        (lambda: violins({"a": [None]}), "at least one client for every name"),
+        (lambda: violins({}), "at least one client"),
+        (lambda: seed_bands([]), "`rows` must be"),
+        (lambda: accuracy_against_parameters([]), "`rows` must be at least one"),
+        (lambda: accuracy_against_parameters([{**ROWS[0], "personal": 0}]), "parts with personal parameters"),
+    ],
+)
+def test_bad_input(draw, message):
+    with pytest.raises(MoietyError, match=message):
+        draw()
+
+
+def test_without_the_extra_one_line_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MoietyError, match=r"pip install 'moiety\[report\]'"):
+        figures.violins({"a": [1.0]})
+
+
+def test_importing_figures_does_not_import_matplotlib():
+    assert not hasattr(figures, "Figure")  # a name for type checkers alone
