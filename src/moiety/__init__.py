@@ -13,8 +13,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from moiety import data, models, split
     from moiety import schedules as schedule
+    from moiety import solvers as solver
     from moiety.aggregation import server
-    from moiety.algorithms import ditto, fedalt, fedavg, fedsim, finetune, local_only, pfedme
+    from moiety.algorithms import ditto, fedalt, fedavg, fedsim, ffgg, finetune, local_ffgg, local_only, pfedme
     from moiety.analysis.advise import advise
     from moiety.data import FederatedData
     from moiety.engines import Run, fit
@@ -37,8 +38,10 @@ _WHERE = {
     "fedalt": "moiety.algorithms:fedalt",
     "fedavg": "moiety.algorithms:fedavg",
     "fedsim": "moiety.algorithms:fedsim",
+    "ffgg": "moiety.algorithms:ffgg",
     "finetune": "moiety.algorithms:finetune",
     "fit": "moiety.engines:fit",
+    "local_ffgg": "moiety.algorithms:local_ffgg",
     "local_only": "moiety.algorithms:local_only",
     "models": "moiety.models",
     "pfedme": "moiety.algorithms:pfedme",
@@ -46,6 +49,7 @@ _WHERE = {
     "resume": "moiety.engines.pipeline:resume",
     "schedule": "moiety.schedules",
     "server": "moiety.aggregation.server",
+    "solver": "moiety.solvers",
     "split": "moiety.split",
     "stage": "moiety.engines.pipeline:stage",
 }
@@ -64,8 +68,10 @@ __all__ = [
     "fedalt",
     "fedavg",
     "fedsim",
+    "ffgg",
     "finetune",
     "fit",
+    "local_ffgg",
     "local_only",
     "models",
     "pfedme",
@@ -73,6 +79,7 @@ __all__ = [
     "resume",
     "schedule",
     "server",
+    "solver",
     "split",
     "stage",
 ]

@@ -19,8 +19,10 @@ PUBLIC = [
     "fedalt",
     "fedavg",
     "fedsim",
+    "ffgg",
     "finetune",
     "fit",
+    "local_ffgg",
     "local_only",
     "models",
     "pfedme",
@@ -28,6 +30,7 @@ PUBLIC = [
     "resume",
     "schedule",
     "server",
+    "solver",
     "split",
     "stage",
 ]
@@ -51,7 +54,17 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_algorithms_by_their_public_names():
     from moiety.algorithms import ALGORITHMS
 
-    assert sorted(ALGORITHMS) == ["ditto", "fedalt", "fedavg", "fedsim", "finetune", "local_only", "pfedme"]
+    assert sorted(ALGORITHMS) == [
+        "ditto",
+        "fedalt",
+        "fedavg",
+        "fedsim",
+        "ffgg",
+        "finetune",
+        "local_ffgg",
+        "local_only",
+        "pfedme",
+    ]
     assert all(getattr(moiety, name) is builder for name, builder in ALGORITHMS.items())
 
 

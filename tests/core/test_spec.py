@@ -56,6 +56,23 @@ CASES = [
             "server": {"name": "sgd", "lr": 0.5},
         },
     ),
+    (
+        mo.ffgg(lr=0.1, solver=mo.solver.conjugate_gradient(steps=5), random_start=3),
+        {"name": "ffgg", "lr": 0.1, "solver": {"name": "conjugate_gradient", "steps": 5}, "random_start": 3},
+    ),
+    (
+        mo.local_ffgg(
+            shared_lr=0.1, personal_lr=0.2, solver=mo.solver.sgd(lr=0.3, epochs=1, batch_size=8), steps=4, shuffle=False
+        ),
+        {
+            "name": "local_ffgg",
+            "shared_lr": 0.1,
+            "personal_lr": 0.2,
+            "solver": {"name": "sgd", "lr": 0.3, "epochs": 1, "batch_size": 8},
+            "steps": 4,
+            "shuffle": False,
+        },
+    ),
 ]
 
 

@@ -36,6 +36,9 @@ ALGORITHMS = {
     "fedalt stateless": lambda: mo.fedalt(shared_lr=0.3, personal_lr=0.5, batch_size=5, stateful=False),
     "fedsim": lambda: mo.fedsim(shared_lr=0.3, personal_lr=0.5, batch_size=5),
     "local only": lambda: mo.local_only(lr=0.5, batch_size=5),
+    "finetune": lambda: mo.finetune(lr=0.5, batch_size=5),
+    "ditto": lambda: mo.ditto(lr=0.3, personal_lr=0.5, pull=0.3, batch_size=5),
+    "pfedme": lambda: mo.pfedme(lr=0.3, personal_lr=0.3, pull=1.0, inner_steps=2, batch_size=5),
 }
 
 
@@ -43,7 +46,7 @@ ALGORITHMS = {
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_exported_model_predicts_as_the_run_says(name: str, engine: str) -> None:
     model = mlp()
-    split = mo.split.by_name(model, personal=["head"]) if name.startswith(("fedalt", "fedsim")) else None
+    split = mo.split.by_name(model, personal=["head"]) if name.startswith(("fedalt", "fedsim", "fine")) else None
     run = mo.fit(model, FED, ALGORITHMS[name](), split=split, rounds=4, cohort=3, engine=engine)
     shared = run.export()
     assert not shared.training

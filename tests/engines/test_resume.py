@@ -84,6 +84,21 @@ CASES: dict[str, Case] = {
     "fedsim batch norm shared": Case(two(mo.fedsim), stats("shared"), batch_norm_net, engines=ONE),
     "fedsim halving": Case(two(mo.fedsim, schedule=mo.schedule.exponential(halve_every=2))),
     "local only": Case(lambda: mo.local_only(lr=0.1, batch_size=5), None),
+    "finetune": Case(lambda: mo.finetune(lr=0.1, batch_size=5, epochs=2)),
+    "ditto adam": Case(
+        lambda: mo.ditto(lr=0.1, personal_lr=0.2, pull=0.5, batch_size=5, server=mo.server.adam(lr=0.05)), None
+    ),
+    "ditto finetune": Case(lambda: mo.ditto(form="finetune", personal_lr=0.2, pull=0.5, batch_size=5), None),
+    "ditto batch norm": Case(
+        lambda: mo.ditto(lr=0.1, personal_lr=0.2, pull=0.5, batch_size=5), None, batch_norm_net, engines=ONE
+    ),
+    "pfedme": Case(lambda: mo.pfedme(lr=0.1, personal_lr=0.2, pull=2.0, inner_steps=2, batch_size=5), None),
+    "pfedme batch norm": Case(
+        lambda: mo.pfedme(lr=0.1, personal_lr=0.2, pull=2.0, inner_steps=2, batch_size=5),
+        None,
+        batch_norm_net,
+        engines=ONE,
+    ),
 }
 PAIRS = [pytest.param(case, engine, id=f"{name}, {engine}") for name, case in CASES.items() for engine in case.engines]
 

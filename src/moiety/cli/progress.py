@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from moiety.engines.training import OnRound
     from moiety.types import RoundRecord
 
+BARS = 8
+
 
 class Quiet:
     """Shows nothing."""
@@ -48,7 +50,7 @@ class Lines:
 
 
 class Bars:
-    """A bar for each run; all stay where they are when the run has ended."""
+    """A bar for each run; the last few stay where they are when the run has ended."""
 
     def __init__(self, shown_on: Console) -> None:
         self.progress = Progress(
@@ -62,6 +64,8 @@ class Bars:
 
     def watch(self, name: str, folder: Path | None) -> OnRound:
         """What is called after every round of one run."""
+        for old in self.progress.task_ids[: 1 - BARS]:  # more than fit on a screen would hide the newest
+            self.progress.remove_task(old)
         bar = self.progress.add_task(printable(name), total=None, status="")
         begun, evaluation, dropped = False, dict[str, Any](), 0
 

@@ -35,6 +35,10 @@ class Store(Protocol):
         """Keep copies of the new states of ``clients``: an engine's results may lie in memory that it uses again."""
         ...
 
+    def owners(self) -> list[int]:
+        """The clients that have a state of their own, ascending."""
+        ...
+
     def settle(self, round: int) -> None:
         """What is pending is in the checkpoint of that round now."""
         ...
@@ -59,6 +63,10 @@ class MemoryStore:
         """Keep copies of the new states of ``clients``."""
         for client, state in zip(map(int, clients), states, strict=True):
             self.pending[client] = tree.map_leaves(torch.clone, state)
+
+    def owners(self) -> list[int]:
+        """The clients that have a state of their own, ascending."""
+        return sorted(self.pending)
 
     def settle(self, round: int) -> None:
         """Nothing to do: memory is all there is."""
@@ -134,6 +142,10 @@ class DiskStore(MemoryStore):
             return torch.frombuffer(piece, dtype=like.dtype).view(like.shape) if piece else torch.empty_like(like)
 
         return tree.map_leaves(tensor, self.example)
+
+    def owners(self) -> list[int]:
+        """The clients that have a state of their own, ascending."""
+        return sorted({*np.flatnonzero(self.present).tolist(), *self.pending})
 
     def restart(self, round: int) -> None:
         """Check that no record is of a later round; where the run starts again, empty the store."""

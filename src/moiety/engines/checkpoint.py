@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from moiety import tree
 from moiety.engines.rounds import Progress
 from moiety.errors import MoietyError, message
 from moiety.transport import Ledger
+from moiety.types import Tree
 
 FORMAT, VERSION = "moiety-checkpoint", 1
 
@@ -73,7 +74,7 @@ def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) 
     server = tree.leaves(progress.server)
     files = {
         "server.safetensors": save({k: v.contiguous() for k, v in server.items() if isinstance(v, Tensor)}),
-        "clients.safetensors": save(_stacked(progress)),
+        "clients.safetensors": save(stacked(progress.store.pending)),
     }
     state = {
         "format": FORMAT,
@@ -120,14 +121,9 @@ def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) ->
     same_run(state["identity"], identity, path)
     tensors = _tensors(path, state, "server.safetensors")
     server = tree.refill(progress.server, {**tensors, **state["numbers"]})
-    clients = _tensors(path, state, "clients.safetensors")
-    seen = clients.pop("clients", torch.zeros(0))
-    first = progress.store.first()
-    # Cloned, or the view would keep every other client's row alive.
-    rows = [{k: v[row].clone() for k, v in clients.items()} for row in range(len(seen))]
-    states = [tree.refill(first, row) for row in rows]
+    states = unstacked(_tensors(path, state, "clients.safetensors"), progress.store.first())
     progress.store.restart(state["round"])
-    progress.store.put(seen.tolist(), states)
+    progress.store.put(states, states.values())
     # The run may have been killed while these were being settled; settling them again does no harm.
     progress.store.settle(state["round"])
     progress.server, progress.round = server, state["round"]
@@ -142,13 +138,31 @@ def same_run(found: dict[str, Any], identity: dict[str, Any], path: Path) -> Non
             raise MoietyError(message("folder", f"of this run, with {key} {_short(identity.get(key))}", got))
 
 
-def _stacked(progress: Progress) -> dict[str, Tensor]:
-    """The personal states that changed since the last checkpoint, one tensor per leaf, and whose they are."""
-    states = progress.store.pending
+def stacked(states: Mapping[int, Tree]) -> dict[str, Tensor]:
+    """Personal states, one tensor per leaf, and whose they are."""
     order = sorted(states)
     found = {"clients": torch.tensor(order, dtype=torch.int64)}
     rows = [tree.leaves(states[c]) for c in order]
     return found | ({k: torch.stack([r[k] for r in rows]) for k in rows[0]} if rows else {})
+
+
+def unstacked(tensors: Mapping[str, Tensor], first: Tree) -> dict[int, Tree]:
+    """The inverse of ``stacked``; ``first`` is a state as they all are laid out."""
+    leaves = dict(tensors)
+    seen = leaves.pop("clients", torch.zeros(0)).tolist()
+    # Cloned, or the view would keep every other client's row alive.
+    rows = [{k: v[row].clone() for k, v in leaves.items()} for row in range(len(seen))]
+    return {int(client): tree.refill(first, row) for client, row in zip(seen, rows, strict=True)}
+
+
+def begin_with(progress: Progress, states: Mapping[int, Tree]) -> None:
+    """Let some clients begin with states of their own.
+
+    They count as settled before the first round. The folder keeps them apart too, for a run that starts again.
+    """
+    if states:
+        progress.store.put(states, states.values())
+        progress.store.settle(0)
 
 
 KEYS = {"round": int, "numbers": dict, "ledger": dict, "dropped": list, "identity": dict, "files": dict}

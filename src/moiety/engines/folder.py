@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,37 @@ import tomli_w
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from moiety.engines.checkpoint import digest, write_file, writing
+from moiety.engines.checkpoint import digest, stacked, unstacked, write_file, writing
 from moiety.errors import MoietyError, kind, message, must
 from moiety.evaluation import Row
-from moiety.types import Params
+from moiety.types import Params, Tree
 
-OURS = ("config.toml", "history.jsonl", "checkpoint", "clients")
+CONFIG, PIPELINE = "config.toml", "pipeline.toml"
+OURS = (CONFIG, PIPELINE, "history.jsonl", "checkpoint", "clients")
 
 
-def create(out: str | os.PathLike[str], config: dict[str, Any], initial: Params, identity: dict[str, Any]) -> Path:
-    """Make the folder of a new run; one that holds a run already is refused, so that nothing is lost."""
+def create(
+    out: str | os.PathLike[str],
+    config: dict[str, Any],
+    initial: Params,
+    identity: dict[str, Any],
+    start: Mapping[int, Tree],
+) -> Path:
+    """Make the folder of a new run, in which some clients may ``start`` with states of their own."""
+    folder = empty(out)
+    # The first values are kept because a client that has not been asked yet still starts from them after a resume.
+    files = {"initial": save({k: v.contiguous() for k, v in initial.items()})}
+    files |= {"start": save(stacked(start))} if start else {}
+    for name, values in files.items():
+        write_file(folder / f"{name}.safetensors", values)
+    digests = {name: digest(values) for name, values in files.items()}
+    write_file(folder / "identity.json", json.dumps({**identity, **digests}, indent=1).encode())
+    write_config(folder, config)
+    return folder
+
+
+def empty(out: str | os.PathLike[str]) -> Path:
+    """A folder, made where there is none; one that holds a run already is refused, so that nothing is lost."""
     kind("out", out, (str, os.PathLike), "a folder's path")
     must("\0" not in str(out), "out", "a folder's path", repr(out))
     folder = Path(out)
@@ -37,34 +58,30 @@ def create(out: str | os.PathLike[str], config: dict[str, Any], initial: Params,
     must(not taken, "out", "a folder that holds no run yet", f"{folder} with {', '.join(taken)}", hint)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    # The first values are kept because a client that has not been asked yet still starts from them after a resume.
-    values = save({k: v.contiguous() for k, v in initial.items()})
-    write_file(folder / "initial.safetensors", values)
-    write_file(folder / "identity.json", json.dumps({**identity, "initial": digest(values)}, indent=1).encode())
-    write_config(folder, config)
     return folder
 
 
-def write_config(folder: Path, config: dict[str, Any]) -> None:
+def write_config(folder: Path, config: dict[str, Any], name: str = CONFIG) -> None:
     """Write ``config.toml``; TOML has no null, so what is None is left out."""
-    write_file(folder / "config.toml", tomli_w.dumps(_without_none(config)).encode())
+    write_file(folder / name, tomli_w.dumps(without_none(config)).encode())
 
 
-def _without_none(value: Any) -> Any:
+def without_none(value: Any) -> Any:
+    """The tables as a file holds them."""
     if isinstance(value, dict):
-        return {k: _without_none(v) for k, v in value.items() if v is not None}
-    return [_without_none(v) for v in value] if isinstance(value, list | tuple) else value
+        return {k: without_none(v) for k, v in value.items() if v is not None}
+    return [without_none(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
     """The configuration of a run folder."""
-    path = folder / "config.toml"
+    path = folder / name
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise MoietyError(message("folder", "a run folder with a config.toml", folder)) from None
+        raise MoietyError(message("folder", f"a run folder with a {name}", folder)) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise MoietyError(message("config.toml", "readable TOML", f"{path}: {error}")) from None
+        raise MoietyError(message(name, "readable TOML", f"{path}: {error}")) from None
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
@@ -82,16 +99,25 @@ def read_identity(folder: Path) -> dict[str, Any]:
 
 def read_initial(folder: Path, wanted: str, order: Iterable[str]) -> Params:
     """The first values of the run, in the model's ``order``; ``wanted`` is the file's digest."""
-    path = folder / "initial.safetensors"
+    found = _tensors(folder / "initial.safetensors", wanted)
+    names = list(order)
+    must(set(names) == set(found), "model", "the one the run began with", "one with other names")
+    return {name: found[name] for name in names}
+
+
+def read_start(folder: Path, wanted: str, first: Tree) -> dict[int, Tree]:
+    """The states of their own with which clients began, none where there is no digest; ``first`` is like them."""
+    return unstacked(_tensors(folder / "start.safetensors", wanted), first) if wanted else {}
+
+
+def _tensors(path: Path, wanted: str) -> Params:
     try:
         content = path.read_bytes()
         found = load(content)
     except (OSError, SafetensorError) as error:
-        raise MoietyError(message("initial.safetensors", "whole", f"{path}: {error}")) from None
-    must(digest(content) == wanted, "initial.safetensors", "as it was written", f"other bytes in {path}")
-    names = list(order)
-    must(set(names) == set(found), "model", "the one the run began with", "one with other names")
-    return {name: found[name] for name in names}
+        raise MoietyError(message(path.name, "whole", f"{path}: {error}")) from None
+    must(digest(content) == wanted, path.name, "as it was written", f"other bytes in {path}")
+    return found
 
 
 def append_history(folder: Path, row: Row) -> None:

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from moiety.clients import uniform_cohort
 from moiety.engines import folder as files
 from moiety.engines.checkpoint import save_checkpoint
-from moiety.engines.evaluate import evaluate
+from moiety.engines.evaluate import asked, evaluate
 from moiety.engines.problem import Problem
 from moiety.engines.rounds import Rounds
 from moiety.engines.run import Run
@@ -62,7 +61,8 @@ def train(
     ledger = loop.progress.ledger.as_dict()
     if folder:
         files.write_results(folder, clients, ledger)
-    return Run(history, clients, ledger, config, folder, loop, model if isinstance(model, nn.Module) else None)
+    module = loop.problem.split.module_for(model) if isinstance(model, nn.Module) else None
+    return Run(history, clients, ledger, config, folder, loop, module)
 
 
 def _rounds(
@@ -100,12 +100,9 @@ def _evaluation(loop: Rounds, record: RoundRecord | None, options: Spec, seconds
     """A row per client, and the row of the history that sums them up."""
     problem, now = loop.problem, loop.progress
     engine = loop.ready()
-    part, population = options["evaluate_on"], len(problem.data)
-    count = options.get("evaluate_clients") or population
-    asked = uniform_cohort(population, count, seed=problem.seed, round=-1)
-    clients = evaluate(
-        problem, loop.algorithm, engine, now.server, now.store, part=part, round=now.round, clients=asked
-    )
+    part = options["evaluate_on"]
+    some = asked(problem.data, options, problem.seed)
+    clients = evaluate(problem, loop.algorithm, engine, now.server, now.store, part=part, round=now.round, clients=some)
     loss = record.train_loss if record else float("nan")
     row: Row = {"round": now.round, "part": part, "train_loss": loss}
     row |= summarise(clients, higher_is_better=problem.task.metric.higher_is_better)

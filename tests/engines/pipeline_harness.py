@@ -1,0 +1,114 @@
+"""A process of its own that starts pipelines and kills them with SIGKILL; ``test_pipeline_killed`` reads what it found.
+
+It works as ``kill_harness`` does, with a pipeline in the place of a run, and kills at chosen changes of the folder:
+such as a single run does not have (the pipeline's file, the second stage with the states it starts from) and one in
+the middle of each stage.
+
+    python pipeline_harness.py FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kill_harness
+import torch
+from engine_cases import federation, folder_contents, mlp
+
+import moiety as mo
+
+FED = federation()
+NAMES = ("1-fedalt", "2-finetune")
+
+
+def work(out: Path, rounds: int) -> None:
+    """Begin the pipeline, or go on with it: what a user does after a crash."""
+    if (out / "pipeline.toml").exists():
+        mo.resume(out, data=FED)
+        return
+    adapters = {"name": "adapters", "width": 2, "targets": ["hidden1"]}
+    stages = [
+        mo.stage(mo.fedalt(shared_lr=0.1, personal_lr=0.2), rounds=rounds, cohort=3, split=adapters),
+        mo.stage(mo.finetune(lr=0.1), rounds=rounds, cohort=4),
+    ]
+    mo.pipeline(stages, mlp(), FED, seed=5, engine="sequential", out=out)
+
+
+def listing(out: Path) -> Callable[[], None]:
+    """Write down every change of the folder, as ``kill_harness.at_event`` counts them."""
+    changes = {"os.rename", "os.mkdir", "os.remove", "os.rmdir"}
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in changes:
+            return
+        place = os.path.join(os.getcwd() if event == "os.mkdir" else str(out), str(arguments[0]))
+        if place.startswith(str(out)):
+            with open(out.with_suffix(".events"), "a") as file:
+                file.write(f"{event} {place.removeprefix(str(out))}\n")
+
+    return lambda: sys.addaudithook(hook)
+
+
+def chosen(events: list[str]) -> list[int]:
+    """The changes at which to kill."""
+    second = next(i for i, event in enumerate(events) if "/2-finetune" in event)
+    early = [i for i in range(second, len(events)) if "checkpoint" not in events[i]][:8]
+    ours = [i for i, event in enumerate(events) if "pipeline.toml" in event]
+    middle = [next(i for i, e in enumerate(events) if f"{name}/checkpoint" in e) + 2 for name in NAMES]
+    return sorted({*ours, second // 2, *middle, second - 1, *early, len(events) - 1})
+
+
+def contents(out: Path) -> dict[str, Any]:
+    """What the folders of both stages say, without times and without where they lie."""
+    names = sorted(p.name for p in out.iterdir() if not p.name.startswith("."))
+    found: dict[str, Any] = {"pipeline": (out / "pipeline.toml").read_text(), "names": names}
+    for name in NAMES:
+        stage = folder_contents(out / name)
+        stage["config"] = stage["config"].replace(str(out), "OUT")
+        found |= {f"{name} {part}": value for part, value in stage.items()}
+        for file in ("start.safetensors", "clients/states.bin", "clients/present.bin"):
+            path = out / name / file
+            found[f"{name} {file}"] = path.read_bytes() if path.exists() else None
+    return found
+
+
+def compared(run: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """The run, with what it has otherwise than the one that nobody killed."""
+    out = Path(run["folder"])
+    error = out.with_suffix(".error")
+    run["error"] = error.read_text() if error.exists() else None
+    if run["end"] == "done":
+        try:
+            got = contents(out)
+            run["differs"] = [part for part in wanted if got[part] != wanted[part]]
+        except Exception:
+            run["error"] = traceback.format_exc()
+    return run
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    kill_harness.work = work
+    whole = folder / "whole"
+    assert kill_harness.wait(kill_harness.start(whole, 1, listing(whole))) == "done"
+    kill_harness.import_all(json.loads(whole.with_suffix(".modules").read_text()))
+    events, wanted = whole.with_suffix(".events").read_text().splitlines(), contents(whole)
+    found = []
+    for number in chosen(events):
+        out = folder / f"point{number}"
+        killed = kill_harness.wait(kill_harness.start(out, 1, kill_harness.at_event(number, out, half=False)))
+        begun = [name for name in NAMES if (out / name / "config.toml").exists()]
+        run = {"folder": str(out), "killed": killed, "at": events[number], "begun": begun}
+        found.append(compared(run | {"end": kill_harness.wait(kill_harness.start(out, 1))}, wanted))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
