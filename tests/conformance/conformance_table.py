@@ -59,6 +59,18 @@ def _head(model: nn.Module) -> Split:
     return mo.split.by_name(model, personal=["head"])
 
 
+def _ffgg(batch_size=None, weighting="examples", server=None, inner_steps=3, **solver: Any) -> Algorithm:
+    """FFGG by Algorithm 2; what is said of steps is said of the solver's."""
+    inner = mo.solver.sgd(lr=0.4, steps=inner_steps, batch_size=batch_size, **solver)
+    return mo.ffgg(lr=0.3, solver=inner, batch_size=batch_size, weighting=weighting, server=server)
+
+
+def _local_ffgg(inner_steps=2, momentum=0.0, **options: Any) -> Algorithm:
+    """Local FFGG by conjugate gradients. Momentum would have no step to last to."""
+    inner = mo.solver.conjugate_gradient(steps=inner_steps)
+    return mo.local_ffgg(shared_lr=0.3, personal_lr=0.2, solver=inner, **{"weighting": "examples", **options})
+
+
 TABLE = [
     Row("fedavg", lambda **o: mo.fedavg(lr=0.1, **o), {"steps": 1}, (), mo.split.nothing),
     Row(
@@ -105,6 +117,8 @@ TABLE = [
         mo.split.nothing,
         limit=lambda clients, weights, start: pulled.pfedme_limit(clients, weights, 2.0, MATRICES),
     ),
+    Row("ffgg", _ffgg, {"inner_steps": 40}, ("v",), _head),
+    Row("local_ffgg", _local_ffgg, {"inner_steps": 2, "steps": 1}, ("v",), _head),
 ]
 NAMES = [row.name + row.variant for row in TABLE]
 

@@ -47,11 +47,11 @@ def test_reaches_the_solution(row, weighting):
 
 
 def test_the_solutions_are_far_apart():
-    """Or reaching one would not tell the algorithms, or the weightings, apart; FedAlt and FedSim solve one problem."""
+    """Or reaching one would not tell algorithms, or weightings, apart; FedAlt, FedSim and FFGG solve one problem."""
     points = {}
     for row, weighting in CASES:
         shared, own = expected(row, weighting)
-        name = "fedalt" if row.name == "fedsim" else row.name + row.variant
+        name = "fedalt" if row.name in ("fedsim", "ffgg", "local_ffgg") else row.name + row.variant
         # The whole model of the first client, and the shared blocks beside it.
         points[name, weighting] = np.concatenate([({**shared, **own[0]})[k] for k in "uv"] + [*shared.values()])
     for (a, one), (b, other) in itertools.combinations(points.items(), 2):
