@@ -61,6 +61,16 @@ def show(made: Table) -> None:
         say(line.rstrip())
 
 
+def show_page(text: str) -> None:
+    """Print a page of Markdown: its tables drawn on a terminal, as it is elsewhere."""
+    from rich.markdown import Markdown
+
+    if on_terminal():
+        console().print(Markdown(text))
+    else:
+        say(text)
+
+
 def say(text: str = "") -> None:
     """One line: a terminal breaks it between words, a file keeps it whole."""
     if on_terminal():

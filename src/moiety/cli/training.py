@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from moiety.cli.commands import Request
 from moiety.cli.config import Config, Table, assign, check, check_same, read
-from moiety.cli.output import say, show
+from moiety.cli.output import say, show, show_page
 from moiety.cli.places import folder_for, name_of
 from moiety.cli.progress import reporter
 from moiety.errors import must
@@ -59,7 +59,7 @@ def _recipe(request: Request, begun: Begun) -> None:
     if not request.quiet:
         say()
         if outcome.report:
-            say(outcome.report)
+            show_page(outcome.report)
         else:
             show_results([of_run(each, run) for each, run in outcome.runs.items()])
         say()

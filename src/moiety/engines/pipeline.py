@@ -108,7 +108,13 @@ def pipeline(
     if out is not None:
         folder = files.empty(out)
         begun = sorted(folder.glob(f"*/{files.CONFIG}"))
-        must(not begun, "out", "a folder that holds no run yet", f"{folder} with {begun[:1]}", "Choose another folder.")
+        must(
+            not begun,
+            "out",
+            "a folder that holds no run yet",
+            str(begun[0].parent) if begun else "",
+            "Choose another folder.",
+        )
         files.write_config(folder, _tables(stages, model, data, options), files.PIPELINE)
     return _train(stages, model, data, options, folder, watch)
 

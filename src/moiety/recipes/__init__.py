@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from moiety.recipes.base import Outcome, Recipe, Watch
+from moiety.recipes.fedalt_images import fedalt_images
+from moiety.recipes.fedalt_speech import fedalt_speech
 from moiety.recipes.quickstart import quickstart
 
-RECIPES: dict[str, Recipe] = {"quickstart": quickstart}
+RECIPES: dict[str, Recipe] = {"quickstart": quickstart, "fedalt-images": fedalt_images, "fedalt-speech": fedalt_speech}
 """The recipes by the names that ``moiety run`` knows."""
 
-__all__ = ["RECIPES", "Outcome", "Recipe", "Watch", "quickstart"]
+__all__ = ["RECIPES", "Outcome", "Recipe", "Watch", "fedalt_images", "fedalt_speech", "quickstart"]

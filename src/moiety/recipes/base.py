@@ -16,17 +16,24 @@ if TYPE_CHECKING:
 Watch = Callable[[str, Path | None], "OnRound | None"]
 """Called with the name and folder of each run before it begins; what it returns is called after every round."""
 
+RECIPE = "recipe.json"
+"""What a recipe whose runs lie further down was asked for, in its folder."""
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a recipe gives: its runs by name, in the order in which they are to be compared, and what they show."""
+    """What a recipe gives: its runs by name, in the order in which they are to be compared, and what they show.
+
+    A recipe of very many runs gives no runs but a ``report``: its tables, as text.
+    """
 
     runs: Mapping[str, Run]
     sentence: str
+    report: str = ""
 
 
 class Recipe(Protocol):
-    """A recipe is a function of where, how long, and by which engine; all else is its own."""
+    """A recipe is a function of where, how long, by which engine, and at which scale; all else is its own."""
 
     def __call__(
         self,
@@ -37,6 +44,7 @@ class Recipe(Protocol):
         engine: str | None = None,
         resume: bool = False,
         watch: Watch = ...,
+        scale: str | None = None,
     ) -> Outcome:
         """Run the recipe."""
         ...
@@ -81,6 +89,11 @@ def _settled(folder: Path, config: Mapping[str, Any]) -> Settled:
 def is_run(folder: Path) -> bool:
     """Whether a run has begun in this folder."""
     return (folder / "config.toml").is_file()
+
+
+def is_recipe(folder: Path) -> bool:
+    """Whether a recipe that keeps its runs further down has begun in this folder."""
+    return (folder / RECIPE).is_file()
 
 
 def begin_or_continue(

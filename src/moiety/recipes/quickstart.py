@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import moiety as mo
+from moiety.analysis.versus import Rows, column, mean, versus
 from moiety.errors import must
 from moiety.recipes.base import Outcome, Settled, Watch, begin_or_continue, is_run, settle, unwatched
-from moiety.recipes.versus import Rows, column, mean, versus
 from moiety.recipes.words import count, names, value
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def quickstart(
     engine: str | None = None,
     resume: bool = False,
     watch: Watch = unwatched,
+    scale: str | None = None,
 ) -> Outcome:
     """FedAvg against FedAlt on digits dealt unevenly to 50 clients; takes some seconds.
 
@@ -61,10 +62,12 @@ def quickstart(
         engine: as in ``moiety.fit``.
         resume: continue what has begun in ``out``, begin what has not.
         watch: called before each run; gives what is to be called after every round.
+        scale: to be left out: there is one only.
 
     Returns:
         The two runs, and in one sentence what was gained.
     """
+    must(scale is None, "scale", "left out for quickstart, which has one only", scale)
     folders = {name: None if out is None else Path(out) / name for name in NAMES}
     begun = [folder for folder in folders.values() if folder is not None and is_run(folder)]
     must(resume or not begun, "out", "a folder that holds no run yet", out, "Resume it, or choose another folder.")

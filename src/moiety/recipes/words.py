@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-_SHARES = ("accuracy",)  # metrics from 0 to 1, shown in per cent
+_SHARES = ("accuracy", "token_accuracy", "word_error_rate")  # metrics from 0 to 1, shown in per cent
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
@@ -18,6 +18,11 @@ def value(number: float, metric: str) -> str:
     if not math.isfinite(number):
         return "-"
     return f"{100 * number:.1f}%" if metric in _SHARES else f"{number:.4g}"
+
+
+def per_cent(metric: str) -> bool:
+    """Whether values of this metric are shown in per cent, and their differences in percentage points."""
+    return metric in _SHARES
 
 
 def gain(number: float, metric: str) -> str:
