@@ -88,7 +88,7 @@ def _joined_digits() -> Setting:
         personal_rounds=1,
         finetune_epochs=1,
         lr=(0.001, 0.002),
-        personal_lr=(0.01,),
+        personal_lr=(0.004,),
         finetune_lr=(0.3,),
         pfedme_steps=1,
         federated={"clip": 1.0},
