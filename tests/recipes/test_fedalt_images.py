@@ -73,6 +73,20 @@ def test_the_cells_of_the_page_are_those_scores(ended):
         assert (folder / "digits" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_flat_rows_hold_the_same_numbers(ended):
+    _, _, table = ended
+    (found,) = table["settings"]
+    rows = {row["row"]: row for row in table["rows"]}
+    assert len(rows) == len(table["rows"]) == len(found["scores"]) + len(found["claims"])
+    cell = rows["adapter-fedalt-final"]
+    score = found["scores"]["adapter-fedalt-final"]
+    assert (cell["setting"], cell["paper"], cell["verdict"]) == ("digits", 94.13, None)
+    assert [cell["ours"], *cell["interval"]] == pytest.approx([100 * score[key] for key in ("mean", "low", "high")])
+    assert rows["fedavg"]["paper"] == 93.18
+    for made in found["claims"]:
+        assert rows[made["claim"]]["verdict"] == made["verdict"]
+
+
 def test_who_is_hurt_is_counted_against_fedavg_of_the_same_seed(ended):
     folder, _, table = ended
     for step in ("adapter-fedalt-final", "full-finetune", "input-fedsim-final"):

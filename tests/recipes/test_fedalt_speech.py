@@ -1,4 +1,4 @@
-"""The recipe fedalt-speech: what it writes at scale ci is what its models transcribe, and scale paper is the paper's."""
+"""The recipe fedalt-speech: what it writes at scale ci is what its models transcribe; scale paper is the paper's."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def heard(logits, frames: int) -> str:
     return transcript(label for label, _ in groupby(best) if label != 0)
 
 
-@pytest.mark.parametrize(("step", "split"), [("fedavg", None), ("input-fedalt-final", "input"), ("full-ditto", None)])
+@pytest.mark.parametrize("step", ["fedavg", "input-fedalt-final", "adapter-fedsim-final"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_word_error_rates_are_those_of_jiwer_on_the_models_that_are_left(ended, step, split, seed):
+def test_word_error_rates_are_those_of_jiwer_on_the_models_that_are_left(ended, step, seed):
     """Greedy decoding written anew, scored by jiwer: for each client, and over all words for the cell of the table."""
     folder, table = ended
     (setting,) = settings("ci")
     data, model = setting.data(0), setting.model(seed)
-    parts = {} if split is None else {"split": split_of(setting, split, model)}
+    split = None if step == "fedavg" else split_of(setting, step.split("-")[0], model)
     place = folder / "joined_digits" / f"seed-{seed}" / step
     trained = data.with_validation_in_train()
-    run = mo.resume(place, model=model, data=trained, **parts, loss="ctc", metric="word_error_rate")
+    run = mo.resume(place, model=model, data=trained, split=split, loss="ctc", metric="word_error_rate")
     said_by_all, heard_by_all = [], []
     for at, (name, row) in enumerate(zip(data.ids, read_clients(place), strict=True)):
         assert row["client"] == name
@@ -111,15 +111,18 @@ def test_joined_digits_are_images_of_scikit_learn_read_from_left_to_right():
         count = int(frames) // 8
         clips = [np.ascontiguousarray(x[8 * i : 8 * i + 8]).tobytes() for i in range(count)]
         assert [known[clip] + 1 for clip in clips] == y[:count].tolist()
-        assert not x[8 * count :].any() and (y[count:] == -100).all()
+        assert not x[8 * count :].any()
+        assert (y[count:] == -100).all()
         seen += clips
     assert len(set(seen)) == len(seen) == 4 * 8 * 5  # half of 16 sequences have three digits, half two; none twice
     assert data.sizes("test").tolist() == [5] * 4  # 0.3 of 16
 
 
 def test_scale_paper_has_the_sizes_of_tables_8_and_9():
-    """Parameters: convolutions of 32 mel bands 3 * 32 * 640 + 640 + 3 * 320 * 768 + 768 = 800,128; the second layer of
-    a feed-forward 1,536 * 384 + 384 = 590,208; adapters of width 16, two in each of 6 blocks, 12 * (2 * 16 * 384 + 16 +
+    """Rates are read off Table 9; personal parameters are counted by hand.
+
+    Convolutions of 32 mel bands have 3 * 32 * 640 + 640 + 3 * 320 * 768 + 768 = 800,128; the second layer of a
+    feed-forward 1,536 * 384 + 384 = 590,208; adapters of width 16, two in each of 6 blocks, 12 * (2 * 16 * 384 + 16 +
     384) = 152,256: the 0.8, 0.6 and 0.15 million of Table 8. A block has 1,772,928 (see the model's test), the head
     384 * 11 + 11 = 4,235. ResNet-18: its stem 9 * 64 + 2 * 64 = 704, its head 512 * 10 + 10 = 5,130.
     """
@@ -129,7 +132,7 @@ def test_scale_paper_has_the_sizes_of_tables_8_and_9():
         assert (stages.lr, stages.personal_lr, stages.finetune_lr) == ((1e-2,), (1e-2,), (1e-4,))
         assert (stages.finetune_epochs, stages.seeds) == (5, 1)
         spec = personalised(stages, "input", "fedalt", 1e-2).algorithm.spec
-        assert spec["server"] == {"name": "adam", "lr": 1e-3} and spec["clip"] == 0.25
+        assert (spec["server"], spec["clip"]) == ({"name": "adam", "lr": 1e-3}, 0.25)
         assert spec["schedule"]["name"] == "linear"
     assert connected.paper.table["input"] == (None, 15.13, 15.47)
     model = connected.model(0)
