@@ -40,7 +40,7 @@ LIBRISPEECH = Paper(
 )
 NO_SUCH_TASK = Paper(task="no such task", table={}, baselines={})
 CTC = {"loss": "ctc", "metric": "word_error_rate"}
-PARTS = {"test": 0.3, "validation": 0.14}
+PARTS: dict[str, Any] = {"test": 0.3, "validation": 0.14}
 """Shares of a speaker's rows: the paper tests on about 30% of the audio, and holds out 20% of the rest for tuning."""
 
 
@@ -114,9 +114,9 @@ def _audiomnist(paper: bool) -> Setting:
     def data(seed: int) -> FederatedData:
         if paper:
             return mo.data.load("audiomnist", **PARTS, seed=seed)
-        return averaged(mo.data.load("audiomnist", per_client=90, **PARTS, seed=seed))
+        return averaged(mo.data.load("audiomnist", per_client=68, **PARTS, seed=seed))
 
-    few: dict[str, Any] = {"rounds": 60, "personal_rounds": 10, "batch_size": 16, "finetune_epochs": 2}
+    few: dict[str, Any] = {"rounds": 60, "cohort": 10, "batch_size": 16, "personal_rounds": 10, "finetune_epochs": 2}
     stages = _table9() if paper else _laptop(**few, lr=(0.3, 0.6), finetune_lr=(0.03, 0.1))
     image, width = ((1, 32, 32), 64) if paper else ((1, 16, 16), 8)
     alone = "The paper tells no single words apart, so there are no numbers of it beside these."
@@ -142,11 +142,11 @@ def _connected_digits(paper: bool) -> Setting:
     def data(seed: int) -> FederatedData:
         if paper:
             return mo.data.load("connected_digits", **PARTS, seed=seed)
-        return mo.data.load("connected_digits", shortest=3, longest=4, per_client=60, **PARTS, seed=seed)
+        return mo.data.load("connected_digits", shortest=3, longest=4, per_client=57, **PARTS, seed=seed)
 
-    few: dict[str, Any] = {"rounds": 100, "personal_rounds": 15, "batch_size": 8, "finetune_epochs": 3}
+    few: dict[str, Any] = {"rounds": 200, "cohort": 5, "batch_size": 8, "personal_rounds": 30, "finetune_epochs": 3}
     stages = _table9() if paper else _laptop(**few, lr=(0.3, 0.6), finetune_lr=(0.03, 0.1, 0.3))
-    small = {"channels": 64, "width": 64, "blocks": 2, "heads": 4, "feed_forward": 128}
+    small = {"channels": 64, "width": 64, "blocks": 1, "heads": 4, "feed_forward": 128}
     sizes = {"vocabulary": 11, "mels": 32, **({} if paper else small)}
     notes = [
         "The paper's numbers are of LibriSpeech: sentences read aloud by 902 narrators, written with 5,000 subwords, by"
@@ -155,13 +155,13 @@ def _connected_digits(paper: bool) -> Setting:
         " not.",
         "Word error rates are those of greedy decoding. A client's is weighted by the words in its test rows.",
         f"{'The' if paper else 'A small form of the'} paper's transformer: "
-        + ("6 blocks of width 384." if paper else "2 blocks of width 64."),
+        + ("6 blocks of width 384." if paper else "one block of width 64."),
     ]
     if not paper:
         notes.append(
-            "Servers average, where the paper's use Adam, and gradients are clipped at norm 1, not 0.25: from random"
-            " weights and in so few rounds Adam on the server did not get past transcripts of nothing (server rates of"
-            " 0.004 and 0.01, looked at on validation rows)."
+            "The server averages, where the paper's uses Adam, and gradients are clipped at norm 1, not 0.25. On"
+            " validation rows of three seeds FedAvg so left 8 to 11% of the words wrong, and with Adam on the server"
+            " (rates of 0.002 and 0.004) 10 to 22%."
         )
     return Setting(
         name="connected_digits",
@@ -209,14 +209,21 @@ def _laptop(**sizes: Any) -> Stages:
     """Sizes that end in minutes on two cores."""
     how = {"schedule": mo.schedule.linear(), "clip": 1.0}
     options: dict[str, Any] = {"federated": how, "personalised": how, "finetuned": {"clip": 1.0}, "pfedme_steps": 2}
-    return Stages(seeds=3, cohort=10, personal_lr=(0.1, 0.3), **options, **sizes)
+    return Stages(seeds=3, personal_lr=(0.1, 0.3), **options, **sizes)
 
 
 def _notes(stages: Stages) -> list[str]:
+    if stages.seeds == 1:
+        seeds = "One seed, as in the paper for speech: nothing can be said of chance."
+    else:
+        seeds = (
+            "One deal of the data serves all seeds, as in the paper; they differ in first weights, cohorts and"
+            " shuffles. Sizes and grids were settled before on validation rows of the first."
+        )
     return [
         f"{stages.rounds} rounds of FedAvg, {stages.personal_rounds} of FedAlt and FedSim, {stages.cohort} clients a"
         f" round, batches of {stages.batch_size}, {stages.finetune_epochs} epochs of finetuning.",
-        "One deal of the data serves all seeds, as in the paper; they differ in first weights, cohorts and shuffles.",
+        seeds,
         f"The paper has neither Ditto nor pFedMe for speech: their weight {stages.pull:g}, the rate of pFedMe's shared"
         f" model, {stages.pfedme_lr:g}, and its {stages.pfedme_steps} steps on a batch are ours.",
     ]

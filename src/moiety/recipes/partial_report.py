@@ -57,9 +57,10 @@ def head(recipe: str, asked: Mapping[str, Any], tables: Sequence[Table]) -> dict
         f"`{shlex.join(words)}`, {date}; {', '.join(f'{k} {v}' for k, v in versions.items())};"
         f" {seconds / 60:.1f} minutes in all.",
         "",
-        'Pillutla et al. 2022, "Federated Learning with Partial Model Personalization", Tables 2, 4, 10, 12 and 13. All'
+        'Pillutla et al. 2022, "Federated Learning with Partial Model Personalization", Tables 2 to 4 and 10 to 13. All'
         " runs of a seed start from the same run of FedAvg. A score is the mean over clients, weighted by their test"
-        " rows; in brackets is the 95% interval of its mean over seeds (Student's t). The paper's numbers are of"
+        " rows, or by the words in these where words are counted; in brackets is the 95% interval of its mean over seeds"
+        " (Student's t). The paper's numbers are of"
         " another data set, named in brackets. Rates are chosen on validation rows of the first seed, from grids that"
         " were narrowed before by validation scores of wider ones. What is called the best split, the best full"
         " personalisation or the best value of a sweep is so by the test scores shown here, which favours it.",
@@ -199,7 +200,7 @@ def _hurt(table: Table, splits: Sequence[str]) -> str:
         when = score["hurt_when"]
         counts = [str(when[key]) for key in ("always", "sometimes", "never")]
         rows.append([name, _share(score["hurt"]), *counts])
-    note = "Clients whose test score is below that of FedAvg in the same seed; the last three columns count clients."
+    note = "Clients whose test score is worse than with FedAvg in the same seed; the last three columns count clients."
     return note + "\n\n" + _table(["", "share hurt", "in all seeds", "in some", "in none"], rows)
 
 

@@ -62,6 +62,8 @@ class Runner:
 
     def run(self, step: Step) -> Ended:
         """The step's results: read where it has ended, else after beginning or continuing it."""
+        from moiety.engines.choose import OPEN
+
         file = None if self.folder is None else self.folder / f"{step.name}.json"
         if step.name not in self.ended and file is not None and file.is_file():
             self.ended[step.name] = read(file)
@@ -70,7 +72,8 @@ class Runner:
             self.ended[step.name] = replace(self._train(step), seconds=time.perf_counter() - began)
             if file is not None:
                 write(file, self.ended[step.name])
-        self.engine = self.engine or self.ended[step.name].engine
+        if self.engine in (None, *OPEN):
+            self.engine = self.ended[step.name].engine
         return self.ended[step.name]
 
     @property
@@ -92,7 +95,7 @@ class Runner:
         options: dict[str, Any] = {"on_round": self.watch(f"{self.label} {step.name}", folder)}
         if folder is not None and is_run(folder):
             own = {key: self.setting.fit[key] for key in ("loss", "metric") if key in self.setting.fit}
-            run = mo.resume(folder, engine=self.engine, **parts, **own, **options)
+            run = mo.resume(folder, engine=self._engine(step), **parts, **own, **options)
         else:
             run = mo.fit(
                 **parts,
@@ -101,7 +104,8 @@ class Runner:
                 rounds=step.rounds,
                 cohort=step.cohort,
                 seed=self.seed,
-                engine=self.engine or "auto",
+                engine=self._engine(step) or "auto",
+                partial=not step.dropout,
                 out=folder,
                 evaluate_on=self.part,
                 evaluate_every=max(10, step.rounds // 8),
@@ -111,6 +115,10 @@ class Runner:
         kept = {name: each for name, each in self.runs.items() if each.config["run"].get("start") is None}
         self.runs = {**kept, step.name: run}
         return _ended(run, run.evaluate(part="train") if step.train and self.part == "test" else None)
+
+    def _engine(self, step: Step) -> str | None:
+        """The engine of the others; one client after another where dropout is drawn, which cannot be vectorised."""
+        return self.engine.replace("vectorised", "sequential") if self.engine and step.dropout else self.engine
 
     def _start(self, step: Step) -> Run | Path | None:
         if step.start is None or step.start in self.runs:

@@ -45,9 +45,9 @@ class Stages:
     ``finetune_epochs`` of the personal part alone, by every client. Clients make one pass over their rows in (a), and
     one for each part in (b). A rate is one number, or several: then the best of them on validation rows is taken.
     ``federated``, ``personalised`` and ``finetuned`` are more options of the algorithms of (a), (b) and (c), such as a
-    server optimiser, a schedule or a largest gradient norm. ``pull`` is the weight of the l2 term of Ditto and pFedMe;
-    ``pfedme_lr`` is the rate of pFedMe's shared model and ``pfedme_steps`` the number of its steps on a batch.
-    ``stateless`` names the split of Table 13.
+    server optimiser, a schedule or a largest gradient norm. ``pull`` is the weight of the l2 term of Ditto and,
+    where ``pfedme_pull`` is not given, of pFedMe; ``pfedme_lr`` is the rate of pFedMe's shared model and
+    ``pfedme_steps`` the number of its steps on a batch. ``stateless`` names the split of Table 13.
     """
 
     seeds: int
@@ -60,6 +60,7 @@ class Stages:
     personal_lr: tuple[float, ...]
     finetune_lr: tuple[float, ...]
     pull: float = 0.1
+    pfedme_pull: float | None = None
     pfedme_lr: float = 1.0
     pfedme_steps: int = 5
     federated: Mapping[str, Any] = field(default_factory=dict)

@@ -111,7 +111,8 @@ def pfedme(stages: Stages, lr: float) -> Step:
     """Stage (b) for the whole model: every client's own model is pulled towards the shared one."""
     import moiety as mo
 
-    options: dict[str, Any] = {"pull": stages.pull, "inner_steps": stages.pfedme_steps, "batch_size": stages.batch_size}
+    pull = stages.pull if stages.pfedme_pull is None else stages.pfedme_pull
+    options: dict[str, Any] = {"pull": pull, "inner_steps": stages.pfedme_steps, "batch_size": stages.batch_size}
     algorithm = mo.pfedme(lr=stages.pfedme_lr, personal_lr=lr, epochs=1, **options, **stages.personalised)
     return Step(f"{FULL}-pfedme", algorithm, None, stages.personal_rounds, stages.cohort)
 
