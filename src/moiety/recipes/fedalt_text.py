@@ -240,6 +240,6 @@ def _notes(paper: bool, stages: Stages, sizes: Mapping[str, int]) -> list[str]:
         f"A small form of the paper's transformer: {sizes['blocks']} blocks of width {sizes['width']}. Adapters have"
         " the paper's width of 16, which makes them no small part of this model.",
         "Servers average, with momentum 0.7 in the training by FedAvg, where the paper's use Adam, and gradients are"
-        " clipped at norm 1, not 0.1: in so few rounds Adam on the server got little further than the frequencies of"
-        " single words (server rates of 0.003 and 0.01, looked at on validation rows).",
+        " clipped at norm 1, not 0.1. In so few rounds Adam on the server learns far less: at a server rate of 0.01 it"
+        " ended at a loss of 5.08 on validation rows, where averaging ended at 4.82 (one seed).",
     ]

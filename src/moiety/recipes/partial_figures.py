@@ -26,7 +26,7 @@ def figures(found: Found) -> list[str]:
     lines = []
     for name, title, figure in _drawn(found):
         save(figure, found.folder / f"{name}.png")
-        lines.append(f"- {found.setting.name}/{name}.png: {title}")
+        lines.append(f"- [{found.setting.name}: {title}]({found.setting.name}/{name}.png)")
     return lines
 
 

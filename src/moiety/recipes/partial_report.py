@@ -60,10 +60,10 @@ def head(recipe: str, asked: Mapping[str, Any], tables: Sequence[Table]) -> dict
         'Pillutla et al. 2022, "Federated Learning with Partial Model Personalization", Tables 2 to 4 and 10 to 13. All'
         " runs of a seed start from the same run of FedAvg. A score is the mean over clients, weighted by their test"
         " rows, or by the words in these where words are counted; in brackets is the 95% interval of its mean over"
-        " seeds (Student's t). The paper's numbers are of"
-        " another data set, named in brackets. Rates are chosen on validation rows of the first seed, from grids that"
-        " were narrowed before by validation scores of wider ones. What is called the best split, the best full"
-        " personalisation or the best value of a sweep is so by the test scores shown here, which favours it.",
+        " seeds (Student's t). The paper's numbers are of another data set, named in brackets. Rates are chosen on"
+        " validation rows of the first seed, from grids that were narrowed before, like the sizes, by validation scores"
+        " of wider ones. What is called the best split, the best full personalisation or the best value of a sweep is"
+        " so by the test scores shown here, which favours it.",
     ]
     known = {"recipe": recipe, **asked, "command": shlex.join(words), "versions": versions, "date": date}
     return {**known, "page": "\n".join(lines)}

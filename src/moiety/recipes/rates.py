@@ -35,7 +35,9 @@ class Chosen:
             scores = {lr: runner.run(step).score for lr, step in made.items()}
             sign = 1 if runner.higher_is_better else -1
             self.tried[name] = scores
-            self.rates[name] = max(rates, key=lambda lr: sign * scores[lr] if math.isfinite(scores[lr]) else -math.inf)
+            # Rounded, so that the last digits, which differ between engines, decide no tie: the first rate has it.
+            known = {lr: round(sign * score, 6) if math.isfinite(score) else -math.inf for lr, score in scores.items()}
+            self.rates[name] = max(rates, key=known.__getitem__)
         return made[self.rates[name]]
 
 
