@@ -96,6 +96,8 @@ def fastest(
             try:
                 _try(engine, functions, "score", sample[:2], received)  # one that trains must be able to evaluate too
                 times[n] = clock(engine, sample)
+                if times[n] < seconds:  # the first time pays for what is set up on the way
+                    times[n] = min(times[n], clock(engine, sample))
             except MoietyError as error:
                 refused.append(f"{n} cannot run it ({error})")
         if not times:
