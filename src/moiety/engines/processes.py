@@ -93,13 +93,15 @@ class Processes:
         """Lay out the shared memory by trying every function on two rows, then fork the workers."""
         start, _ = job.rows[next(iter(job.rows))].span()
         self.received = Arena(received, 1)
+        # The first call may be for a few clients only, as when engines are tried out; later ones are for more.
+        cohort = max(cohort, 256)
         self.states = Arena(job.state, slots_for(job.state, cohort))
         quiet = Sequential(replace(self.problem, quiet=True, said=set()), self.functions)
         for name, served in self.functions.items():
             few = {phase: Rows(np.array([start, start]), np.array([2])) for phase in served.phases}
             tried = Job(job.client, few, 2, job.state)
             (result,) = quiet.map(name, [tried], received, scale=1.0, round=0)
-            self.results[name] = Arena(result, slots_for(result, max(cohort, 256)))
+            self.results[name] = Arena(result, slots_for(result, cohort))
         self.workers = [self._fork() for _ in range(self.count)]
 
     def _fork(self) -> _Worker:
