@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from moiety import data, models, split
     from moiety import schedules as schedule
     from moiety import solvers as solver
+    from moiety.aggregation import attacks as attack
+    from moiety.aggregation import preaggregation as aggregator
     from moiety.aggregation import server
     from moiety.algorithms import ditto, fedalt, fedavg, fedsim, ffgg, finetune, local_ffgg, local_only, pfedme
     from moiety.analysis.advise import advise
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from moiety.engines.pipeline import pipeline, resume, stage
     from moiety.errors import MoietyError
     from moiety.split import Split
+    from moiety.transport import codecs as codec
     from moiety.types import Algorithm, Metric, Task
 
 _WHERE = {
@@ -32,6 +35,9 @@ _WHERE = {
     "Run": "moiety.engines:Run",
     "Split": "moiety.split:Split",
     "Task": "moiety.types:Task",
+    "aggregator": "moiety.aggregation.preaggregation",
+    "attack": "moiety.aggregation.attacks",
+    "codec": "moiety.transport.codecs",
     "advise": "moiety.analysis.advise:advise",
     "data": "moiety.data",
     "ditto": "moiety.algorithms:ditto",
@@ -63,6 +69,9 @@ __all__ = [
     "Split",
     "Task",
     "advise",
+    "aggregator",
+    "attack",
+    "codec",
     "data",
     "ditto",
     "fedalt",

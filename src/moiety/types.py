@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 
 Params = dict[str, Tensor]
@@ -109,6 +111,12 @@ class Work:
     """The schedule's factor on client learning rates in this round."""
     examples: Tensor
     """The number of training examples, as a float64 tensor without axes."""
+    key: Tensor = field(default_factory=lambda: torch.tensor(0))
+    """The client's own key for ``moiety.draws``, an int64 tensor without axes, the same in all its turns."""
+    turn: int = 0
+    """What tells this turn (its purpose and its round) from others, for ``moiety.draws``."""
+    elapsed: float = 0.0
+    """How much of the run is over: the round, counted from 0, over the number of rounds."""
     reuse: Reuse | None = None
     """Given by the engine: the loss and the batches of a phase that trains only some parameters of a model, with what
     these do not reach computed once per row."""
@@ -151,6 +159,18 @@ class ServerOptimiser:
 
 
 @dataclass(frozen=True)
+class Codec:
+    """How uploads are written for the wire.
+
+    ``encode(upload, generator)`` gives tensors to pack, ``decode(packed, like)`` what arrives, laid out as ``like``.
+    """
+
+    encode: Callable[[Params, np.random.Generator], Params]
+    decode: Callable[[Params, Params], Params]
+    spec: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Algorithm:
     """A frozen record of pure functions, made by one builder with keyword-only hyper-parameters.
 
@@ -179,6 +199,9 @@ class Algorithm:
     """``any`` split, ``nothing`` personal, something ``personal``, or ``everything`` personal."""
     uploads: bool = True
     """False where clients send nothing, and so the server never moves."""
+    crosses: Callable[[Params, Params], tuple[Params, Params]] | None = None
+    """From the first values of both parts to what goes down and what goes up, as layouts (names, shapes, types), where
+    that is not just the shared part both ways. No name of the personal part may be among them."""
     spec: dict[str, Any] = field(default_factory=dict)
 
 

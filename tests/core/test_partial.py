@@ -769,7 +769,8 @@ def plain_mean(model: nn.Module, problem: Problem, samples: Any, batch: Any) -> 
 def work_of(problem: Problem, reuse: bool) -> Any:
     gradient = lambda objective, at: autograd_gradient(objective, at)  # noqa: E731
     keep = (lambda model, trained, batches: (problem.task.loss, batches)) if reuse else None
-    return problem.work(lambda phase: [], gradient, torch.tensor(3.0, dtype=torch.float64), 1.0, keep)
+    examples, key = torch.tensor(3.0, dtype=torch.float64), torch.tensor(0)
+    return problem.work(lambda phase: [], gradient, examples, 1.0, keep, key=key, turn=0, elapsed=0.0)
 
 
 @pytest.mark.parametrize("reuse", [True, False], ids=["reuse", "whole"])

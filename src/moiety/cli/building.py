@@ -14,6 +14,7 @@ from moiety.data import FederatedData, from_spec
 from moiety.engines import algorithm_from, split_from
 from moiety.engines.choose import check_engine
 from moiety.engines.stages import Stage, stage_from
+from moiety.engines.ways import built
 from moiety.errors import MoietyError, choice, message, must, near
 from moiety.models import MODELS
 from moiety.spec import build
@@ -30,6 +31,7 @@ class Parts(NamedTuple):
     data: FederatedData
     algorithm: Algorithm
     split: Split | None
+    ways: dict[str, Any]
 
 
 def parts(config: Config) -> Parts:
@@ -37,8 +39,9 @@ def parts(config: Config) -> Parts:
     algorithm = algorithm_from(config.algorithm or {})
     hint = 'As in [split] with name = "output_layer".'
     must(bool(config.split or algorithm.default_split), "split", f"given for {algorithm.name}", "nothing", hint)
+    ways = built(config.model_dump())
     model, data = _model_and_data(config)
-    return Parts(model, data, algorithm, split_from(config.split, model) if config.split else None)
+    return Parts(model, data, algorithm, split_from(config.split, model) if config.split else None, ways)
 
 
 class Staged(NamedTuple):

@@ -21,6 +21,10 @@ _KINDS = {
 }
 
 
+SECTIONS = ("data", "model", "split", "algorithm", "aggregator", "codec", "attack")
+"""The sections that name a builder."""
+
+
 class RunSection(BaseModel):
     """``[run]``: the options of ``moiety.fit``. What is left out is decided there."""
 
@@ -41,6 +45,7 @@ class RunSection(BaseModel):
     metric: str | None = None
     inputs: list[str] = ["x"]
     start: str | None = None
+    attackers: float | list[str] | None = None
     engine_reason: str | None = None
     """Written into run folders; says nothing to a new run."""
 
@@ -68,11 +73,14 @@ class Config(BaseModel):
     run: RunSection
     algorithm: Table | None = None
     split: Table | None = None
+    aggregator: Table | None = None
+    codec: Table | None = None
+    attack: Table | None = None
     stage: list[StageSection] | None = None
 
     def named(self) -> dict[str, Table]:
         """The tables that name a builder, by where they stand."""
-        found = {key: getattr(self, key) for key in ("data", "model", "split", "algorithm")}
+        found = {key: getattr(self, key) for key in SECTIONS}
         for number, each in enumerate(self.stage or (), 1):
             found |= {f"stage.{number}.split": each.split, f"stage.{number}.algorithm": each.algorithm}
         return {where: table for where, table in found.items() if table is not None}
@@ -148,7 +156,7 @@ def _value(text: str) -> Any:
 
 def check(tables: Table) -> Config:
     """The file as a checked configuration; a section that is only a name becomes a table with that name."""
-    whole = {"run": {}, **_named(tables, ("data", "model", "split", "algorithm"))}
+    whole = {"run": {}, **_named(tables, SECTIONS)}
     if isinstance(whole.get("stage"), list):
         whole["stage"] = [_named(each, ("split", "algorithm")) for each in whole["stage"]]
     try:

@@ -124,7 +124,9 @@ def _run(request: Request, name: str, folder: Path, config: Config, tables: Tabl
     must(config.run.rounds is not None, "run.rounds", "given", "nothing", hint)
     made = parts(config)
     how = options(config.run)
-    return fit(made.model, made.data, made.algorithm, split=made.split, out=folder, on_round=on_round, **how)
+    return fit(
+        made.model, made.data, made.algorithm, split=made.split, out=folder, on_round=on_round, **made.ways, **how
+    )
 
 
 def _watched(request: Request, work: Callable[[Watch], T]) -> T:

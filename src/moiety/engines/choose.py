@@ -22,7 +22,16 @@ class Engine(Protocol):
 
     name: str
 
-    def map(self, function: str, jobs: Sequence[Job], received: Params, *, scale: float, round: int) -> list[Tree]:
+    def map(
+        self,
+        function: str,
+        jobs: Sequence[Job],
+        received: Params,
+        *,
+        scale: float,
+        round: int,
+        elapsed: float = 0.0,
+    ) -> list[Tree]:
         """The function of that name for each job; results in the order of the jobs, to be used before the next call."""
         ...
 

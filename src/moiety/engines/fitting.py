@@ -10,6 +10,8 @@ from typing import Any
 from torch import nn
 
 from moiety import task as tasks
+from moiety.aggregation.attacks import Attack
+from moiety.aggregation.robust import Aggregator
 from moiety.data import FederatedData
 from moiety.engines import folder as files
 from moiety.engines.checkpoint import begin_with
@@ -21,10 +23,11 @@ from moiety.engines.rounds import Progress, Rounds, begin
 from moiety.engines.run import Run
 from moiety.engines.start import Ended, ended, own_states, warm
 from moiety.engines.training import OnRound, identity, train
+from moiety.engines.ways import ways_for
 from moiety.errors import kind, whole
 from moiety.spec import spec_of
 from moiety.split import Split
-from moiety.types import Algorithm, Metric, Task
+from moiety.types import Algorithm, Codec, Metric, Task
 
 
 def fit(
@@ -49,6 +52,10 @@ def fit(
     device: str = "cpu",
     workers: int | None = None,
     partial: bool = True,
+    aggregator: Aggregator | None = None,
+    codec: Codec | None = None,
+    attack: Attack | None = None,
+    attackers: float | Sequence[int | str] | None = None,
     on_round: OnRound | None = None,
 ) -> Run:
     """Train ``model`` on ``data`` with ``algorithm``.
@@ -81,6 +88,11 @@ def fit(
         workers: how many processes, for the engines that have any; all cores by default.
         partial: compute once per row what the trained parameters do not reach, where rows come round again; the
             numbers are the same either way.
+        aggregator: joins uploads in the place of the algorithm's own mean, for instance
+            ``moiety.aggregator.trimmed_mean(byzantine=2)``.
+        codec: compresses uploads, for instance ``moiety.codec.qsgd(levels=16)``.
+        attack: what Byzantine clients send in the place of their uploads, for instance ``moiety.attack.sign_flip()``.
+        attackers: who they are, as a list of clients or as a share of all, drawn.
         on_round: called after every round.
 
     Returns:
@@ -94,6 +106,7 @@ def fit(
     cohort = len(data) if cohort is None else cohort
     check_numbers(data, rounds, cohort, seed, every)
     chosen_loss = loss or (default_loss(data) if isinstance(model, nn.Module) else "its own")
+    ways = ways_for(data, algorithm, seed, aggregator, codec, attack, attackers)
     problem = problem_for(model, data, algorithm, split, seed, chosen_loss, metric, inputs, device, partial)
     earlier = None
     if start is not None:
@@ -114,16 +127,18 @@ def fit(
         "metric": metric if isinstance(metric, str) else None,
         "inputs": list(inputs),
         "start": earlier and earlier.place,
+        "attackers": sorted(str(data.ids[c]) for c in ways.attackers) if ways.attack else None,
     }
     config = {
         "data": dict(data.spec) or {"own": "data"},
         "model": spec_of(model) or {"own": type(model).__name__},
         "split": problem.split.spec or {"own": "split"},
         "algorithm": algorithm.spec or {"own": algorithm.name},
+        **ways.tables(),
         "run": run_config,
     }
     folder, progress = _begin(problem, algorithm, out, config, earlier)
-    loop = Rounds(problem, algorithm, progress, rounds, cohort, engine, workers)
+    loop = Rounds(problem, algorithm, progress, rounds, cohort, engine, workers, ways)
     return train(loop, config, folder, [], model, on_round)
 
 

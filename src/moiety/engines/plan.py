@@ -48,6 +48,10 @@ class Job(NamedTuple):
     rows: Mapping[str, Rows]
     examples: int
     state: Tree
+    key: int = 0
+    """The client's own, for ``moiety.draws``."""
+    turn: int = 0
+    """The same for all that are served together."""
 
 
 def phase_rows(phase: Phase, start: int, stop: int, *words: str | int, seed: int) -> Rows:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from moiety.data import FederatedData
+from moiety.draws import hashed
 from moiety.engines.plan import Job, phase_rows
 from moiety.split import Split
 from moiety.task import dtype_of
@@ -72,6 +73,10 @@ class Problem:
         examples: Tensor,
         scale: float,
         reuse: Reuse | None = None,
+        *,
+        key: Tensor,
+        turn: int,
+        elapsed: float,
     ) -> Work:
         """What a client has at hand."""
         return Work(
@@ -84,6 +89,9 @@ class Problem:
             gradient=gradient,
             scale=scale,
             examples=examples,
+            key=key,
+            turn=turn,
+            elapsed=elapsed,
             reuse=reuse,
             partial=self.reusable,
         )
@@ -110,13 +118,14 @@ class Problem:
     ) -> list[Job]:
         """A turn for each of ``clients``; ``words`` (purpose, round) tell one turn's shuffles from another's."""
         made = []
+        turn, key = hashed(*words), hashed("client", self.seed)
         for client, state in zip(map(int, clients), states, strict=True):
             start, stop = self.data.rows(client, part)
             rows = {
                 name: phase_rows(phase, start, stop, name, *words, client, seed=self.seed)
                 for name, phase in phases.items()
             }
-            made.append(Job(client, rows, stop - start, state))
+            made.append(Job(client, rows, stop - start, state, key ^ client, turn))
         return made
 
 

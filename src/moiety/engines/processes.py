@@ -61,7 +61,16 @@ class Processes:
         self.states: Arena | None = None
         self.results: dict[str, Arena] = {}
 
-    def map(self, function: str, jobs: Sequence[Job], received: Params, *, scale: float, round: int) -> list[Tree]:
+    def map(
+        self,
+        function: str,
+        jobs: Sequence[Job],
+        received: Params,
+        *,
+        scale: float,
+        round: int,
+        elapsed: float = 0.0,
+    ) -> list[Tree]:
         """The function of that name for each job; results in the order of the jobs."""
         if not jobs:
             return []
@@ -73,7 +82,7 @@ class Processes:
         slots = min(self.states.slots, self.results[function].slots)
         done: list[Tree] = []
         for at in range(0, len(jobs), slots):
-            found = self._batch(function, jobs[at : at + slots], scale, round)
+            found = self._batch(function, jobs[at : at + slots], (scale, round, elapsed))
             # The next batch is written over this one.
             done += found if len(jobs) <= slots else [tree.map_leaves(torch.clone, result) for result in found]
         return done
@@ -112,14 +121,12 @@ class Processes:
         theirs.close()
         return _Worker(process, mine)
 
-    def _batch(self, function: str, jobs: Sequence[Job], scale: float, round: int) -> list[Tree]:
+    def _batch(self, function: str, jobs: Sequence[Job], moment: tuple[float, int, float]) -> list[Tree]:
         assert self.states is not None
         for slot, job in enumerate(jobs):
             self.states.write(slot, job.state)
         shares = [s for s in deal(jobs, len(self.workers)) if s]
-        messages = [
-            (function, [(slot, jobs[slot]._replace(state=None)) for slot in share], scale, round) for share in shares
-        ]
+        messages = [(function, [(slot, jobs[slot]._replace(state=None)) for slot in share], moment) for share in shares]
         waiting: dict[int, int] = {}  # worker -> times its share was sent
         for w, message in enumerate(messages):
             self._send(w, message)
@@ -134,7 +141,7 @@ class Processes:
                     if waiting[w] == TRIES:
                         clients = ", ".join(str(self.problem.data.ids[jobs[s].client]) for s in shares[w][:5])
                         self.close()
-                        got = f"{TRIES} that died in round {round + 1} while serving clients {clients}"
+                        got = f"{TRIES} that died in round {moment[1] + 1} while serving clients {clients}"
                         raise MoietyError(f"`workers` must be processes that live, got {got}. Is there enough memory?")
                     self._end(w)
                     self.workers[w] = self._fork()
@@ -178,12 +185,12 @@ class Processes:
                 if os.getppid() != parent:
                     os._exit(0)
             try:
-                function, share, scale, round = pipe.recv()
+                function, share, (scale, round, elapsed) = pipe.recv()
             except EOFError:
                 os._exit(0)
             try:
                 jobs = [job._replace(state=self.states.read(slot)) for slot, job in share]
-                found = engine.map(function, jobs, self.received.read(0), scale=scale, round=round)
+                found = engine.map(function, jobs, self.received.read(0), scale=scale, round=round, elapsed=elapsed)
                 for (slot, _), result in zip(share, found, strict=True):
                     self.results[function].write(slot, result)
                 self.problem.data.release()

@@ -65,7 +65,16 @@ class Ray:
             raise
         self.shift = shifts(problem.data.bounds, self.count)
 
-    def map(self, function: str, jobs: Sequence[Job], received: Params, *, scale: float, round: int) -> list[Tree]:
+    def map(
+        self,
+        function: str,
+        jobs: Sequence[Job],
+        received: Params,
+        *,
+        scale: float,
+        round: int,
+        elapsed: float = 0.0,
+    ) -> list[Tree]:
         """The function of that name for each job; results in the order of the jobs."""
         if not jobs:
             return []
@@ -73,7 +82,7 @@ class Ray:
             self.held = [{} for _ in range(self.count)]
             self.actors = [self._actor(w, cpus=1) for w in range(self.count)]
         limit = slots_for(jobs[0].state, len(self.problem.data))
-        call = (function, self.ray.put(pack(received)), limit, scale, round)
+        call = (function, self.ray.put(pack(received)), limit, (scale, round, elapsed))
         shares: dict[int, list[int]] = {}
         for slot, job in enumerate(jobs):
             shares.setdefault(job.client % self.count, []).append(slot)
@@ -161,13 +170,20 @@ class Actor:
         self.states: dict[int, Tree] = {}
 
     def serve(
-        self, share: list[Job], names: dict[int, str], function: str, received: Tree, limit: int, scale: float, at: int
+        self,
+        share: list[Job],
+        names: dict[int, str],
+        function: str,
+        received: Tree,
+        limit: int,
+        moment: tuple[float, int, float],
     ) -> tuple[list[Tree], list[bytes]]:
-        """The results of round ``at``, and digests of the states that the actor holds after them."""
+        """The results, and digests of the states that the actor holds after them."""
         self.data.ids = names
         before = [unpack(job.state[0]) if job.state else self.states[job.client] for job in share]
         jobs = [job._replace(state=state) for job, state in zip(share, before, strict=True)]
-        found = self.engine.map(function, jobs, unpack(received), scale=scale, round=at)
+        scale, round, elapsed = moment
+        found = self.engine.map(function, jobs, unpack(received), scale=scale, round=round, elapsed=elapsed)
         # The run may yet reject a new state. The digests then differ, and the old one is sent.
         after = found if function == "adapt" else before
         if function == "train":

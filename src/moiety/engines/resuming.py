@@ -22,6 +22,7 @@ from moiety.engines.problem import Problem
 from moiety.engines.rounds import Progress, Rounds, begin
 from moiety.engines.run import Run
 from moiety.engines.training import OnRound, identity, train
+from moiety.engines.ways import ways_from
 from moiety.errors import kind, must, whole
 from moiety.models import MODELS
 from moiety.spec import build
@@ -63,7 +64,8 @@ def resume(
     options.update(rounds=rounds, engine=engine)
     files.write_config(path, config)
     workers = workers or options.get("workers")
-    loop = Rounds(found.problem, found.algorithm, found.progress, rounds, options["cohort"], engine, workers)
+    ways = ways_from(config, found.problem.data, found.algorithm, options["seed"])
+    loop = Rounds(found.problem, found.algorithm, found.progress, rounds, options["cohort"], engine, workers, ways)
     return train(loop, config, path, history, found.model, on_round)
 
 

@@ -15,6 +15,8 @@ from moiety.engines.costs import Flops, flops_per_example, job_flops, memory_on_
 from moiety.engines.evaluate import served
 from moiety.engines.plan import Job
 from moiety.engines.problem import Problem
+from moiety.engines.ways import Ways, finite, sent
+from moiety.rng import generator
 from moiety.transport import Ledger, check
 from moiety.types import Algorithm, ClientUpdate, Params, RoundRecord, Tree
 
@@ -56,6 +58,7 @@ class Rounds:
     cohort: int
     engine: str
     workers: int | None = None
+    ways: Ways = field(default_factory=Ways)
     reason: str = "as asked"
     flops: dict[str, Flops] = field(default_factory=dict)
     chosen: Engine | None = None
@@ -70,8 +73,8 @@ class Rounds:
         t = now.round
         cohort = uniform_cohort(len(problem.data), self.cohort, seed=problem.seed, round=t)
         received = algorithm.broadcast(now.server)
-        declared = {**problem.shared()[0], **problem.shared()[1]}
-        check(received, declared, where=f"broadcast, round {t + 1}")
+        down, up = crossing(problem, algorithm)
+        check(received, down, where=f"broadcast, round {t + 1}")
         jobs = problem.jobs(algorithm.phases, cohort, now.store.get(cohort), "train", t, part="train")
         scale = algorithm.schedule.factor(t, self.rounds)
         if not self.flops:
@@ -81,32 +84,39 @@ class Rounds:
                 self.engine, problem, self.functions, jobs, received, scale=scale, workers=self.workers
             )
             self.engine = self.chosen.name
-        results = self.ready().map("train", jobs, received, scale=scale, round=t)
+        results = self.ready().map("train", jobs, received, scale=scale, round=t, elapsed=t / self.rounds)
         now.whole = False
-        record = self._book(jobs, results, received, declared)
+        record = self._book(jobs, results, received, up)
         now.whole = True
         problem.data.release()
         return record
 
-    def _book(self, jobs: list[Job], results: list[Tree], received: Params, declared: Params) -> RoundRecord:
+    def _book(self, jobs: list[Job], results: list[Tree], received: Params, expected: Params) -> RoundRecord:
         """Check what came back, aggregate it, keep the new states, and count the cost."""
-        problem, algorithm, now = self.problem, self.algorithm, self.progress
+        problem, algorithm, now, ways = self.problem, self.algorithm, self.progress, self.ways
         t = now.round
         kept: list[tuple[int, ClientUpdate, Tree]] = []
         dropped = []
-        expected = declared if algorithm.uploads else {}
-        for job, (update, state, fine) in zip(jobs, results, strict=True):
+        updates = ways.forged([update for update, _, _ in results], [job.client for job in jobs], problem.seed, t)
+        # The guard sees that every upload is laid out as expected, so without a codec all cost the same.
+        now.ledger.broadcast(received, len(jobs))
+        for job, forged, (_, state, fine) in zip(jobs, updates, results, strict=True):
             name = str(problem.data.ids[job.client])
-            check(update.upload, expected, where=f"client {name}, round {t + 1}")
+            check(forged.upload, expected, where=f"client {name}, round {t + 1}")
             now.ledger.flops += job_flops(self.flops, job)
-            if fine:
+            update = forged
+            if ways.codec is not None:
+                update, packed = sent(ways.codec, forged, generator(problem.seed, "codec", t, job.client))
+                now.ledger.upload(packed)
+            if fine and (ways.attack is None or finite(update)):
                 kept.append((job.client, update, state))
             else:
                 dropped.append(name)
-        # The guard has seen that every upload is laid out as expected.
-        now.ledger.exchange(received, expected, len(jobs))
+        if ways.codec is None:
+            now.ledger.upload(expected, len(jobs))
         if kept:
-            now.server = algorithm.server_update(now.server, algorithm.aggregator([u for _, u, _ in kept]))
+            aggregate = ways.join(algorithm, [u for _, u, _ in kept], problem.seed, t)
+            now.server = algorithm.server_update(now.server, aggregate)
             if self.keeps:
                 now.store.put([c for c, _, _ in kept], [s for _, _, s in kept])
         now.round = t + 1
@@ -126,6 +136,14 @@ class Rounds:
         if self.chosen is not None:
             self.chosen.close()
             self.chosen = None
+
+
+def crossing(problem: Problem, algorithm: Algorithm) -> tuple[Params, Params]:
+    """What goes down and what goes up, as layouts."""
+    shared = {**problem.shared()[0], **problem.shared()[1]}
+    if algorithm.crosses is not None:
+        return algorithm.crosses(shared, problem.personal())
+    return shared, shared if algorithm.uploads else {}
 
 
 def _train_loss(kept: list[tuple[int, ClientUpdate, Tree]]) -> float:

@@ -36,14 +36,23 @@ class Sequential:
     def __init__(self, problem: Problem, functions: Functions) -> None:
         self.problem, self.functions = problem, functions
 
-    def map(self, function: str, jobs: Sequence[Job], received: Params, *, scale: float, round: int) -> list[Tree]:
+    def map(
+        self,
+        function: str,
+        jobs: Sequence[Job],
+        received: Params,
+        *,
+        scale: float,
+        round: int,
+        elapsed: float = 0.0,
+    ) -> list[Tree]:
         """The function of that name for each job, in order."""
-        return [self._one(function, job, received, scale, round) for job in jobs]
+        return [self._one(function, job, received, scale, round, elapsed) for job in jobs]
 
     def close(self) -> None:
         """Nothing to end."""
 
-    def _one(self, function: str, job: Job, received: Params, scale: float, round: int) -> Tree:
+    def _one(self, function: str, job: Job, received: Params, scale: float, round: int, elapsed: float) -> Tree:
         problem = self.problem
 
         def reuse(
@@ -66,6 +75,9 @@ class Sequential:
             torch.tensor(float(job.examples), dtype=torch.float64),
             scale,
             reuse if problem.partial else None,
+            key=torch.tensor(job.key),
+            turn=job.turn,
+            elapsed=elapsed,
         )
         try:
             with torch.no_grad(), torch_seed(problem.seed, "forward", function, round, job.client):

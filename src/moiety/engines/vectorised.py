@@ -85,7 +85,16 @@ class Vectorised:
     def close(self) -> None:
         """Nothing to end."""
 
-    def map(self, function: str, jobs: Sequence[Job], received: Params, *, scale: float, round: int) -> list[Tree]:
+    def map(
+        self,
+        function: str,
+        jobs: Sequence[Job],
+        received: Params,
+        *,
+        scale: float,
+        round: int,
+        elapsed: float = 0.0,
+    ) -> list[Tree]:
         """The function of that name for each job; results in the order of the jobs."""
         problem, call = self.problem, self.functions[function].call
         if problem.task.mixes_examples:
@@ -96,7 +105,7 @@ class Vectorised:
             raise MoietyError(f"`engine` must be able to vectorise this loss and metric, got {got}. {INSTEAD}")
         results: list[Tree] = [None] * len(jobs)
         for chosen in blocks(jobs, most=self.block, room=lambda width: BLOCK_BYTES // self._client_bytes(width)):
-            block = self._block(call, [jobs[i] for i in chosen], received, scale)
+            block = self._block(call, [jobs[i] for i in chosen], received, scale, elapsed)
             for i, result in zip(chosen, tree.unstack(block, len(chosen)), strict=True):
                 results[i] = result
         return results
@@ -122,12 +131,13 @@ class Vectorised:
         # The model, its gradient and the momentum, and one more for what is being computed.
         return 4 * self._sizes[0] + width * self._sizes[1]
 
-    def _block(self, function: Function, jobs: Sequence[Job], received: Params, scale: float) -> Tree:
+    def _block(self, function: Function, jobs: Sequence[Job], received: Params, scale: float, elapsed: float) -> Tree:
         problem = self.problem
         plans = {phase: padded([job.rows[phase] for job in jobs]) for phase in jobs[0].rows}
         index = {phase: plan[0] for phase, plan in plans.items()}
         mask = {phase: plan[1] for phase, plan in plans.items() if plan[1] is not None}
         examples = torch.tensor([float(job.examples) for job in jobs], dtype=torch.float64)
+        keys, turn = torch.tensor([job.key for job in jobs]), jobs[0].turn
 
         again = [p for p in plans if problem.partial and all(job.rows[p].repeats for job in jobs)]
         own = {phase: own_rows([job.rows[phase] for job in jobs]) for phase in again}
@@ -140,6 +150,7 @@ class Vectorised:
             own: dict[str, Tensor],
             gathered: dict[str, Batch],
             examples: Tensor,
+            key: Tensor,
             state: Tree,
         ) -> Tree:
             def batches(phase: str) -> Batches:
@@ -159,12 +170,13 @@ class Vectorised:
                 local = batches.index - batches.own[0]
                 return partial.loss, Batches({**kept, **features}, local, batches.mask, None)
 
-            return function(problem.work(batches, block_gradient, examples, scale, reuse), received, state)
+            work = problem.work(batches, block_gradient, examples, scale, reuse, key=key, turn=turn, elapsed=elapsed)
+            return function(work, received, state)
 
         states = tree.stack([job.state for job in jobs])
         try:
             with torch.no_grad():
-                return torch.func.vmap(one, randomness="error")(index, mask, own, gathered, examples, states)
+                return torch.func.vmap(one, randomness="error")(index, mask, own, gathered, examples, keys, states)
         except RuntimeError as error:
             if "randomness" in str(error):
                 got = "random numbers drawn while training (dropout)"

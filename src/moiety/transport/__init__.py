@@ -1,7 +1,18 @@
 """What crosses between clients and server, who watches it, and what it costs."""
 
+from moiety.transport.codecs import CODECS
 from moiety.transport.guard import PrivacyError, check
 from moiety.transport.ledger import Ledger, device_memory
 from moiety.transport.wire import pack, payload_bytes, unpack, value_bytes
 
-__all__ = ["Ledger", "PrivacyError", "check", "device_memory", "pack", "payload_bytes", "unpack", "value_bytes"]
+__all__ = [
+    "CODECS",
+    "Ledger",
+    "PrivacyError",
+    "check",
+    "device_memory",
+    "pack",
+    "payload_bytes",
+    "unpack",
+    "value_bytes",
+]

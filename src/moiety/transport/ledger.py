@@ -29,9 +29,17 @@ class Ledger:
 
     def exchange(self, down: Params, up: Params, clients: int) -> None:
         """Count one broadcast to each of ``clients``, and one upload from each; only the layouts matter."""
+        self.broadcast(down, clients)
+        self.upload(up, clients)
+
+    def broadcast(self, down: Params, clients: int) -> None:
+        """Count one broadcast to each of ``clients``."""
         self.client_updates += clients
         self.down_values += clients * value_bytes(down)
         self.down_payload += clients * payload_bytes(down)
+
+    def upload(self, up: Params, clients: int = 1) -> None:
+        """Count one upload from each of ``clients``."""
         self.up_values += clients * value_bytes(up)
         self.up_payload += clients * payload_bytes(up)
 

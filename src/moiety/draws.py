@@ -1,0 +1,54 @@
+"""Chance as a pure function: numbers that depend on a key and on words alone, also under ``torch.func.vmap``.
+
+A generator has a state, which a client's local work may not have. Here every number is the hash of a key (the
+client's), of words (the turn, the purpose, the step) and of its place: so it is the same in every engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def hashed(*words: str | int) -> int:
+    """A whole number of 64 bits with its sign, from words.
+
+    >>> hashed("mask", 1) == hashed("mask", 1) != hashed("mask", 2)
+    True
+    """
+    return int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def uniform(key: Tensor, shape: tuple[int, ...], *words: str | int) -> Tensor:
+    """Numbers between 0 and 1, neither included, in float64.
+
+    >>> u = uniform(torch.tensor(7), (100_000,), "a purpose")
+    >>> bool(((u > 0) & (u < 1)).all()), abs(float(u.mean()) - 0.5) < 0.01
+    (True, True)
+    """
+    places = torch.arange(1, math.prod(shape) + 1, device=key.device)
+    bits = _mixed(_mixed(key + hashed(*words)) + places * _signed(_GOLDEN))
+    number: Tensor = ((bits >> 11) & ((1 << 53) - 1)).double()
+    found: Tensor = (number + 0.5) * 2.0**-53
+    return found.reshape(shape)
+
+
+def normal(key: Tensor, like: Tensor, *words: str | int) -> Tensor:
+    """Standard normal numbers in the shape and the type of ``like``."""
+    return torch.special.ndtri(uniform(key, tuple(like.shape), *words)).to(like.dtype)
+
+
+def _signed(bits: int) -> int:
+    return bits - (1 << 64) if bits >> 63 else bits
+
+
+def _mixed(z: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014); int64 products wrap round as its unsigned ones do."""
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _signed(_FIRST)
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _signed(_SECOND)
+    return z ^ ((z >> 31) & ((1 << 33) - 1))
