@@ -33,14 +33,14 @@ def uniform(key: Tensor, shape: tuple[int, ...], *words: str | int) -> Tensor:
     """
     places = torch.arange(1, math.prod(shape) + 1, device=key.device)
     bits = _mixed(_mixed(key + hashed(*words)) + places * _signed(_GOLDEN))
-    number: Tensor = ((bits >> 11) & ((1 << 53) - 1)).double()
-    found: Tensor = (number + 0.5) * 2.0**-53
-    return found.reshape(shape)
+    found: Tensor = ((bits >> 11) & ((1 << 53) - 1)).double()
+    return ((found + 0.5) * 2.0**-53).reshape(shape)
 
 
 def normal(key: Tensor, like: Tensor, *words: str | int) -> Tensor:
     """Standard normal numbers in the shape and the type of ``like``."""
-    return torch.special.ndtri(uniform(key, tuple(like.shape), *words)).to(like.dtype)
+    found: Tensor = torch.special.ndtri(uniform(key, tuple(like.shape), *words))
+    return found.to(like.dtype)
 
 
 def _signed(bits: int) -> int:
