@@ -174,6 +174,20 @@ def test_more_clients_than_fit_the_arena(monkeypatch, bytes, case):
     same_runs(fit("sequential", algorithm, rounds=2), run)
 
 
+def test_a_first_call_for_two_clients_does_not_halve_the_later_ones(monkeypatch):
+    """``auto`` tries an engine on two clients before it measures it; a cohort of seven must then go out at once."""
+    sizes: list[int] = []
+    send = Processes._batch
+
+    def counted(self: Processes, function: str, jobs: Any, moment: Any) -> Any:
+        sizes.append(len(jobs))
+        return send(self, function, jobs, moment)
+
+    monkeypatch.setattr(Processes, "_batch", counted)
+    mo.fit(mlp(), DATA, mo.fedavg(lr=0.1, steps=1), rounds=1, engine="processes")
+    assert set(sizes) == {2, len(SIZES)}
+
+
 def test_fewer_clients_than_workers():
     run = fit("processes:sequential", cohort=1, workers=3)
     same_runs(fit("sequential", cohort=1), run)
