@@ -116,7 +116,10 @@ class Work:
     turn: int = 0
     """What tells this turn (its purpose and its round) from others, for ``moiety.draws``."""
     elapsed: float = 0.0
-    """How much of the run is over: the round, counted from 0, over the number of rounds."""
+    """How far the run is: 0 in its first round, 1 in its last."""
+    round_trip: Tensor = field(default_factory=lambda: torch.tensor(0))
+    """Rounds from a broadcast to the aggregation of what the client makes of it, an int64 tensor without axes; more
+    than 0 where ``moiety.clock.delayed`` says so."""
     reuse: Reuse | None = None
     """Given by the engine: the loss and the batches of a phase that trains only some parameters of a model, with what
     these do not reach computed once per row."""
@@ -132,13 +135,28 @@ class ClientUpdate(NamedTuple):
     info: dict[str, Tensor]
 
 
+class Traffic(NamedTuple):
+    """How to count bytes where less crosses than whole tensors: those of the values alone, and those on the wire.
+
+    ``down(received, state)`` is for what one client is sent, with its state before its turn; ``up(update)`` for what it
+    sends.
+    """
+
+    down: Callable[[Params, Tree], tuple[int, int]]
+    up: Callable[[ClientUpdate], tuple[int, int]]
+
+
 class Phase(NamedTuple):
-    """How long a client works on one block: a number of ``epochs`` or of ``steps``, one of them set."""
+    """How long a client works on one block: a number of ``epochs`` or of ``steps``, one of them set.
+
+    With ``walk``, the steps of a round go on in the data where those of the round before ended.
+    """
 
     epochs: int | None
     steps: int | None
     batch_size: int
     shuffle: bool
+    walk: bool = False
 
 
 @dataclass(frozen=True)
@@ -202,15 +220,40 @@ class Algorithm:
     crosses: Callable[[Params, Params], tuple[Params, Params]] | None = None
     """From the first values of both parts to what goes down and what goes up, as layouts (names, shapes, types), where
     that is not just the shared part both ways. No name of the personal part may be among them."""
+    beside: Callable[[Params, Params], Params] | None = None
+    """From the first values of both parts to what the server holds beside the shared part (a prior over the personal
+    part); ``init_server`` gets it with the shared parameters."""
+    samples: Callable[[Params, Tree], Params] | None = None
+    """From what a client received and its state to draws of its personal part, one below the other on the first axis,
+    where the algorithm has a posterior."""
+    population: Callable[[Tensor, Params, Tree], Tree] | None = None
+    """From a key for ``moiety.draws``, what is received and the first state to the state of a client without data."""
+    longest_round_trip: int | None = None
+    """The largest ``Work.round_trip`` that the states of clients have room for; None where it is not looked at."""
+    evaluates_at: str | None = None
+    """``dispatch`` or ``arrival`` where a delayed clock must be of that kind; None where either will do."""
+    traffic: Traffic | None = None
+    """How to count bytes, where broadcasts or uploads are sparse."""
+    densities: Callable[[Tree], dict[str, float]] | None = None
+    """From a client's state before its turn to the share of active weights by parameter name, where layers are sparse;
+    arithmetic is counted by it."""
+    search: Names = ()
+    """The phases in which masks are searched with the whole model; their arithmetic stands on a line of its own."""
     spec: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What one round did. ``dropped`` names clients whose update was not finite."""
+    """What one round did. ``dropped`` names clients whose update was not finite.
+
+    With a clock, ``time`` is the virtual time at its end, and ``staleness`` has for each upload that arrived the number
+    of steps that the server made since the broadcast it was computed with.
+    """
 
     round: int
     cohort: tuple[int, ...]
     train_loss: float
     dropped: tuple[str, ...]
     evaluation: Mapping[str, Any] | None
+    time: float | None = None
+    staleness: tuple[int, ...] = ()

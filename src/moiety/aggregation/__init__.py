@@ -1,7 +1,7 @@
 """From many uploads to one change of the server."""
 
 from moiety.aggregation.averaging import Server, broadcast, init_server, server_update
-from moiety.aggregation.mean import WEIGHTINGS, check_weighting, client_weight, weighted_mean
+from moiety.aggregation.mean import WEIGHTINGS, check_weighting, client_weight, weighted_mean, weighted_sum
 from moiety.aggregation.server import SERVERS, adagrad, adam, sgd, yogi
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "server_update",
     "sgd",
     "weighted_mean",
+    "weighted_sum",
     "yogi",
 ]

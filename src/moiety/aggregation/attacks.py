@@ -2,7 +2,8 @@
 
 An attack acts on the floating tensors of uploads as one vector each, as robust aggregators do: x_1 ... x_h are the
 honest vectors of a round and y_1 ... y_f those that the attackers would have sent had they been honest. Whole-numbered
-buffers and weights are sent as they are. ``label_flip`` acts on data instead.
+buffers and weights are sent as they are. ``label_flip`` acts on the attackers' training data instead, from which they
+then work honestly.
 """
 
 from __future__ import annotations
@@ -18,8 +19,23 @@ from torch import Tensor
 
 from moiety.aggregation.robust import given, stacked, unstacked
 from moiety.errors import must, number, whole
+from moiety.scores import IGNORED
 from moiety.spec import recorded
 from moiety.types import ClientUpdate
+
+__all__ = [
+    "ATTACKS",
+    "Attack",
+    "a_little_is_enough",
+    "gaussian",
+    "inner_product_manipulation",
+    "label_flip",
+    "largest_shift",
+    "mimic",
+    "mimic_target",
+    "not_finite",
+    "sign_flip",
+]
 
 Forge = Callable[[Tensor, Tensor, np.random.Generator | None], Tensor]
 """From the honest (h, d) and the attackers' own (f, d) vectors, and a source of chance, to the (f, d) that are sent."""
@@ -29,11 +45,13 @@ Forge = Callable[[Tensor, Tensor, np.random.Generator | None], Tensor]
 class Attack:
     """What the attackers of a round send; made by one of the builders of ``ATTACKS``.
 
-    ``forge`` is the rule on stacked vectors. Where it draws (``gaussian``), ``send`` must be given a generator, one for
-    each round: ``moiety.rng.generator(seed, "attack", round)``.
+    ``forge`` is the rule on stacked vectors; without one attackers send what they have. Where it draws (``gaussian``),
+    ``send`` must be given a generator, one for each round: ``moiety.rng.generator(seed, "attack", round)``. ``labels``
+    is done to the labels or targets that attackers train on.
     """
 
-    forge: Forge
+    forge: Forge | None = None
+    labels: Callable[[Tensor], Tensor] | None = None
     spec: dict[str, Any] = field(default_factory=dict)
 
     def send(
@@ -47,7 +65,7 @@ class Attack:
         In a round without honest clients the attackers know of none but themselves: their own stand for those.
         """
         like = own[0].upload if own else {}
-        if not any(x.is_floating_point() for x in like.values()):
+        if self.forge is None or not any(x.is_floating_point() for x in like.values()):
             return list(own)
         vectors = stacked([*own, *honest])
         mine = vectors[: len(own)]
@@ -86,8 +104,9 @@ def inner_product_manipulation(*, epsilon: float) -> Attack:
 def a_little_is_enough(*, z: float | None = None) -> Attack:
     """``m - z s`` from all, m and s the mean and the standard deviation of each coordinate (Baruch et al. 2019).
 
-    Without ``z`` it is the paper's ``largest_shift`` for the round's numbers of clients. s is that of the honest
-    clients themselves (divided by their number, not by one less), so that it is 0 for a single one.
+    Without ``z`` it is the paper's ``largest_shift`` for the round's numbers of clients; attackers who are half of a
+    round or more, which a drawn cohort may have, take that of the largest minority. s is that of the honest clients
+    themselves (divided by their number, not by one less), so that it is 0 for a single one.
 
     Of 1 and 5 the mean is 3 and s is 2.
 
@@ -98,7 +117,10 @@ def a_little_is_enough(*, z: float | None = None) -> Attack:
         number("z", z, "finite", lambda x: abs(x) < float("inf"))
 
     def forge(honest: Tensor, own: Tensor, generator: np.random.Generator | None) -> Tensor:
-        shift = largest_shift(len(honest) + len(own), len(own)) if z is None else z
+        clients = len(honest) + len(own)
+        shift = 0.0 if z is None else z
+        if z is None and clients > 2:  # of two one is honest, and s is 0
+            shift = largest_shift(clients, min(len(own), (clients - 1) // 2))
         return (honest.mean(0) - shift * honest.std(0, correction=0)).expand_as(own)
 
     return Attack(forge)
@@ -124,8 +146,9 @@ def largest_shift(clients: int, byzantine: int) -> float:
 def mimic(*, client: int = 0) -> Attack:
     """``x_client`` from all: one honest client is heard too loudly (Karimireddy et al. 2022, "... via Bucketing").
 
-    ``client`` counts the honest of a round from 0, the same in each where all take part. It is fixed, as the
-    paper has it after its first rounds; ``mimic_target`` finds it by the paper's rule.
+    ``client`` counts the honest of a round from 0, the same in each where all take part; in a round with fewer it is
+    the last of them. It is fixed, as the paper has it after its first rounds; ``mimic_target`` finds it by the paper's
+    rule.
 
     >>> mimic(client=1).forge(torch.tensor([[1.0], [5.0]]), torch.zeros(2, 1), None).tolist()
     [[5.0], [5.0]]
@@ -133,8 +156,7 @@ def mimic(*, client: int = 0) -> Attack:
     whole("client", client, 0)
 
     def forge(honest: Tensor, own: Tensor, generator: np.random.Generator | None) -> Tensor:
-        must(client < len(honest), "client", f"less than the {len(honest)} honest clients of the round", client)
-        return honest[client].expand_as(own)
+        return honest[min(client, len(honest) - 1)].expand_as(own)
 
     return Attack(forge)
 
@@ -174,16 +196,31 @@ def not_finite() -> Attack:
     return Attack(lambda honest, own, generator: torch.full_like(own, float("nan")))
 
 
-def label_flip(labels: Tensor, *, classes: int) -> Tensor:
-    """``classes - 1 - label``, for the training data of an attacker (as in Karimireddy et al. 2022).
+@recorded
+def label_flip(*, classes: int | None = None) -> Attack:
+    """``classes - 1 - label`` on the attackers' training data; without ``classes`` real targets become ``-target``.
 
-    >>> label_flip(torch.tensor([0, 1, 9]), classes=10).tolist()
+    Of labels as in Karimireddy et al. 2022; in sequences, padding (-100) stays. Of targets it is ours.
+
+    >>> label_flip(classes=10).labels(torch.tensor([0, 1, 9])).tolist()
     [9, 8, 0]
     """
-    whole("classes", classes, 2)
-    wrong = labels[(labels < 0) | (labels >= classes)]
-    must(len(wrong) == 0, "labels", f"from 0 to {classes - 1}", wrong[:5].tolist())
-    return classes - 1 - labels
+    if classes is not None:
+        whole("classes", classes, 2)
+    return Attack(labels=lambda labels: flipped(labels, classes))
+
+
+def flipped(labels: Tensor, classes: int | None) -> Tensor:
+    """The labels, or targets where ``classes`` is None, turned round."""
+    if classes is None:
+        hint = "For instance moiety.attack.label_flip(classes=10)."
+        must(labels.is_floating_point(), "classes", "given where labels are whole numbers", None, hint)
+        return -labels
+    must(not labels.is_floating_point(), "classes", "left out where targets are real numbers", classes)
+    real = labels != IGNORED if labels.dim() > 1 else torch.ones_like(labels, dtype=torch.bool)
+    wrong = labels[real & ((labels < 0) | (labels >= classes))]
+    must(len(wrong) == 0, "classes", "the number of labels, which count from 0", f"{classes} with {wrong[:5].tolist()}")
+    return torch.where(real, classes - 1 - labels, labels)
 
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
@@ -192,5 +229,10 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "a_little_is_enough": a_little_is_enough,
     "mimic": mimic,
     "gaussian": gaussian,
+    "label_flip": label_flip,
     "not_finite": not_finite,
 }
+
+
+def __dir__() -> list[str]:
+    return __all__

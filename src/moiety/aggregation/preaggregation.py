@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from moiety.aggregation.geometric import geometric_median
-from moiety.aggregation.robust import (
-    Aggregator,
-    centred_clipping,
-    enough,
-    given,
-    krum,
-    mean,
-    median,
-    multi_krum,
-    squared_distances,
-    trimmed_mean,
-)
+from moiety.aggregation.robust import Aggregator, enough, given, squared_distances
 from moiety.errors import kind, whole
-from moiety.spec import Spec, build, recorded
+from moiety.spec import recorded
 
-HINT = "For instance moiety.aggregation.robust.median()."
+HINT = "For instance moiety.aggregator.median()."
 
 
 @recorded
@@ -48,7 +34,7 @@ def bucketing(*, size: int, then: Aggregator) -> Aggregator:
         order = torch.from_numpy(given(generator).permutation(len(vectors)))
         return then.join(bucket_means(vectors, order.to(vectors.device), size), generator)
 
-    return Aggregator(join)
+    return Aggregator(join, least=size * (then.least - 1) + 1)
 
 
 def bucket_means(vectors: Tensor, order: Tensor, size: int) -> Tensor:
@@ -75,7 +61,7 @@ def nearest_neighbour_mixing(*, byzantine: int, then: Aggregator) -> Aggregator:
     def join(vectors: Tensor, generator: np.random.Generator | None) -> Tensor:
         return then.join(mixed(vectors, byzantine), generator)
 
-    return Aggregator(join)
+    return Aggregator(join, least=max(2 * byzantine + 1, then.least))
 
 
 def mixed(vectors: Tensor, byzantine: int) -> Tensor:
@@ -88,26 +74,3 @@ def mixed(vectors: Tensor, byzantine: int) -> Tensor:
     enough(n, 2 * byzantine + 1, f"nearest_neighbour_mixing(byzantine={byzantine})")
     nearest = squared_distances(vectors).argsort(dim=1, stable=True)[:, : n - byzantine]
     return torch.stack([vectors[rows].mean(0) for rows in nearest])
-
-
-AGGREGATORS: dict[str, Callable[..., Aggregator]] = {
-    "mean": mean,
-    "median": median,
-    "trimmed_mean": trimmed_mean,
-    "krum": krum,
-    "multi_krum": multi_krum,
-    "geometric_median": geometric_median,
-    "centred_clipping": centred_clipping,
-    "bucketing": bucketing,
-    "nearest_neighbour_mixing": nearest_neighbour_mixing,
-}
-
-
-def aggregator_from(spec: Spec | str) -> Aggregator:
-    """The aggregator that a table of a configuration file describes.
-
-    >>> aggregator_from({"name": "bucketing", "size": 2, "then": "median"}).spec
-    {'name': 'bucketing', 'size': 2, 'then': {'name': 'median'}}
-    """
-    made: Aggregator = build("aggregator", AGGREGATORS, spec, inner={"then": aggregator_from})
-    return made

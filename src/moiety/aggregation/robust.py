@@ -45,14 +45,15 @@ LARGEST = 1e100
 
 @dataclass(frozen=True)
 class Aggregator:
-    """Joins the uploads of a round; made by one of the builders of ``AGGREGATORS``.
+    """Joins the uploads of a round; made by one of the builders of ``moiety.aggregator``.
 
-    ``join`` is the rule on stacked vectors. Where it draws (``bucketing``), ``aggregate`` must be given a generator,
-    one for each round: ``moiety.rng.generator(seed, "aggregate", round)``.
+    ``join`` is the rule on stacked vectors, of which it needs at ``least`` so many. Where it draws (``bucketing``),
+    ``aggregate`` must be given a generator, one for each round: ``moiety.rng.generator(seed, "aggregate", round)``.
     """
 
     join: Join
     weighted: bool = False
+    least: int = 1
     spec: dict[str, Any] = field(default_factory=dict)
 
     def aggregate(self, updates: Sequence[ClientUpdate], generator: np.random.Generator | None = None) -> Params:
@@ -161,7 +162,7 @@ def trimmed_mean(*, byzantine: int) -> Aggregator:
         enough(n, 2 * byzantine + 1, f"trimmed_mean(byzantine={byzantine})")
         return vectors.sort(0).values[byzantine : n - byzantine].mean(0)
 
-    return Aggregator(join)
+    return Aggregator(join, least=2 * byzantine + 1)
 
 
 @recorded
@@ -178,7 +179,8 @@ def krum(*, byzantine: int) -> Aggregator:
     [1.0]
     """
     whole("byzantine", byzantine, 0)
-    return Aggregator(lambda vectors, generator: vectors[_by_krum(vectors, byzantine, "krum")[0]])
+    least = 2 * byzantine + 3
+    return Aggregator(lambda vectors, generator: vectors[_by_krum(vectors, byzantine, "krum")[0]], least=least)
 
 
 @recorded
@@ -197,7 +199,7 @@ def multi_krum(*, byzantine: int, keep: int) -> Aggregator:
         enough(len(vectors), keep + byzantine, f"multi_krum(byzantine={byzantine}, keep={keep})")
         return vectors[_by_krum(vectors, byzantine, "multi_krum")[:keep]].mean(0)
 
-    return Aggregator(join)
+    return Aggregator(join, least=max(2 * byzantine + 3, keep + byzantine))
 
 
 def _by_krum(vectors: Tensor, byzantine: int, name: str) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from moiety.cli.config import Config, RunSection, Table
+from moiety.clients.clock import clock_from
 from moiety.data import FederatedData, from_spec
 from moiety.engines import algorithm_from, split_from
 from moiety.engines.choose import check_engine
@@ -40,6 +41,7 @@ def parts(config: Config) -> Parts:
     hint = 'As in [split] with name = "output_layer".'
     must(bool(config.split or algorithm.default_split), "split", f"given for {algorithm.name}", "nothing", hint)
     ways = built(config.model_dump())
+    ways["clock"] = None if config.clock is None else clock_from(config.clock)
     model, data = _model_and_data(config)
     return Parts(model, data, algorithm, split_from(config.split, model) if config.split else None, ways)
 

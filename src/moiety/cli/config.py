@@ -21,7 +21,7 @@ _KINDS = {
 }
 
 
-SECTIONS = ("data", "model", "split", "algorithm", "aggregator", "codec", "attack")
+SECTIONS = ("data", "model", "split", "algorithm", "aggregator", "codec", "attack", "clock")
 """The sections that name a builder."""
 
 
@@ -45,7 +45,8 @@ class RunSection(BaseModel):
     metric: str | None = None
     inputs: list[str] = ["x"]
     start: str | None = None
-    attackers: float | list[str] | None = None
+    attackers: Any = None
+    """A share or a list of clients; checked with the data at hand."""
     engine_reason: str | None = None
     """Written into run folders; says nothing to a new run."""
 
@@ -76,6 +77,7 @@ class Config(BaseModel):
     aggregator: Table | None = None
     codec: Table | None = None
     attack: Table | None = None
+    clock: Table | None = None
     stage: list[StageSection] | None = None
 
     def named(self) -> dict[str, Table]:
@@ -168,7 +170,7 @@ def check(tables: Table) -> Config:
         own = table.get("own")
         hint = "Such a run can be repeated from Python only."
         must(own is None, where, "named in the file", f"the user's own {own}", hint)
-        for key in ("partition", "server", "schedule"):
+        for key in ("partition", "server", "schedule", "solver", "then"):
             value = table.get(key, "")
             must(isinstance(value, str | dict), f"{where}.{key}", "a name or a table with a name", repr(value))
     return config
@@ -192,6 +194,10 @@ def _one_or_many(config: Config) -> None:
     for section in ("algorithm", "split"):
         hint = f"Each [[stage]] has its own {section}."
         must(getattr(config, section) is None, section, apart, f"a section [{section}]", hint)
+    for section in ("aggregator", "codec", "attack", "clock"):
+        hint = "Stages know none; run them one after the other with start in [run]."
+        must(getattr(config, section) is None, section, apart, f"a section [{section}]", hint)
+    must(config.run.attackers is None, "run.attackers", apart, config.run.attackers)
     for key in ("rounds", "cohort", "evaluate_every", "checkpoint_every", "start"):
         value = getattr(config.run, key)
         hint = "Stages start from each other."

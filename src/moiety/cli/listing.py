@@ -12,7 +12,7 @@ from moiety.cli.output import say, table
 from moiety.cli.output import show as show_table
 from moiety.errors import choice
 
-KINDS = ("algorithms", "recipes", "datasets", "models", "splits")
+KINDS = ("algorithms", "recipes", "datasets", "models", "splits", "aggregators", "attacks")
 FILES = {
     "audiomnist": "audiomnist_mel32.npz",
     "chars74k": "chars74k_hnd_28.npz",
@@ -64,6 +64,14 @@ def _table_of(what: str) -> Mapping[str, Callable[..., Any]]:
         from moiety.models import MODELS
 
         return MODELS
+    if what == "aggregators":
+        from moiety.aggregation.aggregators import AGGREGATORS
+
+        return AGGREGATORS
+    if what == "attacks":
+        from moiety.aggregation.attacks import ATTACKS
+
+        return ATTACKS
     from moiety.split import SPLITS
 
     return SPLITS

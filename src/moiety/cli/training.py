@@ -117,9 +117,11 @@ def _run(request: Request, name: str, folder: Path, config: Config, tables: Tabl
     from moiety.engines.folder import read_config
 
     if request.resume:
-        check_same(tables, read_config(folder), folder)
+        # The folder names the attackers that a share or positions in the file mean: the run compares them.
+        given = {**tables, "run": {k: v for k, v in tables.get("run", {}).items() if k != "attackers"}}
+        check_same(given, read_config(folder), folder)
         free = {key: asked.get(key) for key in ("rounds", "engine", "workers")}
-        return resume(folder, **free, on_round=on_round)
+        return resume(folder, **free, attackers=config.run.attackers, on_round=on_round)
     hint = "Write it into the file or use --rounds."
     must(config.run.rounds is not None, "run.rounds", "given", "nothing", hint)
     made = parts(config)

@@ -3,7 +3,9 @@
 ``checkpoint/round-000020/`` holds ``server.safetensors`` (shared things only), ``clients.safetensors`` (personal
 states that changed since the checkpoint before, which in a deployment never leave their devices; a simulation must keep
 them somewhere; the others are in the run's ``clients/``) and ``state.json``,
-which says how long the other two are and what they hash to. The folder appears by one rename, so it is whole or absent.
+which says how long the other two are and what they hash to. A run with a clock has ``flight.safetensors`` (uploads that
+have not arrived, broadcasts still in use) and ``working.safetensors`` (personal states that belong to those uploads)
+too. The folder appears by one rename, so it is whole or absent.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from moiety import tree
+from moiety.engines.flight import FILES, packed, unpack
 from moiety.engines.rounds import Progress
 from moiety.errors import MoietyError, message
 from moiety.transport import Ledger
 from moiety.types import Tree
 
-FORMAT, VERSION = "moiety-checkpoint", 1
+FORMAT, VERSION, CLOCKED = "moiety-checkpoint", 1, 2
+"""The second version is that of runs with a clock, which say what is under way."""
 
 
 @contextlib.contextmanager
@@ -76,7 +80,7 @@ def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) 
         "server.safetensors": save({k: v.contiguous() for k, v in server.items() if isinstance(v, Tensor)}),
         "clients.safetensors": save(stacked(progress.store.pending)),
     }
-    state = {
+    state: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
         "round": progress.round,
@@ -84,8 +88,12 @@ def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) 
         "ledger": progress.ledger.as_dict(),
         "dropped": progress.dropped,
         "identity": identity,
-        "files": {name: {"bytes": len(b), "blake2b": digest(b)} for name, b in files.items()},
     }
+    if progress.flight is not None:
+        note, tensors = packed(progress.flight)
+        files |= {name: save(each) for name, each in tensors.items()}
+        state |= {"version": CLOCKED, "flight": note}
+    state["files"] = {name: {"bytes": len(b), "blake2b": digest(b)} for name, b in files.items()}
     files["state.json"] = json.dumps(state, indent=1).encode()
     parent = folder / "checkpoint"
     final = parent / f"round-{progress.round:08d}"
@@ -117,11 +125,14 @@ def latest(folder: Path) -> Path | None:
 
 def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) -> None:
     """Read a checkpoint into ``progress``, which must be fresh and of the same problem."""
-    state = _state(path)
+    state = _state(path, VERSION if progress.flight is None else CLOCKED)
     same_run(state["identity"], identity, path)
     tensors = _tensors(path, state, "server.safetensors")
     server = tree.refill(progress.server, {**tensors, **state["numbers"]})
     states = unstacked(_tensors(path, state, "clients.safetensors"), progress.store.first())
+    if progress.flight is not None:
+        flight = {name: _tensors(path, state, name) for name in FILES}
+        unpack(progress.flight, state.get("flight", {}), flight, progress.store.first())
     progress.store.restart(state["round"])
     progress.store.put(states, states.values())
     # The run may have been killed while these were being settled; settling them again does no harm.
@@ -168,15 +179,15 @@ def begin_with(progress: Progress, states: Mapping[int, Tree]) -> None:
 KEYS = {"round": int, "numbers": dict, "ledger": dict, "dropped": list, "identity": dict, "files": dict}
 
 
-def _state(path: Path) -> dict[str, Any]:
+def _state(path: Path, version: int) -> dict[str, Any]:
     try:
         state = json.loads((path / "state.json").read_text())
-        known = state["format"] == FORMAT and state["version"] == VERSION
+        known = state["format"] == FORMAT and state["version"] == version
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise MoietyError(message("checkpoint", "a whole moiety checkpoint", f"{path}: {error!r}")) from None
     if not known:
         got = f"format {state['format']}, version {state['version']} in {path}"
-        raise MoietyError(message("checkpoint", f"of format {FORMAT}, version {VERSION}", got))
+        raise MoietyError(message("checkpoint", f"of format {FORMAT}, version {version}", got))
     odd = [k for k, wanted in KEYS.items() if not isinstance(state.get(k), wanted)]
     odd += [f"ledger.{k}" for k in set(Ledger().as_dict()) ^ set(state.get("ledger") or {})]
     if odd:

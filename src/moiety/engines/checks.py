@@ -146,6 +146,8 @@ def check_targets(loss: object, columns: Batch, data: FederatedData, output: tor
     """Whether the labels of all rows are what a loss of the house needs, given some of the model's output."""
     if loss in ("cross_entropy", "ctc"):
         check_labels(columns, data, output.shape[-1])
+    if loss == "one_versus_all":  # one output is for two classes
+        check_labels(columns, data, max(2, output.shape[-1]))
     if loss == "ctc":
         check_transcripts(columns, output)
 
@@ -155,7 +157,7 @@ def check_labels(columns: Batch, data: FederatedData, classes: int) -> None:
     y = columns.get("y")
     must(y is not None, "data", "columns with y, the labels", ", ".join(columns))
     assert y is not None
-    must(not y.is_floating_point(), "y", "whole-numbered labels for cross_entropy", y.dtype, "Use loss mse instead?")
+    must(not y.is_floating_point(), "y", "whole-numbered labels for this loss", y.dtype, "Use loss mse instead?")
     real = y[y != IGNORED] if y.dim() > 1 else y
     must(real.numel() > 0, "y", "labels, of which some are not padding", "none")
     low, high = int(real.min()), int(real.max())

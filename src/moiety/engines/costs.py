@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -16,14 +19,21 @@ from moiety.engines.sequential import Sequential
 from moiety.rng import torch_seed
 from moiety.task import backprop_bytes
 from moiety.transport import device_memory
-from moiety.types import Algorithm, Params, Tree
+from moiety.types import Algorithm, Names, Params, Tree
 
 
 class Flops(NamedTuple):
-    """Operations for a row in one phase: ``once`` for each distinct row, ``each`` for every time it is used."""
+    """Operations for a row in one phase: ``once`` for each distinct row, ``each`` for every time it is used.
+
+    Where layers are sparse, ``layers`` has those of each masked weight's layer, part of ``each``, and ``densities``
+    says from a client's state how much of them is left. ``search`` marks a phase that searches for masks.
+    """
 
     once: float
     each: float
+    layers: Mapping[str, float] = MappingProxyType({})
+    densities: Callable[[Tree], dict[str, float]] | None = None
+    search: bool = False
 
 
 def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, state: Tree) -> dict[str, Flops]:
@@ -31,6 +41,7 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
 
     The algorithm's own ``client_update`` is run on two rows in one phase and none in the others, over them once and
     then twice: F1 = once + each and F2 = once + 2 each, where partial evaluation computes ``once`` only once.
+    Where layers are sparse they are counted apart; a search for masks is by the whole model.
     """
     two = np.arange(2) % problem.data.total
     none = Rows(two[:0], np.zeros(0, dtype=np.int64))
@@ -38,31 +49,61 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
         replace(problem, quiet=True, said=set()), {"train": Served(algorithm.client_update, tuple(algorithm.phases))}
     )
 
-    def count(phase: str, passes: int) -> float:
+    sparse = tuple(algorithm.densities(state)) if algorithm.densities else ()
+
+    def count(phase: str, passes: int) -> tuple[float, dict[str, float]]:
         some = Rows(np.tile(two, passes), np.full(passes, 2))
         rows = {name: some if name == phase else none for name in algorithm.phases}
         with FlopCounterMode(display=False) as counter:
             engine.map("train", [Job(0, rows, 2, state)], received, scale=1.0, round=0)
-        return float(counter.get_total_flops()) / 2
+        return float(counter.get_total_flops()) / 2, {n: f / 2 for n, f in _by_layer(counter, sparse).items()}
 
     found = {}
     for phase, length in algorithm.phases.items():
+        searched = phase in algorithm.search
+        rest = (None, True) if searched else (algorithm.densities, False)
         if length.epochs == 1:  # no row comes round twice
-            found[phase] = Flops(once=0.0, each=count(phase, 1))
+            found[phase] = Flops(0.0, *count(phase, 1), *rest)
             continue
         count(phase, 2)  # the first time, partial evaluation tries its cut on a few rows, which is not training
-        one, two_passes = count(phase, 1), count(phase, 2)
-        found[phase] = Flops(once=2 * one - two_passes, each=two_passes - one)
+        (one, layers), (two_passes, again) = count(phase, 1), count(phase, 2)
+        each = {name: again[name] - layers[name] for name in layers}
+        found[phase] = Flops(2 * one - two_passes, two_passes - one, each, *rest)
     return found
+
+
+def _by_layer(counter: FlopCounterMode, names: Names) -> dict[str, float]:
+    """The operations of the layers that own the given weights, one each; a module with more inside is left out."""
+    counts = counter.get_flop_counts()
+    # Modules are named from the root, whose own name is its class.
+    modules = {path.partition(".")[2]: sum(ops.values()) for path, ops in counts.items()}
+    owners = Counter(name.rpartition(".")[0] for name in names)
+    inner = {path.rpartition(".")[0] for path in modules}
+    alone = {name: name.rpartition(".")[0] for name in names}
+    return {
+        name: float(modules.get(owner, 0))
+        for name, owner in alone.items()
+        if owner and owners[owner] == 1 and owner not in inner
+    }
 
 
 def job_flops(per_example: dict[str, Flops], job: Job) -> float:
     """Operations of one client's turn."""
-    total = 0.0
-    for phase, rows in job.rows.items():
-        cost, used = per_example[phase], len(rows.order)
-        total += cost.once * min(used, job.examples) + cost.each * used
-    return total
+    return sum(_phase_flops(per_example[phase], len(rows.order), job) for phase, rows in job.rows.items())
+
+
+def job_search_flops(per_example: dict[str, Flops], job: Job) -> float:
+    """Those of them that go into the search for masks."""
+    phases = {phase: rows for phase, rows in job.rows.items() if per_example[phase].search}
+    return sum(_phase_flops(per_example[phase], len(rows.order), job) for phase, rows in phases.items())
+
+
+def _phase_flops(cost: Flops, used: int, job: Job) -> float:
+    each = cost.each
+    if cost.densities is not None:
+        left = cost.densities(job.state)
+        each -= sum((1 - left[name]) * flops for name, flops in cost.layers.items())
+    return cost.once * min(used, job.examples) + each * used
 
 
 def memory_on_device(problem: Problem, state: Tree) -> int:

@@ -12,14 +12,16 @@ from torch import nn
 from moiety import task as tasks
 from moiety.aggregation.attacks import Attack
 from moiety.aggregation.robust import Aggregator
+from moiety.clients.clock import Clock
 from moiety.data import FederatedData
 from moiety.engines import folder as files
 from moiety.engines.checkpoint import begin_with
 from moiety.engines.checks import check_data, check_kinds, check_numbers, check_part
 from moiety.engines.choose import check_engine
+from moiety.engines.clock import clock_for, loop_for
 from moiety.engines.making import default_loss, problem_for
 from moiety.engines.problem import Problem
-from moiety.engines.rounds import Progress, Rounds, begin
+from moiety.engines.rounds import Progress, begin
 from moiety.engines.run import Run
 from moiety.engines.start import Ended, ended, own_states, warm
 from moiety.engines.training import OnRound, identity, train
@@ -56,6 +58,7 @@ def fit(
     codec: Codec | None = None,
     attack: Attack | None = None,
     attackers: float | Sequence[int | str] | None = None,
+    clock: Clock | None = None,
     on_round: OnRound | None = None,
 ) -> Run:
     """Train ``model`` on ``data`` with ``algorithm``.
@@ -91,8 +94,11 @@ def fit(
         aggregator: joins uploads in the place of the algorithm's own mean, for instance
             ``moiety.aggregator.trimmed_mean(byzantine=2)``.
         codec: compresses uploads, for instance ``moiety.codec.qsgd(levels=16)``.
-        attack: what Byzantine clients send in the place of their uploads, for instance ``moiety.attack.sign_flip()``.
-        attackers: who they are, as a list of clients or as a share of all, drawn.
+        attack: what Byzantine clients do, for instance ``moiety.attack.sign_flip()``: what they send in the place of
+            their uploads, or what they do to the labels they train on.
+        attackers: who they are, as a list of clients (names or positions) or as a share of all, drawn.
+        clock: when broadcasts and uploads arrive, for instance ``moiety.clock.asynchronous(active=4)``; at once by
+            default.
         on_round: called after every round.
 
     Returns:
@@ -103,15 +109,16 @@ def fit(
     twentieth = max(1, rounds // 20) if isinstance(rounds, int) else 1
     every = {"evaluate_every": twentieth if evaluate_every is None else evaluate_every}
     every["checkpoint_every"] = every["evaluate_every"] if checkpoint_every is None else checkpoint_every
-    cohort = len(data) if cohort is None else cohort
+    clock, cohort = clock_for(clock, data, algorithm, cohort, aggregator=aggregator, attack=attack)
     check_numbers(data, rounds, cohort, seed, every)
     chosen_loss = loss or (default_loss(data) if isinstance(model, nn.Module) else "its own")
-    ways = ways_for(data, algorithm, seed, aggregator, codec, attack, attackers)
+    ways = ways_for(data, algorithm, seed, cohort, aggregator, codec, attack, attackers)
     problem = problem_for(model, data, algorithm, split, seed, chosen_loss, metric, inputs, device, partial)
     earlier = None
     if start is not None:
         earlier = ended(start, model=model, data=data, split=split, loss=chosen_loss, metric=metric)
         problem = warm(problem, earlier, model)
+    problem = ways.poisoned(problem)
     run_config = {
         "rounds": rounds,
         "cohort": cohort,
@@ -135,10 +142,11 @@ def fit(
         "split": problem.split.spec or {"own": "split"},
         "algorithm": algorithm.spec or {"own": algorithm.name},
         **ways.tables(),
+        **({} if clock is None else {"clock": clock.spec}),
         "run": run_config,
     }
-    folder, progress = _begin(problem, algorithm, out, config, earlier)
-    loop = Rounds(problem, algorithm, progress, rounds, cohort, engine, workers, ways)
+    folder, progress = _begin(problem, algorithm, out, config, earlier, clock)
+    loop = loop_for(clock)(problem, algorithm, progress, rounds, cohort, engine, workers, ways, clock=clock)
     return train(loop, config, folder, [], model, on_round)
 
 
@@ -167,12 +175,13 @@ def _begin(
     out: str | os.PathLike[str] | None,
     config: dict[str, Any],
     earlier: Ended | None,
+    clock: Clock | None,
 ) -> tuple[Path | None, Progress]:
     """The run's folder, if it has one, and everything as it is before the first round."""
     states = {} if earlier is None else own_states(problem, algorithm, earlier)
     folder = None
     if out is not None:
-        folder = files.create(out, config, problem.task.init, identity(problem, algorithm), states)
-    progress = begin(problem, algorithm, folder)
+        folder = files.create(out, config, problem.task.init, identity(problem, algorithm, clock), states)
+    progress = begin(problem, algorithm, folder, clock)
     begin_with(progress, states)
     return folder, progress

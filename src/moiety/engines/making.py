@@ -15,7 +15,9 @@ from moiety.data import FederatedData
 from moiety.engines.checks import check_device, check_model, check_split
 from moiety.engines.problem import Problem, to_tensors
 from moiety.errors import must
+from moiety.kernels import KERNELS
 from moiety.models import MODELS
+from moiety.priors import PRIORS
 from moiety.schedules import SCHEDULES
 from moiety.solvers import SOLVERS
 from moiety.spec import Spec, build
@@ -29,6 +31,8 @@ def algorithm_from(spec: Spec | str, where: str = "algorithm") -> Algorithm:
         "server": lambda s: build(f"{where}.server", SERVERS, s),
         "schedule": lambda s: build(f"{where}.schedule", SCHEDULES, s),
         "solver": lambda s: build(f"{where}.solver", SOLVERS, s),
+        "kernel": lambda s: build(f"{where}.kernel", KERNELS, s),
+        "prior": lambda s: build(f"{where}.prior", PRIORS, s),
     }
     made: Algorithm = build(where, ALGORITHMS, spec, inner)
     return made

@@ -18,6 +18,8 @@ from torch import nn
 
 from moiety import data as data_package
 from moiety import task as tasks
+from moiety.aggregation.attacks import Attack
+from moiety.aggregation.robust import Aggregator
 from moiety.data import FederatedData
 from moiety.engines import folder as files
 from moiety.engines import resuming
@@ -32,7 +34,7 @@ from moiety.errors import kind, must
 from moiety.models import MODELS
 from moiety.spec import Spec, build, spec_of
 from moiety.split import Split
-from moiety.types import Algorithm, Metric, Task
+from moiety.types import Algorithm, Codec, Metric, Task
 
 Watch = Callable[[str, Path | None], OnRound | None]
 """Called with the name and folder of each stage before it begins; what it returns is called after every round."""
@@ -183,6 +185,10 @@ def resume(
     metric: str | Metric | None = None,
     engine: str | None = None,
     workers: int | None = None,
+    aggregator: Aggregator | None = None,
+    codec: Codec | None = None,
+    attack: Attack | None = None,
+    attackers: float | Sequence[int | str] | None = None,
     on_round: OnRound | None = None,
 ) -> Any:
     """Continue a run or a pipeline from its folder, bit for bit as if it had never stopped.
@@ -204,6 +210,10 @@ def resume(
         metric: likewise.
         engine: by default the engine the run began with.
         workers: how many processes, for the engines that have any; all cores by default.
+        aggregator: as given to ``fit``, where it was of the user's own.
+        codec: likewise.
+        attack: likewise.
+        attackers: the folder names them; where they are given again they must be the same.
         on_round: called after every round.
 
     Returns:
@@ -212,11 +222,12 @@ def resume(
     kind("folder", folder, (str, os.PathLike), "the folder of a run or of a pipeline")
     given: dict[str, Any] = {"model": model, "data": data, "loss": loss, "metric": metric}
     given |= {"engine": engine, "workers": workers}
+    ways: dict[str, Any] = {"aggregator": aggregator, "codec": codec, "attack": attack, "attackers": attackers}
     if not (Path(folder) / files.PIPELINE).is_file():
         must(stages is None, "stages", "left out for a single run", "some")
         single: dict[str, Any] = {"rounds": rounds, "algorithm": algorithm, "split": split, "on_round": on_round}
-        return resuming.resume(folder, **given, **single)
-    for name, value in {"rounds": rounds, "algorithm": algorithm, "split": split}.items():
+        return resuming.resume(folder, **given, **single, **ways)
+    for name, value in {"rounds": rounds, "algorithm": algorithm, "split": split, **ways}.items():
         must(value is None, name, "left out for a pipeline", "one", "What was of your own is given as stages=[...].")
     return resume_pipeline(Path(folder), stages=stages, watch=lambda name, place: on_round, **given)
 

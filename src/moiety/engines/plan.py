@@ -52,18 +52,27 @@ class Job(NamedTuple):
     """The client's own, for ``moiety.draws``."""
     turn: int = 0
     """The same for all that are served together."""
+    round_trip: int = 0
+    """Rounds from a broadcast to the aggregation of the upload, where a clock delays them."""
 
 
 def phase_rows(phase: Phase, start: int, stop: int, *words: str | int, seed: int) -> Rows:
     """The rows of one phase of one client that owns rows ``start`` to ``stop``.
 
     The client walks through epochs, each in a fresh order (or in data order), cut into batches of ``batch_size``; the
-    last batch of an epoch may be smaller. ``words`` say whose draw it is (phase, round, client).
+    last batch of an epoch may be smaller. ``words`` say whose draw it is (phase, purpose, round, client): every round
+    draws anew, unless the phase is a walk, which goes on where the round before ended.
 
     >>> rows = phase_rows(Phase(epochs=None, steps=3, batch_size=2, shuffle=False), 10, 13, seed=0)
     >>> rows.order.tolist(), rows.sizes.tolist()
     ([10, 11, 12, 10, 11], [2, 1, 2])
+    >>> one = Phase(epochs=None, steps=1, batch_size=2, shuffle=False, walk=True)
+    >>> [phase_rows(one, 10, 13, "online", "train", t, 7, seed=0).order.tolist() for t in range(4)]
+    [[10, 11], [12], [10, 11], [12]]
     """
+    if phase.walk:
+        *purpose, t, client = words
+        return _walked(phase, start, stop - start, (*purpose, client), seed, int(t))
     n = stop - start
     rows = (phase.steps or 0) * phase.batch_size + (phase.epochs or 0) * n
     sizes, order, epochs = _known_walk(phase, n) if rows <= KNOWN_ROWS else _walk(phase, n)
@@ -90,6 +99,23 @@ def _walk(phase: Phase, n: int) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 _known_walk = lru_cache(maxsize=1024)(_walk)
+
+
+def _walked(phase: Phase, start: int, n: int, words: tuple[str | int, ...], seed: int, t: int) -> Rows:
+    """The steps of round ``t`` of a walk. Step k of them all is batch k mod m of epoch k div m, of m batches each."""
+    width, steps = min(phase.batch_size, n), phase.steps or 0
+    per_epoch = -(-n // width)
+    places = (divmod(k, per_epoch) for k in range(t * steps, (t + 1) * steps))
+    pieces = [_epoch(n, phase.shuffle, seed, words, e)[b * width : (b + 1) * width] for e, b in places]
+    return Rows(start + np.concatenate(pieces), np.array([len(piece) for piece in pieces]))
+
+
+@lru_cache(maxsize=4096)
+def _epoch(n: int, shuffle: bool, seed: int, words: tuple[str | int, ...], epoch: int) -> np.ndarray:
+    """The order of one epoch of a walk, asked for once by every round that falls into it."""
+    order = generator(seed, "batches", "epoch", epoch, *words).permutation(n) if shuffle else np.arange(n)
+    order.setflags(write=False)
+    return order
 
 
 def padded(rows: Sequence[Rows]) -> tuple[Tensor, Tensor | None]:

@@ -62,6 +62,13 @@ class Problem:
         shared, statistics = self.shared()
         return algorithm.init_client({**shared, **statistics}, self.personal())
 
+    def server(self, algorithm: Algorithm) -> Tree:
+        """The server of ``algorithm`` before the first round."""
+        shared, statistics = self.shared()
+        if algorithm.beside is not None:
+            shared = {**shared, **algorithm.beside({**shared, **statistics}, self.personal())}
+        return algorithm.init_server(shared, statistics)
+
     def compose(self, shared: Params, personal: Params) -> Params:
         """A whole model of its two parts and the frozen one."""
         return self.split.compose(shared, personal, {n: self.task.init[n] for n in self.split.frozen})
@@ -77,6 +84,7 @@ class Problem:
         key: Tensor,
         turn: int,
         elapsed: float,
+        round_trip: Tensor,
     ) -> Work:
         """What a client has at hand."""
         return Work(
@@ -92,6 +100,7 @@ class Problem:
             key=key,
             turn=turn,
             elapsed=elapsed,
+            round_trip=round_trip,
             reuse=reuse,
             partial=self.reusable,
         )
@@ -150,13 +159,18 @@ def sliced_features(partial: Partial, model: Params, columns: Batch, *, limit: i
 
 
 def to_tensors(data: FederatedData, task: Task, device: torch.device) -> Batch:
-    """The columns as tensors: floating ones, and bytes, in the model's precision; other integers as int64.
+    """The columns of all clients as tensors."""
+    return as_tensors(data.columns, task, device)
+
+
+def as_tensors(given: Mapping[str, np.ndarray], task: Task, device: torch.device) -> Batch:
+    """Columns as tensors: floating ones, and bytes, in the model's precision; other integers as int64.
 
     Labels stay integers. Nothing is copied where the type is right already, so mapped files stay on disk.
     """
     dtype = dtype_of(task)
     columns = {}
-    for name, array in data.columns.items():
+    for name, array in given.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # a mapped file is not writable, and nothing here writes
             tensor = torch.from_numpy(np.asarray(array))

@@ -12,14 +12,16 @@ from torch import nn
 
 from moiety import data as data_package
 from moiety import task as tasks
+from moiety.clients.clock import Clock, check_clock, clock_from
 from moiety.data import FederatedData
 from moiety.engines import folder as files
 from moiety.engines.checkpoint import begin_with, latest, load_checkpoint, same_run
 from moiety.engines.checks import check_kinds, check_numbers, check_part
 from moiety.engines.choose import check_engine
+from moiety.engines.clock import loop_for
 from moiety.engines.making import algorithm_from, problem_for, split_from
 from moiety.engines.problem import Problem
-from moiety.engines.rounds import Progress, Rounds, begin
+from moiety.engines.rounds import Progress, begin
 from moiety.engines.run import Run
 from moiety.engines.training import OnRound, identity, train
 from moiety.engines.ways import ways_from
@@ -43,8 +45,12 @@ def resume(
     engine: str | None = None,
     workers: int | None = None,
     on_round: OnRound | None = None,
+    **given: Any,
 ) -> Run:
-    """Continue a run from its folder; ``moiety.resume`` says what the arguments are."""
+    """Continue a run from its folder; ``moiety.resume`` says what the arguments are.
+
+    ``given`` are aggregator, codec, attack and attackers.
+    """
     kind("folder", folder, (str, os.PathLike), "a run's folder")
     path = Path(folder)
     config = files.read_config(path)
@@ -56,6 +62,8 @@ def resume(
     found = reopen(path, config, model, data, algorithm, split, loss, metric)
     at = found.progress.round
     must(rounds >= at, "rounds", f">= {at}, the rounds already trained", rounds)
+    ways = ways_from(config, found.problem.data, found.algorithm, given)
+    problem = ways.poisoned(found.problem)
     history = files.read_history(path, at, options["evaluate_every"])
     files.tidy(path)
     files.write_history(path, history)
@@ -64,8 +72,8 @@ def resume(
     options.update(rounds=rounds, engine=engine)
     files.write_config(path, config)
     workers = workers or options.get("workers")
-    ways = ways_from(config, found.problem.data, found.algorithm, options["seed"])
-    loop = Rounds(found.problem, found.algorithm, found.progress, rounds, options["cohort"], engine, workers, ways)
+    kind_of, cohort = loop_for(found.clock), options["cohort"]
+    loop = kind_of(problem, found.algorithm, found.progress, rounds, cohort, engine, workers, ways, clock=found.clock)
     return train(loop, config, path, history, found.model, on_round)
 
 
@@ -76,6 +84,7 @@ class Reopened(NamedTuple):
     algorithm: Algorithm
     progress: Progress
     model: nn.Module | Task
+    clock: Clock | None
 
 
 def reopen(
@@ -116,21 +125,24 @@ def reopen(
         options["device"],
         options["partial"],
     )
-    known = identity(problem, algorithm)
+    clock = None if config.get("clock") is None else clock_from(config["clock"])
+    if clock is not None:
+        check_clock(clock, data.ids)
+    known = identity(problem, algorithm, clock)
     begun = files.read_identity(path)
     digests = {name: begun.pop(name, "") for name in ("initial", "start")}
     same_run(begun, known, path)
     initial = files.read_initial(path, digests["initial"], problem.task.init)
     where = torch.device(options["device"])
     problem = replace(problem, task=replace(problem.task, init={n: p.to(where) for n, p in initial.items()}))
-    progress = begin(problem, algorithm, path)
+    progress = begin(problem, algorithm, path, clock)
     found = latest(path)
     if found is not None:
         load_checkpoint(found, progress, known)
     else:
         progress.store.restart(0)
         begin_with(progress, files.read_start(path, digests["start"], progress.store.first()))
-    return Reopened(problem, algorithm, progress, model)
+    return Reopened(problem, algorithm, progress, model, clock)
 
 
 KINDS: dict[str, type] = {

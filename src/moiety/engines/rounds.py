@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from moiety import tree
 from moiety.clients import DiskStore, MemoryStore, Store, uniform_cohort
+from moiety.clients.clock import Clock
 from moiety.engines.choose import OPEN, Engine, fastest, make
-from moiety.engines.costs import Flops, flops_per_example, job_flops, memory_on_device
+from moiety.engines.costs import Flops, flops_per_example, job_flops, job_search_flops, memory_on_device
 from moiety.engines.evaluate import served
+from moiety.engines.flight import Flight
 from moiety.engines.plan import Job
 from moiety.engines.problem import Problem
 from moiety.engines.ways import Ways, finite, sent
@@ -33,18 +37,30 @@ class Progress:
     """False while a round is being booked: an interrupt at that moment must not be written as a checkpoint."""
     dropped: list[str] = field(default_factory=list)
     """Clients left out since the last evaluation, as ``round:client``."""
+    flight: Flight | None = None
+    """What is under way, where the run has a clock."""
 
 
-def begin(problem: Problem, algorithm: Algorithm, folder: Path | None) -> Progress:
+class Arrival(NamedTuple):
+    """What the server gets of one client in a round; ``state`` is its new one, None where none is to be kept now."""
+
+    client: int
+    update: ClientUpdate
+    state: Tree
+    fine: bool
+
+
+def begin(problem: Problem, algorithm: Algorithm, folder: Path | None, clock: Clock | None = None) -> Progress:
     """Everything as it is before the first round; with a folder, personal states live there."""
-    server = algorithm.init_server(*problem.shared())
+    server = problem.server(algorithm)
 
     def first() -> Tree:
         return problem.first(algorithm)
 
     kept = folder is not None and algorithm.stateful and bool(tree.leaves(first()))
     store = DiskStore(first, Path(str(folder)) / "clients", len(problem.data)) if kept else MemoryStore(first)
-    return Progress(server, store, Ledger(device_memory=memory_on_device(problem, first())))
+    ledger = Ledger(device_memory=memory_on_device(problem, first()))
+    return Progress(server, store, ledger, flight=None if clock is None else Flight())
 
 
 @dataclass
@@ -62,67 +78,112 @@ class Rounds:
     reason: str = "as asked"
     flops: dict[str, Flops] = field(default_factory=dict)
     chosen: Engine | None = None
+    clock: Clock | None = None
+
+    measured: ClassVar[int | None] = None
+    """With how many clients engines are compared where the choice is open; None for all of the first cohort."""
 
     def __post_init__(self) -> None:
         self.functions = served(self.algorithm)
         self.keeps = self.algorithm.stateful and bool(tree.leaves(self.progress.store.first()))
+        self.down, self.up = crossing(self.problem, self.algorithm)
 
     def step(self) -> RoundRecord:
         """One round; the server and the states of its clients move, nothing else does."""
-        problem, algorithm, now = self.problem, self.algorithm, self.progress
-        t = now.round
-        cohort = uniform_cohort(len(problem.data), self.cohort, seed=problem.seed, round=t)
-        received = algorithm.broadcast(now.server)
-        down, up = crossing(problem, algorithm)
-        check(received, down, where=f"broadcast, round {t + 1}")
-        jobs = problem.jobs(algorithm.phases, cohort, now.store.get(cohort), "train", t, part="train")
-        scale = algorithm.schedule.factor(t, self.rounds)
-        if not self.flops:
-            self.flops = flops_per_example(problem, algorithm, received, now.store.first())
-        if self.engine in OPEN:
-            self.chosen, self.reason = fastest(
-                self.engine, problem, self.functions, jobs, received, scale=scale, workers=self.workers
-            )
-            self.engine = self.chosen.name
-        results = self.ready().map("train", jobs, received, scale=scale, round=t, elapsed=t / self.rounds)
+        problem, now = self.problem, self.progress
+        cohort = uniform_cohort(len(problem.data), self.cohort, seed=problem.seed, round=now.round)
+        received = self.broadcast()
+        jobs = self.jobs(cohort, now.store.get(cohort), now.round)
+        results = self.work(jobs, received, now.round)
         now.whole = False
-        record = self._book(jobs, results, received, up)
+        self.count(jobs, received)
+        record = self.book([Arrival(job.client, *result) for job, result in zip(jobs, results, strict=True)])
         now.whole = True
         problem.data.release()
         return record
 
-    def _book(self, jobs: list[Job], results: list[Tree], received: Params, expected: Params) -> RoundRecord:
-        """Check what came back, aggregate it, keep the new states, and count the cost."""
+    def moment(self) -> dict[str, Any]:
+        """What a row of the history says beside scores and costs."""
+        return {}
+
+    def broadcast(self) -> Params:
+        """What goes down now, seen by the guard."""
+        received = self.algorithm.broadcast(self.progress.server)
+        check(received, self.down, where=f"broadcast, round {self.progress.round + 1}")
+        return received
+
+    def jobs(self, clients: Iterable[int], states: Iterable[Tree], t: int) -> list[Job]:
+        """Turns of ``clients`` with the batches and the chance of round ``t``."""
+        return self.problem.jobs(self.algorithm.phases, clients, states, "train", t, part="train")
+
+    def work(self, jobs: list[Job], received: Params, t: int) -> list[Tree]:
+        """The local work of clients in round ``t``, by the engine; the first call decides which, where that is open."""
+        problem, algorithm = self.problem, self.algorithm
+        scale = algorithm.schedule.factor(t, self.rounds)
+        if not self.flops:
+            self.flops = flops_per_example(problem, algorithm, received, self.progress.store.first())
+        if self.engine in OPEN:
+            some = jobs[: self.measured]
+            self.chosen, self.reason = fastest(
+                self.engine, problem, self.functions, some, received, scale=scale, workers=self.workers
+            )
+            self.engine = self.chosen.name
+        return self.ready().map("train", jobs, received, scale=scale, round=t, elapsed=t / max(self.rounds - 1, 1))
+
+    def count(self, jobs: list[Job], received: Params) -> None:
+        """Enter a broadcast to clients and their local work into the ledger."""
+        ledger, traffic = self.progress.ledger, self.algorithm.traffic
+        if traffic is None:
+            ledger.broadcast(received, len(jobs))
+        for job in jobs:
+            ledger.flops += job_flops(self.flops, job)
+            ledger.search_flops += job_search_flops(self.flops, job)
+            if traffic is not None:
+                ledger.down(*traffic.down(received, job.state))
+
+    def book(
+        self, arrived: list[Arrival], *, time: float | None = None, staleness: tuple[int, ...] = ()
+    ) -> RoundRecord:
+        """Check what came back, aggregate it, keep the new states, and count the cost; the round is over."""
         problem, algorithm, now, ways = self.problem, self.algorithm, self.progress, self.ways
         t = now.round
-        kept: list[tuple[int, ClientUpdate, Tree]] = []
+        kept: list[Arrival] = []
         dropped = []
-        updates = ways.forged([update for update, _, _ in results], [job.client for job in jobs], problem.seed, t)
-        # The guard sees that every upload is laid out as expected, so without a codec all cost the same.
-        now.ledger.broadcast(received, len(jobs))
-        for job, forged, (_, state, fine) in zip(jobs, updates, results, strict=True):
-            name = str(problem.data.ids[job.client])
-            check(forged.upload, expected, where=f"client {name}, round {t + 1}")
-            now.ledger.flops += job_flops(self.flops, job)
+        updates = ways.forged([a.update for a in arrived], [a.client for a in arrived], problem.seed, t)
+        for arrival, forged in zip(arrived, updates, strict=True):
+            name = str(problem.data.ids[arrival.client])
+            check(forged.upload, self.up, where=f"client {name}, round {t + 1}")
             update = forged
             if ways.codec is not None:
-                update, packed = sent(ways.codec, forged, generator(problem.seed, "codec", t, job.client))
+                update, packed = sent(ways.codec, forged, generator(problem.seed, "codec", t, arrival.client))
                 now.ledger.upload(packed)
-            if fine and (ways.attack is None or finite(update)):
-                kept.append((job.client, update, state))
+            elif algorithm.traffic is not None:
+                now.ledger.up(*algorithm.traffic.up(forged))
+            touched = ways.attack is not None or ways.codec is not None
+            if arrival.fine and (not touched or finite(update)):
+                kept.append(arrival._replace(update=update))
             else:
                 dropped.append(name)
-        if ways.codec is None:
-            now.ledger.upload(expected, len(jobs))
+        # The guard sees that every upload is laid out as expected, so without a codec all cost the same.
+        if ways.codec is None and algorithm.traffic is None:
+            now.ledger.upload(self.up, len(arrived))
+        if kept and not ways.enough(len(kept)):  # such a round is left out: nothing moves
+            problem.say([ways.too_few()])
+            kept, dropped = [], [str(problem.data.ids[a.client]) for a in arrived]
         if kept:
-            aggregate = ways.join(algorithm, [u for _, u, _ in kept], problem.seed, t)
+            aggregate = ways.join(algorithm, [a.update for a in kept], problem.seed, t)
             now.server = algorithm.server_update(now.server, aggregate)
-            if self.keeps:
-                now.store.put([c for c, _, _ in kept], [s for _, _, s in kept])
+            self.keep([(a.client, a.state) for a in kept if a.state is not None])
         now.round = t + 1
         now.ledger.rounds += 1
         now.dropped += [f"{t + 1}:{name}" for name in dropped]
-        return RoundRecord(t + 1, tuple(job.client for job in jobs), _train_loss(kept), tuple(dropped), None)
+        cohort = tuple(a.client for a in arrived)
+        return RoundRecord(t + 1, cohort, train_loss(kept), tuple(dropped), None, time, staleness)
+
+    def keep(self, states: list[tuple[int, Tree]]) -> None:
+        """Keep new states of clients, where there is anything to keep."""
+        if self.keeps and states:
+            self.progress.store.put([client for client, _ in states], [state for _, state in states])
 
     def ready(self) -> Engine:
         """The engine, made when first needed; where the choice is still open the reference serves."""
@@ -146,9 +207,9 @@ def crossing(problem: Problem, algorithm: Algorithm) -> tuple[Params, Params]:
     return shared, shared if algorithm.uploads else {}
 
 
-def _train_loss(kept: list[tuple[int, ClientUpdate, Tree]]) -> float:
+def train_loss(kept: list[Arrival]) -> float:
     """The cohort's mean training loss, weighted as the aggregate is; NaN where no client was kept."""
     if not kept:
         return math.nan
-    weights = [float(u.weight) for _, u, _ in kept]
-    return float(np.average([float(u.info["loss"]) for _, u, _ in kept], weights=weights))
+    weights = [float(a.update.weight) for a in kept]
+    return float(np.average([float(a.update.info["loss"]) for a in kept], weights=weights))

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from moiety.data import from_clients
-from moiety.engines.checks import PARTS, check_columns, check_targets, like_columns
+from moiety.engines.checks import PARTS
 from moiety.engines.evaluate import asked, current_states, evaluate, served
-from moiety.engines.problem import to_tensors
+from moiety.engines.predicting import input_columns, new_state, own_state, predictive
 from moiety.engines.rounds import Rounds
 from moiety.engines.sequential import Sequential
-from moiety.errors import choice, kind, must, whole
+from moiety.errors import choice, must, whole
 from moiety.evaluation import Row
-from moiety.types import Params, Tree
+from moiety.evaluation.calibration import calibration_rows
+from moiety.evaluation.predictive import Predictive
+from moiety.types import Params
 
 
 @dataclass
@@ -64,30 +66,62 @@ class Run:
         """A copy of the model with that client's parameters in it, in evaluation mode; the shared model without one."""
         return self._module(self.shared_parameters() if client is None else self.parameters(client))
 
-    def onboard(self, data: Mapping[str, Any], *, passes: int = 1) -> nn.Module:
+    def onboard(self, data: Mapping[str, Any] | None, *, passes: int = 1) -> nn.Module:
         """A personal model for a client never seen, by the algorithm's own rule; nothing of it is sent or kept.
 
         Args:
-            data: the new client's training columns, as the run's own.
+            data: the new client's training columns, as the run's own. None stands for a client without data, where
+                the algorithm knows the population that clients are from: its model is then the mean of draws from it.
             passes: how many times the rule is applied, one after the other.
         """
         whole("passes", passes, 1)
-        kind("data", data, Mapping, "a mapping of columns")
-        problem, algorithm, now = self._rounds.problem, self._rounds.algorithm, self._rounds.progress
-        fed = from_clients({"new client": like_columns(problem.data, data)}, test=0.0)
-        check_columns(problem.data, fed)
-        guest = replace(problem, data=fed, columns=to_tensors(fed, problem.task, torch.device("cpu")))
-        with torch.no_grad():
-            few = {name: column[:1] for name, column in guest.columns.items()}
-            output = problem.task.predict(problem.task.init, few)
-        check_targets(self.config["run"].get("loss"), guest.columns, fed, output)
-        received = algorithm.broadcast(now.server)
-        state: Tree = problem.first(algorithm)
-        engine = Sequential(guest, served(algorithm))
-        for k in range(passes):
-            jobs = guest.jobs(algorithm.phases, [0], [state], "onboard", k, part="train")
-            (state,) = engine.map("adapt", jobs, received, scale=1.0, round=now.round + k)
-        return self._module(problem.compose(*algorithm.personal_model(received, state)))
+        loop = self._rounds
+        state = new_state(loop, self.config["run"].get("loss"), data, passes)
+        received = loop.algorithm.broadcast(loop.progress.server)
+        return self._module(loop.problem.compose(*loop.algorithm.personal_model(received, state)))
+
+    def predictive(
+        self, client: int | str | Mapping[str, Any] | None, x: Any, *, refresh: bool = False, passes: int = 1
+    ) -> Predictive:
+        """What a client's model predicts for examples, with its uncertainty where the algorithm has a posterior.
+
+        Models are averaged over the draws of its personal part that the client keeps. One that keeps none, or was
+        never asked, makes them first. Without a posterior (FedAlt, say) there is one draw: the model.
+
+        Args:
+            client: one of the run; or the training columns of a client never seen; or None for a client without data,
+                which is predicted by draws from the population.
+            x: the examples: columns by name, or an array where the model takes one column.
+            refresh: let a client of the run draw anew, at the parameters that training ended with.
+            passes: for a client never seen, as in ``onboard``.
+        """
+        loop = self._rounds
+        columns = input_columns(loop.problem, self._inputs(), x)
+        if client is None or isinstance(client, Mapping):
+            whole("passes", passes, 1)
+            state = new_state(loop, self.config["run"].get("loss"), client, passes)
+        else:
+            state = own_state(loop, client, refresh)
+        return predictive(loop, state, columns)
+
+    def calibration(self, part: str = "test", *, bins: int = 15) -> tuple[list[Row], Row]:
+        """Accuracy, calibration error, Brier score and log-likelihood of every client's averaged predictions.
+
+        Args:
+            part: ``train``, ``validation`` or ``test`` rows.
+            bins: of confidence, for the calibration error.
+
+        Returns:
+            A row for each client that has such rows, and one for all their examples together.
+        """
+        choice("part", part, PARTS)
+        data, inputs = self._rounds.problem.data, self._inputs()
+        found = {}
+        for at in np.flatnonzero(data.sizes(part)):
+            rows = data.client(int(at), part)
+            seen = self.predictive(int(at), {name: rows[name] for name in inputs or rows})
+            found[str(data.ids[int(at)])] = (seen.probabilities, rows["y"])
+        return calibration_rows(found, bins=bins)
 
     def evaluate(self, part: str = "test") -> list[Row]:
         """A row per client, as in ``clients``, with scores on ``train``, ``validation`` or ``test`` rows.
@@ -109,6 +143,10 @@ class Run:
         finally:
             loop.close()
             torch.set_num_threads(threads)
+
+    def _inputs(self) -> Sequence[str]:
+        """The columns that the model takes; a task of plain functions may take any."""
+        return () if self._model is None else self.config["run"]["inputs"]
 
     def _module(self, params: Params) -> nn.Module:
         must(self._model is not None, "model", "an nn.Module for export", "a task of plain functions")

@@ -78,6 +78,7 @@ class Sequential:
             key=torch.tensor(job.key),
             turn=job.turn,
             elapsed=elapsed,
+            round_trip=torch.tensor(job.round_trip),
         )
         try:
             with torch.no_grad(), torch_seed(problem.seed, "forward", function, round, job.client):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from moiety.clients.clock import Clock, traces
 from moiety.engines import folder as files
 from moiety.engines.checkpoint import save_checkpoint
 from moiety.engines.evaluate import asked, evaluate
@@ -26,10 +27,13 @@ OnRound = Callable[[RoundRecord, int], None]
 """Called after every round with its record and the number of rounds asked for."""
 
 
-def identity(problem: Problem, algorithm: Algorithm) -> dict[str, Any]:
+def identity(problem: Problem, algorithm: Algorithm, clock: Clock | None = None) -> dict[str, Any]:
     """What must be the same for a checkpoint to be continued."""
     shapes = {n: list(p.shape) for n, p in problem.task.init.items()}
+    # A file of times may have changed though its name has not.
+    timed = {} if clock is None else {"clock": clock.spec, "traces": traces(clock)}
     return {
+        **timed,
         "algorithm": algorithm.spec or {"name": algorithm.name},
         "personal": list(problem.split.personal),
         "model": shapes,
@@ -53,7 +57,7 @@ def train(
         clients = _rounds(loop, config, folder, history, on_round)
     except KeyboardInterrupt:
         if folder and loop.progress.whole and loop.progress.round:
-            save_checkpoint(folder, loop.progress, identity(loop.problem, loop.algorithm))
+            save_checkpoint(folder, loop.progress, identity(loop.problem, loop.algorithm, loop.clock))
         raise
     finally:
         loop.close()
@@ -70,7 +74,7 @@ def _rounds(
 ) -> list[Row]:
     """Train to the end, with evaluations, checkpoints and records on the way; the last rows per client."""
     options = config["run"]
-    known = identity(loop.problem, loop.algorithm)
+    known = identity(loop.problem, loop.algorithm, loop.clock)
     seconds = history[-1]["seconds"] if history else 0.0
     clients: list[Row] = []
     while loop.progress.round < loop.rounds:
@@ -107,6 +111,7 @@ def _evaluation(loop: Rounds, record: RoundRecord | None, options: Spec, seconds
     row: Row = {"round": now.round, "part": part, "train_loss": loss}
     row |= summarise(clients, higher_is_better=problem.task.metric.higher_is_better)
     row |= {"metric_name": problem.task.metric.name, "dropped": list(now.dropped), **now.ledger.as_dict()}
+    row |= loop.moment()
     row["seconds"] = seconds
     now.dropped.clear()
     # JSON has no infinities: a number that is none is null.

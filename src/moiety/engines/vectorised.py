@@ -138,6 +138,7 @@ class Vectorised:
         mask = {phase: plan[1] for phase, plan in plans.items() if plan[1] is not None}
         examples = torch.tensor([float(job.examples) for job in jobs], dtype=torch.float64)
         keys, turn = torch.tensor([job.key for job in jobs]), jobs[0].turn
+        trips = torch.tensor([job.round_trip for job in jobs])
 
         again = [p for p in plans if problem.partial and all(job.rows[p].repeats for job in jobs)]
         own = {phase: own_rows([job.rows[phase] for job in jobs]) for phase in again}
@@ -151,6 +152,7 @@ class Vectorised:
             gathered: dict[str, Batch],
             examples: Tensor,
             key: Tensor,
+            trip: Tensor,
             state: Tree,
         ) -> Tree:
             def batches(phase: str) -> Batches:
@@ -170,13 +172,25 @@ class Vectorised:
                 local = batches.index - batches.own[0]
                 return partial.loss, Batches({**kept, **features}, local, batches.mask, None)
 
-            work = problem.work(batches, block_gradient, examples, scale, reuse, key=key, turn=turn, elapsed=elapsed)
+            work = problem.work(
+                batches,
+                block_gradient,
+                examples,
+                scale,
+                reuse,
+                key=key,
+                turn=turn,
+                elapsed=elapsed,
+                round_trip=trip,
+            )
             return function(work, received, state)
 
         states = tree.stack([job.state for job in jobs])
         try:
             with torch.no_grad():
-                return torch.func.vmap(one, randomness="error")(index, mask, own, gathered, examples, keys, states)
+                return torch.func.vmap(one, randomness="error")(
+                    index, mask, own, gathered, examples, keys, trips, states
+                )
         except RuntimeError as error:
             if "randomness" in str(error):
                 got = "random numbers drawn while training (dropout)"

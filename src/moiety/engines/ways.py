@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from moiety import tree
+from moiety.aggregation.aggregators import aggregator_from
 from moiety.aggregation.attacks import ATTACKS, Attack
-from moiety.aggregation.preaggregation import aggregator_from
 from moiety.aggregation.robust import Aggregator
 from moiety.data import FederatedData
-from moiety.errors import kind, must, number
+from moiety.engines.problem import Problem
+from moiety.errors import MoietyError, kind, message, must, number
 from moiety.rng import generator
-from moiety.spec import Spec, build
+from moiety.spec import Spec, build, spec_of
 from moiety.transport import CODECS
 from moiety.types import Algorithm, ClientUpdate, Codec, Params
 
@@ -29,6 +30,22 @@ class Ways:
     attack: Attack | None = None
     attackers: frozenset[int] = frozenset()
 
+    def poisoned(self, problem: Problem) -> Problem:
+        """The problem with the labels that attackers train on as the attack has them; those they are scored on stay."""
+        if self.attack is None or self.attack.labels is None:
+            return problem
+        y = problem.columns.get("y")
+        if y is None:
+            hint = "Use an attack on uploads."
+            raise MoietyError(
+                message("attack", "one on uploads where data have no y", self.attack.spec.get("name", "another"), hint)
+            )
+        turned = y.clone()
+        for client in self.attackers:
+            start, stop = problem.data.rows(client, "train")
+            turned[start:stop] = self.attack.labels(y[start:stop])
+        return replace(problem, columns={**problem.columns, "y": turned})
+
     def forged(self, updates: Sequence[ClientUpdate], clients: Sequence[int], seed: int, t: int) -> list[ClientUpdate]:
         """The updates, with those of attackers in the place of their own."""
         if self.attack is None:
@@ -40,6 +57,15 @@ class Ways:
         for i, update in zip(evil, self.attack.send(honest, own, generator(seed, "attack", t)), strict=True):
             found[i] = update
         return found
+
+    def enough(self, uploads: int) -> bool:
+        """Whether so many uploads can be joined."""
+        return uploads >= (1 if self.aggregator is None else self.aggregator.least)
+
+    def too_few(self) -> str:
+        """What is said where a round has not enough of them."""
+        least = 1 if self.aggregator is None else self.aggregator.least
+        return f"A round with fewer than {least} finite uploads, which the aggregator needs, is left out."
 
     def join(self, algorithm: Algorithm, updates: Sequence[ClientUpdate], seed: int, t: int) -> Params:
         """The aggregate: by the aggregator that was asked for, else by the algorithm's own."""
@@ -62,52 +88,79 @@ def ways_for(
     data: FederatedData,
     algorithm: Algorithm,
     seed: int,
+    cohort: int,
     aggregator: object = None,
     codec: object = None,
     attack: object = None,
     attackers: object = None,
 ) -> Ways:
-    """What was asked for, checked."""
+    """What was asked for, checked; ``cohort`` is how many uploads can be joined at most."""
     kind("aggregator", aggregator, (Aggregator, type(None)), "what moiety.aggregator makes")
     kind("codec", codec, (Codec, type(None)), "what moiety.codec makes")
     kind("attack", attack, (Attack, type(None)), "what moiety.attack makes")
     given = {"aggregator": aggregator, "codec": codec, "attack": attack}
     for name, thing in given.items():
-        must(
-            thing is None or algorithm.uploads, name, f"left out for {algorithm.name}, whose clients send nothing", name
-        )
+        wanted = f"left out for {algorithm.name}, whose clients send nothing"
+        sends = algorithm.uploads and algorithm.needs != "everything"
+        must(thing is None or sends, name, wanted, name)
     must((attack is None) == (attackers is None), "attackers", "given with an attack, and only then", attackers)
     evil = frozenset() if attackers is None else chosen_attackers(data, attackers, seed)
-    return Ways(aggregator, codec, attack, evil)  # type: ignore[arg-type]
+    made = Ways(aggregator, codec, attack, evil)  # type: ignore[arg-type]
+    if not made.enough(cohort):
+        assert isinstance(aggregator, Aggregator)
+        got = f"{aggregator.spec.get('name', 'one')}, which needs at least {aggregator.least}"
+        hint = "Ask more clients in a round, or expect fewer Byzantine ones."
+        must(False, "aggregator", f"one that can join {cohort} uploads, the most that a round has", got, hint)
+    return made
 
 
 def chosen_attackers(data: FederatedData, attackers: object, seed: int) -> frozenset[int]:
-    """The clients that were named, or a share of all, drawn."""
-    if isinstance(attackers, list | tuple | range):
-        return frozenset(data.index(c) for c in attackers)
-    number("attackers", attackers, "a share >= 0 and < 1, or a list of clients", lambda s: 0 <= s < 1)
-    count = round(float(attackers) * len(data))  # type: ignore[arg-type]
+    """The clients that were named, by names or positions, or a share of all, drawn."""
+    if isinstance(attackers, list | tuple | range | np.ndarray):
+        named = frozenset(data.index(c) for c in attackers)
+        must(len(named) < len(data), "attackers", "some of the clients", f"all {len(data)}")
+        return named
+    hint = "Names and positions make a list, as in attackers=[0, 3]."
+    number("attackers", attackers, "a share >= 0 and < 1, or a list of clients", lambda s: 0 <= s < 1, hint)
+    share = float(attackers)  # type: ignore[arg-type]
+    count = round(share * len(data))
+    whole = 0 < count < len(data) or share == 0
+    must(whole, "attackers", f"a share that comes to some of the {len(data)} clients", f"{share}, or {count} of them")
     drawn = generator(seed, "attackers").choice(len(data), size=count, replace=False)
     return frozenset(int(c) for c in drawn)
 
 
-def ways_from(config: Mapping[str, Any], data: FederatedData, algorithm: Algorithm, seed: int) -> Ways:
-    """What the tables of a configuration ask for."""
-    return ways_for(data, algorithm, seed, **built(config), attackers=config.get("run", {}).get("attackers"))
+def ways_from(
+    config: Mapping[str, Any], data: FederatedData, algorithm: Algorithm, given: Mapping[str, Any] | None = None
+) -> Ways:
+    """What the configuration of a run asks for; ``given`` are what it cannot name, and the attackers to compare."""
+    options, given = config["run"], dict(given or {})
+    attackers, named = given.pop("attackers", None), options.get("attackers")
+    seed = options["seed"]
+    made = ways_for(data, algorithm, seed, options["cohort"], **built(config, given), attackers=named)
+    if attackers is not None:
+        same = named is not None and chosen_attackers(data, attackers, seed) == made.attackers
+        hint = "Leave them out, or begin another run."
+        must(same, "attackers", "those that the run began with", attackers, hint)
+    return made
 
 
-def built(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the tables of a configuration describe, by name."""
-    tables = {name: config.get(name) for name in ("aggregator", "codec", "attack")}
-    for name, table in tables.items():
-        own = isinstance(table, dict) and table.get("own")
-        must(not own, name, "one that the file names", "the user's own", "Such a run can be repeated from Python only.")
+def built(config: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What the tables of a configuration describe, by name; what it cannot name must be given."""
     makers: dict[str, Callable[[Spec], Any]] = {
         "aggregator": aggregator_from,
         "codec": lambda table: build("codec", CODECS, table),
         "attack": lambda table: build("attack", ATTACKS, table),
     }
-    return {name: None if table is None else makers[name](table) for name, table in tables.items()}
+    made = {}
+    for name, make in makers.items():
+        table, thing = config.get(name), (given or {}).get(name)
+        own = isinstance(table, dict) and "own" in table
+        must(not own or thing is not None, name, "given again", "nothing", f"The run began with {name} of its own.")
+        same = thing is None or own or table == spec_of(thing)
+        must(same, name, "as the run began with", "another", "Leave it out, or begin another run.")
+        made[name] = thing if own else None if table is None else make(table)
+    return made
 
 
 def sent(codec: Codec, update: ClientUpdate, rng: np.random.Generator) -> tuple[ClientUpdate, Params]:

@@ -10,7 +10,7 @@ from moiety.split.base import Split
 from moiety.split.blocks import first_block, last_block, last_feed_forward
 from moiety.split.full import full
 from moiety.split.horizontal import horizontal
-from moiety.split.layers import input_layer, norms, output_layer
+from moiety.split.layers import fedbn, input_layer, norms, output_layer, representation
 from moiety.split.lora import lora
 from moiety.split.names import by_name, everything, nothing
 
@@ -19,6 +19,7 @@ SPLITS: dict[str, Callable[..., Split]] = {
     "additive": additive,
     "by_name": by_name,
     "everything": everything,
+    "fedbn": fedbn,
     "first_block": first_block,
     "full": full,
     "horizontal": horizontal,
@@ -29,6 +30,7 @@ SPLITS: dict[str, Callable[..., Split]] = {
     "norms": norms,
     "nothing": nothing,
     "output_layer": output_layer,
+    "representation": representation,
 }
 """The builders by the names that a configuration file gives them."""
 
@@ -39,6 +41,7 @@ __all__ = [
     "additive",
     "by_name",
     "everything",
+    "fedbn",
     "first_block",
     "full",
     "horizontal",
@@ -49,4 +52,5 @@ __all__ = [
     "norms",
     "nothing",
     "output_layer",
+    "representation",
 ]

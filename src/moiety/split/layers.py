@@ -1,4 +1,4 @@
-"""Splits by layer: the first, the last, the normalisation layers.
+"""Splits by layer: the first, the last, all but the last, the normalisation layers.
 
 A layer is the smallest module that owns parameters; multi-head attention and re-parametrised modules count as one.
 Layers are in the order in which a model registers them, which is the order of its ``__init__``, not of its forward
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.utils.parametrize import is_parametrized
 
 from moiety.errors import must
@@ -86,6 +86,26 @@ def output_layer(
 
 
 @recorded
+def representation(
+    model: nn.Module, *, frozen: Patterns = (), shared: Patterns = (), running_stats: str = "personal"
+) -> Split:
+    """Share the last layer that is no normalisation, and keep all that comes before personal.
+
+    The other way round than ``output_layer``: local representations of Liang et al. (2020). ``frozen``, ``shared`` and
+    ``running_stats`` are as in ``by_name``.
+
+    >>> representation(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))).shared
+    ('2.weight', '2.bias')
+    """
+    head = output_layer(model, frozen=frozen, shared=shared, running_stats=running_stats).trained_personal
+    listing = read(model)
+    named = _groups(listing, set(), frozen, shared)
+    personal = set(listing.trainable).difference(head, named["frozen"], named["shared"])
+    must(bool(personal), "model", "one with trained layers before the last", type(model).__name__)
+    return make(listing, {**named, "personal": personal}, running_stats)
+
+
+@recorded
 def input_layer(
     model: nn.Module, *, frozen: Patterns = (), shared: Patterns = (), running_stats: str = "personal"
 ) -> Split:
@@ -116,14 +136,41 @@ def norms(model: nn.Module, *, frozen: Patterns = (), shared: Patterns = (), run
     >>> norms(nn.Sequential(nn.Linear(4, 3), nn.GroupNorm(1, 3), nn.Linear(3, 2))).personal
     ('1.weight', '1.bias')
     """
+    kinds = "BatchNorm, InstanceNorm, GroupNorm, LayerNorm or RMSNorm"
+    return _kept(model, NORMS, kinds, _groups(read(model), set(), frozen, shared), running_stats)
+
+
+@recorded
+def fedbn(model: nn.Module, *, frozen: Patterns = (), shared: Patterns = ()) -> Split:
+    """Keep BatchNorm layers personal, their running statistics included, and share all others.
+
+    FedBN (Li, Jiang, Zhang, Kamp, Dou 2021) is this split with ``moiety.fedsim`` at one learning rate: clients train
+    the whole model and all but BatchNorm is averaged. Unlike in ``norms``, normalisation layers of other kinds are
+    shared. ``frozen`` and ``shared`` are as in ``by_name``.
+
+    >>> fedbn(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.LayerNorm(3))).trained_personal
+    ('1.weight', '1.bias')
+    """
+    return _kept(model, (_BatchNorm,), "BatchNorm", _groups(read(model), set(), frozen, shared), "personal")
+
+
+def _kept(
+    model: nn.Module, kinds: tuple[type[nn.Module], ...], text: str, named: dict[str, set[str]], running_stats: str
+) -> Split:
+    """Make the normalisation layers of these kinds personal."""
     listing = read(model)
     own = {id(value): name for name, value in listing.parameters.items()}
-    inside = [value for module in model.modules() if is_norm(module) for value in module.parameters()]
-    named = {own[id(value)] for value in inside}
-    split = make(listing, _groups(listing, named, frozen, shared), running_stats)
-    kinds = "BatchNorm, InstanceNorm, GroupNorm, LayerNorm or RMSNorm"
+    layers = [module for module in model.modules() if isinstance(module, kinds)]
+    inside = [value for module in layers for value in module.parameters()]
+    split = make(listing, {**named, "personal": {own[id(value)] for value in inside}}, running_stats)
     hint = "Name a normalisation of another kind with by_name."
-    must(bool(split.personal), "model", f"a module with {kinds} to keep", f"none in {type(model).__name__}", hint)
+    must(
+        bool(layers and split.personal),
+        "model",
+        f"a module with {text} to keep",
+        f"none in {type(model).__name__}",
+        hint,
+    )
     return split
 
 

@@ -1,9 +1,229 @@
-"""Codecs: how an upload is written for the wire."""
+"""Codecs: how an upload is written for the wire.
+
+Both codecs here are unbiased: the mean of what arrives, over the codec's own draws, is what was sent. So they
+compress changes and gradients of any algorithm that averages them, and satisfy the assumption H3 of Kotelevskii et al.
+2022 (FedPop). With x the numbers that are compressed and C(x) what arrives,
+
+    E C(x) = x,    E ||C(x) - x||^2 <= omega ||x||^2.
+
+Compressed are floating-point tensors. Whole numbers and truth values (a BatchNorm's count of batches, say) pass as they
+are. Tensors arrive in the type and the shape in which they were sent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import numbers
+from collections.abc import Callable, Iterator
 
-from moiety.types import Codec
+import numpy as np
+import torch
+from torch import Tensor
 
-CODECS: dict[str, Callable[..., Codec]] = {}
+from moiety.errors import must, number, whole
+from moiety.rng import generator
+from moiety.spec import recorded
+from moiety.transport.sparse import sparse
+from moiety.types import Codec, Params
+
+NORMS, CODES = "qsgd:norms", "qsgd:codes"
+SEED, VALUES = "rand_k:seed", "rand_k:values"
+PIECE = 1 << 16
+"""Numbers are packed in pieces of this many, so that the bits of a large model never lie in memory one a byte."""
+
+
+@recorded
+def qsgd(*, levels: int) -> Codec:
+    """QSGD: every tensor as its Euclidean norm, and each number as one of s steps of that norm with its sign.
+
+    Alistarh, Grubic, Li, Tomioka, Vojnovic 2017, "QSGD: Communication-Efficient SGD via Gradient Quantization and
+    Encoding", section 3.1: ``C(x)_i = ||x|| sign(x_i) l_i / s``, where ``l_i`` is ``s |x_i| / ||x||`` rounded down or
+    up at random, so that the mean is right. omega is ``min(d / s^2, sqrt(d) / s)`` for a tensor of d numbers (their
+    Lemma 3.1).
+
+    On the wire a number is ``1 + ceil(log2(s + 1))`` bits, packed without gaps over all tensors: 2 bits for s = 1, 8
+    for s = 127. ``levels`` one below a power of two use their bits up. A norm is a float32, or, where some tensor is
+    float64, a float64. The paper's code of variable length (Elias) is not used.
+
+    Args:
+        levels: s, the steps between 0 and the norm.
+    """
+    whole("codec.levels", levels, 1, (1 << 31) - 1)
+    bits = 1 + levels.bit_length()
+
+    def encode(upload: Params, rng: np.random.Generator) -> Params:
+        given, packed = _sorted(upload)
+        if given:
+            wide = any(p.dtype == torch.float64 for p in given.values())
+            norms = torch.tensor([_norm(_flat(p)) for p in given.values()], dtype=torch.float64).to(
+                torch.float64 if wide else torch.float32
+            )
+            codes = [
+                _levels(_flat(p), norm, levels, rng) for p, norm in zip(given.values(), norms.tolist(), strict=True)
+            ]
+            # From -s..s to 0..2s.
+            packed |= {NORMS: norms, CODES: torch.from_numpy(pack_bits(np.concatenate(codes) + levels, bits))}
+        return packed
+
+    def decode(packed: Params, like: Params) -> Params:
+        wanted, found = _sorted(like)
+        found = {name: _laid_out(packed, name, p.numel()) for name, p in found.items()}
+        count = sum(p.numel() for p in wanted.values())
+        if wanted:
+            norms = _laid_out(packed, NORMS, len(wanted))
+            codes = _laid_out(packed, CODES, -(-count * bits // 8))
+            signed = unpack_bits(codes.cpu().numpy(), bits, count) - levels
+            for (name, values), norm in zip(_cut(signed, wanted), norms.tolist(), strict=True):
+                # Not finite where the norm is not, the zeros too: the server leaves such an upload out.
+                with np.errstate(invalid="ignore"):
+                    found[name] = _as(norm * (values / levels), wanted[name])
+        return {name: found[name] for name in like}
+
+    return Codec(encode, decode)
+
+
+@recorded
+def rand_k(*, k: int | float) -> Codec:
+    """Random sparsification: k of the d numbers of an upload, drawn without replacement, times d / k; the others 0.
+
+    Wangni, Wang, Liu, Zhang 2018, "Gradient Sparsification for Communication-Efficient Distributed Optimization", with
+    equal probabilities; "rand-k" in Stich, Cordonnier, Jaggi 2018. d counts all floating-point numbers of the upload,
+    whatever tensor they are in. omega is ``d / k - 1``, which is not only a bound but the value.
+
+    On the wire are a seed of 8 bytes, from which the receiver draws the same k places, and the k values, unscaled, in
+    the widest type among the tensors: float64 stays float64.
+
+    Args:
+        k: how many, as a whole number; or which share of d, above 0 and at most 1 (rounded up).
+    """
+    share = not isinstance(k, numbers.Integral)
+    if share:
+        number("codec.k", k, "a whole number >= 1, or a share > 0 and <= 1", lambda part: 0 < part <= 1)
+    else:
+        whole("codec.k", k, 1)
+
+    def kept(count: int) -> int:
+        many = math.ceil(k * count) if share else int(k)
+        must(
+            many <= count, "codec.k", f"<= {count}, the numbers of an upload", k, "A share of them is a number below 1."
+        )
+        return many
+
+    def encode(upload: Params, rng: np.random.Generator) -> Params:
+        given, packed = _sorted(upload)
+        if given:
+            widest = given[next(iter(given))].dtype
+            for p in given.values():
+                widest = torch.promote_types(widest, p.dtype)
+            flat = torch.cat([p.detach().reshape(-1).to(widest) for p in given.values()])
+            seed = int(rng.integers(1 << 63))
+            chosen = torch.from_numpy(places(seed, len(flat), kept(len(flat))))
+            packed |= {SEED: torch.tensor([seed]), VALUES: flat[chosen.to(flat.device)]}
+        return packed
+
+    def decode(packed: Params, like: Params) -> Params:
+        wanted, found = _sorted(like)
+        found = {name: _laid_out(packed, name, p.numel()) for name, p in found.items()}
+        if wanted:
+            count = sum(p.numel() for p in wanted.values())
+            many = kept(count)
+            seed, values = _laid_out(packed, SEED, 1), _laid_out(packed, VALUES, many)
+            flat = np.zeros(count)
+            flat[places(int(seed), count, many)] = values.double().cpu().numpy() * (count / many)
+            found |= {name: _as(piece, wanted[name]) for name, piece in _cut(flat, wanted)}
+        return {name: found[name] for name in like}
+
+    return Codec(encode, decode)
+
+
+def places(seed: int, count: int, many: int) -> np.ndarray:
+    """``many`` of the numbers below ``count``, all subsets equally likely, ascending.
+
+    >>> places(0, 5, 5).tolist()
+    [0, 1, 2, 3, 4]
+    """
+    return np.sort(generator(seed, "rand_k").choice(count, many, replace=False, shuffle=False))
+
+
+def pack_bits(symbols: np.ndarray, bits: int) -> np.ndarray:
+    """Whole numbers below ``2^bits`` one after another, the lowest bit first, as bytes.
+
+    >>> pack_bits(np.array([1, 2, 3, 0, 1]), 2).tolist()  # 01 10 11 00 from the right, then 01
+    [57, 1]
+    """
+    at = np.arange(bits)
+    # A piece is a multiple of 8 symbols, so that its bits end with a byte.
+    pieces = [
+        np.packbits(((symbols[i : i + PIECE, None] >> at) & 1).astype(np.uint8).reshape(-1), bitorder="little")
+        for i in range(0, len(symbols), PIECE)
+    ]
+    return np.concatenate(pieces) if pieces else np.zeros(0, np.uint8)
+
+
+def unpack_bits(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
+    """The inverse of ``pack_bits``, for ``count`` numbers.
+
+    >>> unpack_bits(np.array([57, 1], np.uint8), 2, 5).tolist()
+    [1, 2, 3, 0, 1]
+    """
+    weights = 1 << np.arange(bits, dtype=np.int64)
+    symbols = np.empty(count, np.int64)
+    for i in range(0, count, PIECE):
+        many = min(PIECE, count - i)
+        piece = np.unpackbits(packed[i * bits // 8 :], count=many * bits, bitorder="little")
+        symbols[i : i + many] = piece.reshape(many, bits) @ weights
+    return symbols
+
+
+def _sorted(params: Params) -> tuple[Params, Params]:
+    """What is compressed, in an order that both sides know, and what passes as it is."""
+    floating = {
+        name: params[name] for name in sorted(params) if params[name].is_floating_point() and params[name].numel()
+    }
+    return floating, {name: p for name, p in params.items() if name not in floating}
+
+
+def _flat(p: Tensor) -> np.ndarray:
+    """The numbers of a tensor one after another, in float64."""
+    return p.detach().double().cpu().numpy().reshape(-1)
+
+
+def _norm(x: np.ndarray) -> float:
+    """The Euclidean norm; the largest number first, so that squares neither vanish nor overflow."""
+    most = float(np.abs(x).max())
+    return most * float(np.sqrt(np.square(x / most).sum())) if 0 < most < math.inf else most
+
+
+def _levels(x: np.ndarray, norm: float, levels: int, rng: np.random.Generator) -> np.ndarray:
+    """Whole numbers from -s to s. Chance is drawn for every number, whatever it is."""
+    chance = rng.random(len(x))
+    if not 0 < norm < math.inf:
+        return np.zeros(len(x), np.int64)
+    # The norm as it is sent, at which the mean is right. Rounding keeps it at or above the largest number.
+    share = levels * (np.abs(x) / norm)
+    low = np.floor(share)
+    level = np.minimum(low + (chance < share - low), levels)
+    found: np.ndarray = (np.sign(x) * level).astype(np.int64)
+    return found
+
+
+def _cut(flat: np.ndarray, wanted: Params) -> Iterator[tuple[str, np.ndarray]]:
+    """The piece of each tensor, in order."""
+    at = 0
+    for name, p in wanted.items():
+        yield name, flat[at : at + p.numel()]
+        at += p.numel()
+
+
+def _as(values: np.ndarray, like: Tensor) -> Tensor:
+    return torch.from_numpy(values).to(like.device, like.dtype).reshape(like.shape)
+
+
+def _laid_out(packed: Params, name: str, count: int) -> Tensor:
+    """The payload's tensor of this name, if it holds ``count`` numbers."""
+    got = packed[name].numel() if name in packed else "none"
+    must(got == count, "payload", f"one with {count} numbers {name}", got, "Both sides need the same codec.")
+    return packed[name]
+
+
+CODECS: dict[str, Callable[..., Codec]] = {"qsgd": qsgd, "rand_k": rand_k, "sparse": sparse}

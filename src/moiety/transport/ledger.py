@@ -13,9 +13,11 @@ from moiety.types import Params
 class Ledger:
     """Sums over a run. Bytes are counted for every client asked, dropped ones included: they did send.
 
-    ``*_values`` are the parameters' own bytes, as papers count; ``*_payload`` is what goes over the wire, header
-    included. ``flops`` is the local training of all clients asked. ``device_memory`` is the estimate of Pillutla et al.
-    2022, B.4, for one device: 3 size(u) + 2 size(v) + size(backprop at batch size 1).
+    ``*_values`` are the parameters' own bytes, as papers count, of active values only where tensors are sparse;
+    ``*_payload`` is what goes over the wire, header and masks included. ``flops`` is the local work of all clients
+    asked, sparse layers at their density; ``search_flops`` is the part of it that goes into the search for masks.
+    ``device_memory`` is the estimate of Pillutla et al. 2022, B.4, for one device: 3 size(u) + 2 size(v) +
+    size(backprop at batch size 1).
     """
 
     rounds: int = 0
@@ -25,6 +27,7 @@ class Ledger:
     up_values: int = 0
     up_payload: int = 0
     flops: float = 0.0
+    search_flops: float = 0.0
     device_memory: int = 0
 
     def exchange(self, down: Params, up: Params, clients: int) -> None:
@@ -34,14 +37,22 @@ class Ledger:
 
     def broadcast(self, down: Params, clients: int) -> None:
         """Count one broadcast to each of ``clients``."""
-        self.client_updates += clients
-        self.down_values += clients * value_bytes(down)
-        self.down_payload += clients * payload_bytes(down)
+        self.down(clients * value_bytes(down), clients * payload_bytes(down), clients)
 
     def upload(self, up: Params, clients: int = 1) -> None:
         """Count one upload from each of ``clients``."""
-        self.up_values += clients * value_bytes(up)
-        self.up_payload += clients * payload_bytes(up)
+        self.up(clients * value_bytes(up), clients * payload_bytes(up))
+
+    def down(self, values: int, payload: int, clients: int = 1) -> None:
+        """Count bytes to clients that were asked."""
+        self.client_updates += clients
+        self.down_values += values
+        self.down_payload += payload
+
+    def up(self, values: int, payload: int) -> None:
+        """Count bytes to the server."""
+        self.up_values += values
+        self.up_payload += payload
 
     def as_dict(self) -> dict[str, Any]:
         """The sums by name."""

@@ -1,0 +1,61 @@
+"""The state of a client that has a mask of its own over the shared weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from moiety.errors import must
+from moiety.types import Objective, Params, Work
+
+
+class Masked(NamedTuple):
+    """The client's mask, and whether it was ever asked.
+
+    ``personal`` is empty, or the running statistics of BatchNorm where they are the client's own.
+    """
+
+    personal: Params
+    mask: Params
+    asked: Tensor
+
+
+def never_asked(shared: Params, personal: Params, mask: Params) -> Masked:
+    """The state of a client before it is asked."""
+    return Masked(personal, mask, next(iter(shared.values())).new_zeros((), dtype=torch.bool))
+
+
+def differ(state: Masked, one: Params, other: Params) -> Tensor:
+    """Whether two sets of masks differ anywhere, as a tensor without axes."""
+    found = torch.zeros_like(state.asked)
+    for name, mask in one.items():
+        found = found | (mask != other[name]).any()
+    return found
+
+
+def masked_model(received: Params, state: Masked) -> tuple[Params, Params]:
+    """The two parts that a client predicts with: mask times shared weights, or all as long as it was never asked."""
+    kept = {name: m | ~state.asked for name, m in state.mask.items()}
+    shared = {name: torch.where(kept[name], p, 0) if name in kept else p for name, p in received.items()}
+    return shared, state.personal
+
+
+def masked_work(work: Work, mask: Params) -> Work:
+    """The same work with gradients that are 0 wherever the mask is."""
+    loose = sorted(set(mask) - set(work.shared))
+    hint = "A buffer of two or more axes cannot be masked: make it personal or frozen."
+    must(not loose, "split", "one whose shared matrices are all trained", ", ".join(loose), hint)
+
+    def gradient(objective: Objective, at: Params) -> tuple[Params, Tensor, Params]:
+        found, loss, changed = work.gradient(objective, at)
+        return {name: torch.where(mask[name], g, 0) if name in mask else g for name, g in found.items()}, loss, changed
+
+    return replace(work, gradient=gradient)
+
+
+def mask_densities(state: Masked) -> dict[str, float]:
+    """The share of active weights by name."""
+    return {name: float(m.sum()) / m.numel() for name, m in state.mask.items()}

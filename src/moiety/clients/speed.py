@@ -1,0 +1,178 @@
+"""How long things take on a virtual clock: computing, and the ways down and up, for each client and each of its turns.
+
+All chance is from (seed, what takes the time, client, the client's turn), so that a turn takes the same time whatever
+happened before it, and a run can be repeated.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moiety.errors import MoietyError, kind, message, must, near, number
+from moiety.rng import generator
+from moiety.spec import build, recorded
+
+Names = Sequence[str] | np.ndarray
+"""Of all clients, in their order."""
+Draw = Callable[[np.random.Generator, float, int], float]
+"""From a source of chance, a client's own number of seconds and the count of its turns to the seconds of this turn."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds that one thing takes; made by one of the builders of ``TIMES``.
+
+    ``seconds`` is one number for all clients, or one for each. With ``spread`` a client's number is multiplied by
+    exp(spread z), z drawn once for the client from the standard normal distribution. ``traced`` has the recorded times
+    of each client by its name, where a file gives them.
+    """
+
+    seconds: float | tuple[float, ...]
+    draw: Draw
+    spread: float = 0.0
+    traced: Mapping[str, tuple[float, ...]] | None = None
+    digest: str = ""
+    """What tells the file that the times were read from."""
+    spec: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, seed: int, what: str, client: int, name: str, turn: int) -> float:
+        """The seconds of one turn of a client, counted from 0."""
+        if self.traced is not None:
+            known = self.traced[name]
+            return known[turn % len(known)]
+        own = self.seconds[client] if isinstance(self.seconds, tuple) else self.seconds
+        if self.spread:
+            own *= math.exp(self.spread * generator(seed, what, "spread", client).standard_normal())
+        return self.draw(generator(seed, what, client, turn), own, turn)
+
+    def check(self, what: str, names: Names) -> None:
+        """Raise unless there are times for clients of these names."""
+        if self.traced is not None:
+            missing = [str(name) for name in names if str(name) not in self.traced]
+            hint = near(missing[0], self.traced) if missing else ""
+            must(not missing, f"clock.{what}", "a trace with a line for every client", f"none for {missing[:1]}", hint)
+        if isinstance(self.seconds, tuple):
+            count = len(self.seconds)
+            must(count == len(names), f"clock.{what}", f"one number, or one for each of {len(names)} clients", count)
+
+
+def _own(name: str, seconds: object, least: str, holds: Callable[[float], bool]) -> float | tuple[float, ...]:
+    """One number or a number for each client, checked."""
+    if isinstance(seconds, list | tuple | np.ndarray):
+        must(len(seconds) > 0, name, "a number, or one for each client", "none")
+        for each in seconds:
+            number(name, each, least, holds)
+        return tuple(float(each) for each in seconds)
+    number(name, seconds, least, holds)
+    return float(seconds)  # type: ignore[arg-type]
+
+
+def _spread(spread: float) -> float:
+    number("spread", spread, ">= 0 and finite", lambda x: 0 <= x < math.inf)
+    return float(spread)
+
+
+@recorded
+def constant(seconds: float | list[float], *, spread: float = 0.0) -> Times:
+    """The same time in every turn.
+
+    Args:
+        seconds: for all clients, or a list with a number for each.
+        spread: how much clients differ: each has its own factor exp(spread z), z standard normal.
+    """
+    own = _own("seconds", seconds, ">= 0 and finite", lambda x: 0 <= x < math.inf)
+    return Times(own, lambda chance, own, turn: own, _spread(spread))
+
+
+@recorded
+def exponential(mean: float | list[float], *, spread: float = 0.0) -> Times:
+    """Exponential times: memoryless, now and then a few times the mean.
+
+    Args:
+        mean: in seconds, for all clients, or a list with a number for each.
+        spread: how much clients differ: each has its own factor exp(spread z), z standard normal.
+    """
+    own = _own("mean", mean, "> 0 and finite", lambda x: 0 < x < math.inf)
+    return Times(own, lambda chance, own, turn: own * float(chance.standard_exponential()), _spread(spread))
+
+
+@recorded
+def pareto(least: float | list[float], *, shape: float, spread: float = 0.0) -> Times:
+    """Heavy-tailed times: P(more than s seconds) = (least / s)^shape for s >= least.
+
+    The mean is least shape / (shape - 1), infinite for a shape of 1 or less; the variance is infinite for 2 or less.
+
+    Args:
+        least: seconds that no turn goes below, for all clients, or a list with a number for each.
+        shape: the smaller, the heavier the tail.
+        spread: how much clients differ: each has its own factor exp(spread z), z standard normal.
+    """
+    own = _own("least", least, "> 0 and finite", lambda x: 0 < x < math.inf)
+    number("shape", shape, "> 0 and finite", lambda x: 0 < x < math.inf)
+    return Times(own, lambda chance, own, turn: own * (1.0 + float(chance.pareto(shape))), _spread(spread))
+
+
+@recorded
+def trace(file: str, *, column: str = "seconds") -> Times:
+    """Recorded times, from a CSV file.
+
+    Its first line names the columns: ``client`` and at least one of times. Each further line is a turn: the client's
+    name and the seconds it took. A client's turns take the times of its lines in their order, and when these are used
+    up, from the first again. Other columns are not looked at, so that one file may hold ``compute``, ``up`` and
+    ``down``.
+
+    Args:
+        file: where it is.
+        column: the column to read.
+    """
+    kind("file", file, str, "the path of a CSV file")
+    try:
+        content = Path(file).read_bytes()
+        rows = list(csv.DictReader(content.decode().splitlines()))
+    except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
+        raise MoietyError(message("file", "a CSV file that can be read", f"{file}: {error}")) from None
+    must(bool(rows), "file", "a CSV file with a line of names and lines of times", f"none in {file}")
+    for name in ("client", column):
+        must(name in rows[0], "file", f"one with a column {name}", file, near(name, [k for k in rows[0] if k]))
+    traced: dict[str, tuple[float, ...]] = {}
+    for at, row in enumerate(rows, start=2):
+        try:
+            seconds = float(row[column])
+        except (TypeError, ValueError):
+            seconds = math.nan
+        good = 0 <= seconds < math.inf and bool(row["client"])
+        must(good, "file", "lines of a client and of seconds >= 0", f"{row['client']}, {row[column]} in line {at}")
+        traced[row["client"]] = (*traced.get(row["client"], ()), seconds)
+    digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+    return Times(0.0, lambda chance, own, turn: own, traced=traced, digest=digest)
+
+
+TIMES: dict[str, Callable[..., Times]] = {
+    "constant": constant,
+    "exponential": exponential,
+    "pareto": pareto,
+    "trace": trace,
+}
+
+
+def times(name: str, given: Times | float) -> Times:
+    """The times given; a mere number is a constant."""
+    if isinstance(given, Times):
+        return given
+    hint = "For instance moiety.clock.exponential(1.0)."
+    number(name, given, "seconds >= 0, or times of moiety.clock", lambda x: 0 <= x < math.inf, hint)
+    return constant(float(given))
+
+
+def times_from(name: str, spec: Any) -> Any:
+    """The times that a nested table of a configuration describes; numbers and lists of them stay as they are."""
+    made: Any = build(f"clock.{name}", TIMES, spec) if isinstance(spec, dict | str) else spec
+    return made

@@ -1,0 +1,202 @@
+"""Masks: which weights of a model are active, how many of each layer, and how the active ones are found.
+
+Masked are tensors of two or more axes, the weights of convolutions and linear layers (an embedding too); vectors, that
+is biases and the scales of norms, stay dense. A mask is a tensor of truth values in the shape of its weight. All
+choices are by (score, place): of equal scores the one that comes first in the flattened tensor goes first, so that
+every engine chooses the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from moiety.draws import uniform
+from moiety.errors import choice, must, number
+from moiety.types import Names, Params
+
+DENSITIES = ("erk", "uniform")
+LEAST = 0.2
+"""The smallest density that is offered; FedSpa's tables go that far."""
+
+
+def check_density(density: float) -> None:
+    """Raise unless a density is from 0.2 to 1."""
+    number("density", density, f">= {LEAST} and <= 1", lambda d: LEAST <= d <= 1)
+
+
+def maskable(params: Mapping[str, Tensor]) -> Names:
+    """The names of the tensors that a mask applies to.
+
+    >>> maskable({"conv.weight": torch.zeros(2, 3, 5, 5), "conv.bias": torch.zeros(2)})
+    ('conv.weight',)
+    """
+    return tuple(name for name, p in params.items() if p.dim() >= 2 and p.is_floating_point())
+
+
+def volume(total: int, density: float) -> int:
+    """How many of ``total`` numbers are active: the nearest whole number of density times total, a half upwards.
+
+    >>> [volume(total, 0.3) for total in (4, 5, 6)]
+    [1, 2, 2]
+    """
+    # The decimal that was written, not the binary number next to it: 0.3 of 5 is a half.
+    return math.floor(Fraction(str(float(density))) * total + Fraction(1, 2))
+
+
+def layer_counts(params: Mapping[str, Tensor], density: float, densities: str) -> dict[str, int]:
+    """How many weights of each masked tensor are active; only shapes are looked at.
+
+    Of d numbers in all, dense ones included, density times d are active, rounded to the nearest whole number (a half
+    upwards): that total is met exactly. What the dense tensors leave of it is shared out:
+
+    - ``uniform``: every masked tensor has the same density.
+    - ``erk`` (Evci et al. 2020, Erdos-Renyi-Kernel with scale 1): the number of active weights is proportional to
+      the sum of the tensor's sides (n_in + n_out + width + height), so the density to that sum over their product. A
+      tensor that would be more than full is full, and the rest is shared out anew among the others.
+
+    Shares are exact fractions; they are rounded down, and what is then left goes one each to those with the largest
+    remainders, the earlier first.
+
+    >>> layer_counts({"w": torch.zeros(4, 2), "b": torch.zeros(4), "v": torch.zeros(10, 4)}, 0.5, "erk")
+    {'w': 7, 'v': 15}
+    """
+    choice("densities", densities, DENSITIES)
+    names = maskable(params)
+    return dict(_counts(tuple((n, tuple(params[n].shape)) for n in names), _total(params), density, densities))
+
+
+def _total(params: Mapping[str, Tensor]) -> int:
+    return sum(p.numel() for p in params.values())
+
+
+@lru_cache(maxsize=64)
+def _counts(
+    layers: tuple[tuple[str, tuple[int, ...]], ...], total: int, density: float, densities: str
+) -> tuple[tuple[str, int], ...]:
+    sizes = {name: math.prod(shape) for name, shape in layers}
+    weights = sum(sizes.values())
+    active = volume(total, density) - (total - weights)
+    least = f">= {(total - weights + len(layers)) / total:.4g} for this model"
+    must(active >= len(layers), "density", least, density, "Biases, norms and one weight a layer are active always.")
+    if densities == "uniform":
+        shares = {name: Fraction(active * size, weights) for name, size in sizes.items()}
+    else:
+        shares = _erk({name: sum(shape) for name, shape in layers}, sizes, active)
+    return tuple(whole_parts(shares, active).items())
+
+
+def whole_parts(shares: Mapping[str, Fraction], total: int) -> dict[str, int]:
+    """The shares as whole numbers of the given total, by largest remainders; of equal ones the earlier first."""
+    counts = {name: math.floor(share) for name, share in shares.items()}
+    order = sorted(shares, key=lambda name: counts[name] - shares[name])
+    for name in order[: total - sum(counts.values())]:
+        counts[name] += 1
+    return counts
+
+
+def _erk(sides: Mapping[str, int], sizes: Mapping[str, int], active: int) -> dict[str, Fraction]:
+    """Shares proportional to ``sides``, none above its size."""
+    full: set[str] = set()
+    while True:
+        open_sides = sum(side for name, side in sides.items() if name not in full)
+        left = active - sum(sizes[name] for name in full)
+        scale = Fraction(left, open_sides) if open_sides else Fraction(0)
+        over = {name for name, side in sides.items() if name not in full and scale * side > sizes[name]}
+        if not over:
+            return {name: Fraction(sizes[name]) if name in full else scale * sides[name] for name in sizes}
+        full |= over
+
+
+def highest(score: Tensor, count: int | Tensor) -> Tensor:
+    """Truth values that mark the ``count`` highest scores; of equal ones those that come first.
+
+    >>> highest(torch.tensor([1.0, 3.0, 1.0, 1.0]), 2)
+    tensor([ True,  True, False, False])
+    """
+    flat = score.flatten()
+    order = flat.argsort(descending=True, stable=True)
+    first = torch.arange(flat.shape[0], device=flat.device) < count
+    return torch.zeros_like(flat, dtype=torch.bool).scatter(0, order, first).view(score.shape)
+
+
+def random_masks(key: Tensor, params: Mapping[str, Tensor], counts: Mapping[str, int], *words: str | int) -> Params:
+    """Masks with so many active weights each, drawn from a key and words (``moiety.draws``)."""
+    return {
+        name: highest(uniform(key, tuple(params[name].shape), *words, name), count) for name, count in counts.items()
+    }
+
+
+def common_masks(params: Mapping[str, Tensor], counts: Mapping[str, int], seed: int) -> Params:
+    """The masks that all clients begin with. They are drawn once and held by many: nobody may edit them in place."""
+    device = next(iter(params.values())).device
+    return dict(_common(tuple((n, tuple(params[n].shape), count) for n, count in counts.items()), seed, device))
+
+
+@lru_cache(maxsize=8)
+def _common(
+    layers: tuple[tuple[str, tuple[int, ...], int], ...], seed: int, device: torch.device
+) -> tuple[tuple[str, Tensor], ...]:
+    like = {name: torch.empty(shape, device="meta") for name, shape, _ in layers}
+    key = torch.zeros((), dtype=torch.int64, device=device)
+    drawn = random_masks(key, like, {name: count for name, _, count in layers}, "mask", seed)
+    return tuple(drawn.items())
+
+
+def masked(params: Params, masks: Params) -> Params:
+    """The parameters with what is not active set to 0; what has no mask stays as it is."""
+    return {name: torch.where(masks[name], p, 0) if name in masks else p for name, p in params.items()}
+
+
+def annealed(rate: float, elapsed: float) -> float:
+    """The share of active weights to prune: ``rate / 2 (1 + cos(pi elapsed))``, with elapsed = t / (T - 1).
+
+    >>> [round(annealed(0.5, t / 4), 4) for t in range(5)]
+    [0.5, 0.4268, 0.25, 0.0732, 0.0]
+    """
+    return 0.5 * rate * (1 + math.cos(math.pi * elapsed))
+
+
+def least(weight: Tensor, mask: Tensor, count: int | Tensor) -> Tensor:
+    """Truth values that mark the ``count`` active weights of smallest magnitude."""
+    return highest(torch.where(mask, -weight.abs(), -math.inf), count)
+
+
+def next_mask(mask: Tensor, weight: Tensor, score: Tensor, *, active: int, rate: float) -> Tensor:
+    """Prune a share of the active weights by magnitude, and let as many others grow, by score.
+
+    ``floor(rate active)`` weights of smallest magnitude go; as many of those that were dormant before come, of the
+    highest scores, which are not negative. Where too few were dormant all of them come, and of those just pruned the
+    ones of highest score come back.
+
+    Args:
+        mask: which weights are active, ``active`` of them.
+        weight: the weights after local training.
+        score: what a dormant weight promises: the magnitude of its gradient, or a draw.
+        active: how many are active, which no engine may ask the mask itself.
+        rate: the share to prune.
+
+    >>> mask = torch.tensor([True, True, False, False])
+    >>> next_mask(mask, torch.tensor([0.1, 2.0, 0.0, 0.0]), torch.tensor([9.0, 9.0, 1.0, 2.0]), active=2, rate=0.5)
+    tensor([False,  True, False,  True])
+    """
+    count, dormant = math.floor(rate * active), mask.numel() - active
+    if not count:
+        return mask.clone()
+    pruned = least(weight, mask, count)
+    if count <= dormant:
+        grown = highest(torch.where(mask, -1, score), count)
+    else:
+        grown = ~mask | highest(torch.where(pruned, score, -1), count - dormant)
+    return (mask & ~pruned) | grown
+
+
+def distance(one: Params, other: Params) -> Tensor:
+    """The Hamming distance of two models' masks as a share of all masked weights."""
+    differing = [(mask != other[name]).sum() for name, mask in one.items()]
+    return sum(differing, torch.zeros(())) / max(1, sum(mask.numel() for mask in one.values()))
