@@ -12,13 +12,43 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from moiety import data, models, split
+    from moiety import kernels as kernel
+    from moiety import priors as prior
     from moiety import schedules as schedule
     from moiety import solvers as solver
+    from moiety.aggregation import aggregators as aggregator
     from moiety.aggregation import attacks as attack
-    from moiety.aggregation import preaggregation as aggregator
     from moiety.aggregation import server
-    from moiety.algorithms import ditto, fedalt, fedavg, fedsim, ffgg, finetune, local_ffgg, local_only, pfedme
+    from moiety.algorithms import (
+        apfl,
+        central,
+        ditto,
+        fedalt,
+        fedavg,
+        fedper,
+        fedpop,
+        fedrep,
+        fedsim,
+        fedspa,
+        ffgg,
+        finetune,
+        glocal_sgd,
+        independent,
+        l2gd,
+        lg_fedavg,
+        local_ffgg,
+        local_gd,
+        local_only,
+        per_fedavg,
+        pfedme,
+        scaffold,
+        sub_fedavg,
+        subsampling,
+    )
     from moiety.analysis.advise import advise
+    from moiety.analysis.diagnose_split import diagnose_split
+    from moiety.analysis.glocal_erm import fictitious_play, glocal_erm
+    from moiety.clients import clock
     from moiety.data import FederatedData
     from moiety.engines import Run, fit
     from moiety.engines.pipeline import pipeline, resume, stage
@@ -35,29 +65,50 @@ _WHERE = {
     "Run": "moiety.engines:Run",
     "Split": "moiety.split:Split",
     "Task": "moiety.types:Task",
-    "aggregator": "moiety.aggregation.preaggregation",
+    "aggregator": "moiety.aggregation.aggregators",
+    "apfl": "moiety.algorithms:apfl",
     "attack": "moiety.aggregation.attacks",
+    "clock": "moiety.clients.clock",
     "codec": "moiety.transport.codecs",
     "advise": "moiety.analysis.advise:advise",
+    "diagnose_split": "moiety.analysis.diagnose_split:diagnose_split",
+    "central": "moiety.algorithms:central",
     "data": "moiety.data",
     "ditto": "moiety.algorithms:ditto",
     "fedalt": "moiety.algorithms:fedalt",
     "fedavg": "moiety.algorithms:fedavg",
+    "fedper": "moiety.algorithms:fedper",
+    "fedpop": "moiety.algorithms:fedpop",
+    "kernel": "moiety.kernels",
+    "prior": "moiety.priors",
+    "fedrep": "moiety.algorithms:fedrep",
     "fedsim": "moiety.algorithms:fedsim",
+    "fedspa": "moiety.algorithms:fedspa",
     "ffgg": "moiety.algorithms:ffgg",
+    "fictitious_play": "moiety.analysis.glocal_erm:fictitious_play",
     "finetune": "moiety.algorithms:finetune",
     "fit": "moiety.engines:fit",
+    "glocal_erm": "moiety.analysis.glocal_erm:glocal_erm",
+    "glocal_sgd": "moiety.algorithms:glocal_sgd",
+    "independent": "moiety.algorithms:independent",
+    "l2gd": "moiety.algorithms:l2gd",
+    "lg_fedavg": "moiety.algorithms:lg_fedavg",
     "local_ffgg": "moiety.algorithms:local_ffgg",
+    "local_gd": "moiety.algorithms:local_gd",
     "local_only": "moiety.algorithms:local_only",
     "models": "moiety.models",
+    "per_fedavg": "moiety.algorithms:per_fedavg",
     "pfedme": "moiety.algorithms:pfedme",
     "pipeline": "moiety.engines.pipeline:pipeline",
     "resume": "moiety.engines.pipeline:resume",
+    "scaffold": "moiety.algorithms:scaffold",
     "schedule": "moiety.schedules",
     "server": "moiety.aggregation.server",
     "solver": "moiety.solvers",
     "split": "moiety.split",
     "stage": "moiety.engines.pipeline:stage",
+    "sub_fedavg": "moiety.algorithms:sub_fedavg",
+    "subsampling": "moiety.algorithms:subsampling",
 }
 
 __all__ = [
@@ -70,27 +121,48 @@ __all__ = [
     "Task",
     "advise",
     "aggregator",
+    "apfl",
     "attack",
+    "central",
+    "clock",
     "codec",
     "data",
+    "diagnose_split",
     "ditto",
     "fedalt",
     "fedavg",
+    "fedper",
+    "fedpop",
+    "fedrep",
     "fedsim",
+    "fedspa",
     "ffgg",
+    "fictitious_play",
     "finetune",
     "fit",
+    "glocal_erm",
+    "glocal_sgd",
+    "independent",
+    "kernel",
+    "l2gd",
+    "lg_fedavg",
     "local_ffgg",
+    "local_gd",
     "local_only",
     "models",
+    "per_fedavg",
     "pfedme",
     "pipeline",
+    "prior",
     "resume",
+    "scaffold",
     "schedule",
     "server",
     "solver",
     "split",
     "stage",
+    "sub_fedavg",
+    "subsampling",
 ]
 
 

@@ -136,6 +136,17 @@ def rates(work: Work, names: Names, lr: float) -> dict[str, float]:
     return dict.fromkeys(names, lr * work.scale)
 
 
+def flat(params: Params) -> Tensor:
+    """All values one below the other, as one vector."""
+    return torch.cat([p.reshape(-1) for p in params.values()])
+
+
+def cut(vector: Tensor, like: Params) -> Params:
+    """A vector of ``flat`` laid out as ``like`` again."""
+    pieces = torch.split(vector, [p.numel() for p in like.values()])
+    return {n: v.reshape(p.shape).to(p.dtype) for (n, p), v in zip(like.items(), pieces, strict=True)}
+
+
 def difference(new: Params, old: Params) -> Params:
     """What a client sends: new minus old, name by name."""
     return {name: p - old[name] for name, p in new.items()}
@@ -191,7 +202,8 @@ def _mean_gradient(
     for sample in samples:
 
         def objective(point: Params, sample: Params = sample) -> tuple[Tensor, Params]:
-            columns = {name: x for name, x in point.items() if name not in model}
+            # A view: where operations are counted, torch refuses leaves as the inputs of a module.
+            columns = {name: x.view_as(x) for name, x in point.items() if name not in model}
             inner = {name: p for name, p in point.items() if name in model}
             losses, _ = loss_of({**model, **inner, **sample}, {**batch, **columns})
             return mean_loss(losses, batch), {}

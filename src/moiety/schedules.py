@@ -47,6 +47,17 @@ def exponential(*, halve_every: int) -> Schedule:
     return Schedule(lambda t, rounds: 0.5 ** (t // halve_every))
 
 
+@recorded
+def geometric(*, factor: float) -> Schedule:
+    """Times ``factor`` after each round: factor^t.
+
+    >>> [geometric(factor=0.5).factor(t, 99) for t in range(4)]
+    [1.0, 0.5, 0.25, 0.125]
+    """
+    number("factor", factor, "> 0 and <= 1", lambda f: 0 < f <= 1)
+    return Schedule(lambda t, rounds: float(factor**t))
+
+
 def chosen(schedule: Schedule | None) -> Schedule:
     """The schedule given, or the constant one."""
     hint = "For instance moiety.schedule.linear()."
@@ -54,4 +65,9 @@ def chosen(schedule: Schedule | None) -> Schedule:
     return schedule or constant()
 
 
-SCHEDULES: dict[str, Callable[..., Schedule]] = {"constant": constant, "linear": linear, "exponential": exponential}
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    "constant": constant,
+    "linear": linear,
+    "exponential": exponential,
+    "geometric": geometric,
+}

@@ -41,6 +41,27 @@ def squared_error(output: Tensor, batch: Batch) -> Tensor:
     return (output.reshape(y.shape) - y).square().reshape(len(y), -1).mean(1)
 
 
+def one_versus_all(output: Tensor, batch: Batch) -> Tensor:
+    """Squared error of each example against its label, as one regression for every class, summed.
+
+    With one output, labels 0 and 1 are regressed on themselves; with several, each output on 1 where the label is its
+    class and on 0 where it is not (the one-versus-all reduction).
+    """
+    return (output - _indicators(output, batch["y"])).square().sum(-1)
+
+
+def one_versus_all_accuracy(output: Tensor, batch: Batch) -> Tensor:
+    """1 where the prediction is the label: the largest output, or with one output whether it is above 1/2."""
+    if output.shape[-1] > 1:
+        return accuracy(output, batch)
+    return ((output.squeeze(-1) > 0.5) == batch["y"].bool()).to(output.dtype)
+
+
+def _indicators(output: Tensor, y: Tensor) -> Tensor:
+    classes = torch.arange(output.shape[-1]) if output.shape[-1] > 1 else torch.ones(1, dtype=y.dtype)
+    return (y[..., None] == classes).to(output.dtype)
+
+
 def ctc(output: Tensor, batch: Batch) -> Tensor:
     """Minus the log-likelihood of each example's labels over all alignments, divided by how many labels it has.
 
@@ -125,15 +146,22 @@ LOSSES: dict[str, Callable[[Tensor, Batch], Tensor]] = {
     "cross_entropy": cross_entropy,
     "ctc": ctc,
     "mse": squared_error,
+    "one_versus_all": one_versus_all,
 }
 METRICS: dict[str, Metric] = {
     "accuracy": Metric("accuracy", True, accuracy),
     "mse": Metric("mse", False, squared_error),
+    "one_versus_all_accuracy": Metric("one_versus_all_accuracy", True, one_versus_all_accuracy),
     "token_accuracy": Metric("token_accuracy", True, token_accuracy, counted_positions),
     "word_error_rate": Metric("word_error_rate", False, word_error_rate, real_positions),
 }
-METRIC_OF_LOSS = {"cross_entropy": "accuracy", "ctc": "word_error_rate", "mse": "mse"}
-OF_LABELS_ALONE = (cross_entropy, squared_error)
+METRIC_OF_LOSS = {
+    "cross_entropy": "accuracy",
+    "ctc": "word_error_rate",
+    "mse": "mse",
+    "one_versus_all": "one_versus_all_accuracy",
+}
+OF_LABELS_ALONE = (cross_entropy, squared_error, one_versus_all)
 """The losses that look at no other column than ``y``."""
 UNVECTORISED: dict[Callable[[Tensor, Batch], Tensor], str] = {
     ctc: "CTC, which torch computes for one client at a time",

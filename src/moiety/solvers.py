@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from moiety.errors import kind, must, number, whole
-from moiety.local import SgdOptions, mean_loss, phase, positive_lr, rates
+from moiety.local import SgdOptions, cut, flat, mean_loss, phase, positive_lr, rates
 from moiety.local import sgd as descend
 from moiety.quasi_newton import Search, begin
 from moiety.rng import generator
@@ -210,12 +210,11 @@ def _objective(work: Work, loss_of: LossFunction, model: Params, batch: Batch) -
 
 
 def _flat(work: Work, model: Params) -> Tensor:
-    return torch.cat([model[name].reshape(-1) for name in work.personal])
+    return flat({name: model[name] for name in work.personal})
 
 
-def _cut(work: Work, model: Params, flat: Tensor) -> Params:
-    pieces = torch.split(flat, [model[name].numel() for name in work.personal])
-    return {n: p.reshape(model[n].shape).to(model[n].dtype) for n, p in zip(work.personal, pieces, strict=True)}
+def _cut(work: Work, model: Params, vector: Tensor) -> Params:
+    return cut(vector, {name: model[name] for name in work.personal})
 
 
 def _small(x: Tensor) -> float:

@@ -115,12 +115,28 @@ def test_in_a_round_of_attackers_their_own_stand_for_the_honest():
     np.testing.assert_allclose(vectors(found), [-OWN.mean(0)] * 3, rtol=1e-14)
 
 
+def test_in_a_drawn_round_attackers_may_be_many_and_the_honest_few():
+    """Of the two honest the last is mimicked; five attackers against two honest take the shift of three in seven.
+
+    s = floor(7/2 + 1) - 3 = 1 and (7 - 3 - 1) / (7 - 3) = 3/4. Against one honest client the spread is 0.
+    """
+    two, five = updates(HONEST[:2]), updates(HONEST[2:])
+    np.testing.assert_array_equal(vectors(mimic(client=7).send(two, five)), [HONEST[1]] * 5)
+    expected = HONEST[:2].mean(0) - scipy.stats.norm.ppf(3 / 4) * HONEST[:2].std(0)
+    np.testing.assert_allclose(vectors(a_little_is_enough().send(two, five)), [expected] * 5, rtol=1e-12)
+    for attackers in (1, 3):
+        found = vectors(a_little_is_enough().send(two[:1], five[:attackers]))
+        np.testing.assert_array_equal(found, [HONEST[0]] * attackers)
+
+
 def test_labels_are_turned_round_twice_to_themselves():
-    labels = torch.tensor([0, 3, 2, 4])
-    assert label_flip(labels, classes=5).tolist() == [4, 1, 2, 0]
-    assert torch.equal(label_flip(label_flip(labels, classes=5), classes=5), labels)
-    with pytest.raises(MoietyError, match=r"^`labels` must be from 0 to 3, got \[4\]\.$"):
-        label_flip(labels, classes=4)
+    labels, flip = torch.tensor([0, 3, 2, 4]), label_flip(classes=5).labels
+    assert flip(labels).tolist() == [4, 1, 2, 0]
+    assert torch.equal(flip(flip(labels)), labels)
+    words = torch.tensor([[1, 2, -100], [4, -100, -100]])
+    assert flip(words).tolist() == [[3, 2, -100], [0, -100, -100]]
+    assert label_flip().labels(torch.tensor([1.5, -2.0])).tolist() == [-1.5, 2]
+    np.testing.assert_array_equal(sent(label_flip(classes=5)), OWN)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +147,23 @@ def test_labels_are_turned_round_twice_to_themselves():
         (lambda: a_little_is_enough(z=float("nan")), "`z` must be finite, got nan."),
         (lambda: mimic(client=-1), "`client` must be >= 0, got -1."),
         (lambda: gaussian(std=float("inf")), "`std` must be > 0 and finite, got inf."),
-        (lambda: label_flip(torch.tensor([0]), classes=1), "`classes` must be >= 2, got 1."),
-        (lambda: sent(mimic(client=7)), "`client` must be less than the 7 honest clients of the round, got 7."),
+        (lambda: label_flip(classes=1), "`classes` must be >= 2, got 1."),
+        (
+            lambda: label_flip(classes=4).labels(torch.tensor([0, 4])),
+            "`classes` must be the number of labels, which count from 0, got 4 with [4].",
+        ),
+        (
+            lambda: label_flip(classes=4).labels(torch.tensor([-100, 0])),
+            "`classes` must be the number of labels, which count from 0, got 4 with [-100].",
+        ),
+        (
+            lambda: label_flip(classes=4).labels(torch.tensor([0.5])),
+            "`classes` must be left out where targets are real numbers, got 4.",
+        ),
+        (
+            lambda: label_flip().labels(torch.tensor([1])),
+            "`classes` must be given where labels are whole numbers, got None.",
+        ),
         (lambda: sent(gaussian(std=1.0)), "`generator` must be given to what draws at random, got None."),
     ],
 )
@@ -152,9 +183,10 @@ ALL = [
     mimic(client=3),
     gaussian(std=200.0),
 ]
+NAMED = [*ALL, label_flip(classes=3), label_flip()]
 
 
-@pytest.mark.parametrize("attack", ALL, ids=lambda a: a.spec["name"])
+@pytest.mark.parametrize("attack", NAMED, ids=lambda a: a.spec["name"])
 def test_a_configuration_can_say_it(attack):
     again = build("attack", ATTACKS, attack.spec)
     assert again.spec == attack.spec

@@ -10,15 +10,9 @@ import torch
 from oracle_problems import federated, scalar_task, split_of
 
 import moiety as mo
+from moiety.aggregation.aggregators import AGGREGATORS, aggregator_from
 from moiety.aggregation.geometric import geometric_median
-from moiety.aggregation.preaggregation import (
-    AGGREGATORS,
-    aggregator_from,
-    bucket_means,
-    bucketing,
-    mixed,
-    nearest_neighbour_mixing,
-)
+from moiety.aggregation.preaggregation import bucket_means, bucketing, mixed, nearest_neighbour_mixing
 from moiety.aggregation.robust import (
     centred_clipping,
     krum,
@@ -386,6 +380,30 @@ def test_too_few_is_one_line(aggregator, n, text):
 def test_buckets_can_be_too_few():
     with pytest.raises(MoietyError, match=r"at least 5 for trimmed_mean\(byzantine=2\), got 3.*fewer in a bucket"):
         bucketing(size=4, then=trimmed_mean(byzantine=2)).aggregate(updates(ROWS), generator(0))
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "least"),
+    [
+        (mean(), 1),
+        (median(), 1),
+        (trimmed_mean(byzantine=2), 5),
+        (krum(byzantine=2), 7),
+        (multi_krum(byzantine=2, keep=3), 7),
+        (multi_krum(byzantine=2, keep=6), 8),
+        (bucketing(size=3, then=trimmed_mean(byzantine=1)), 7),
+        (nearest_neighbour_mixing(byzantine=2, then=median()), 5),
+        (nearest_neighbour_mixing(byzantine=1, then=krum(byzantine=2)), 7),
+    ],
+    ids=lambda value: name_of(value) if isinstance(value, mo.aggregator.Aggregator) else str(value),
+)
+def test_each_says_how_many_uploads_it_needs(aggregator, least):
+    """n > 2 f for trimming and mixing, n >= 2 f + 3 for Krum, n - f to keep of; three buckets of three need seven."""
+    assert aggregator.least == least
+    aggregator.aggregate(updates(ROWS[:least]), generator(0))
+    if least > 1:
+        with pytest.raises(MoietyError, match="`updates` must be at least"):
+            aggregator.aggregate(updates(ROWS[: least - 1]), generator(0))
 
 
 def test_uploads_that_differ_in_shape_are_one_line():

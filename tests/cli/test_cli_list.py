@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from cli_command import call
 
+from moiety.aggregation.aggregators import AGGREGATORS
+from moiety.aggregation.attacks import ATTACKS
 from moiety.algorithms import ALGORITHMS
 from moiety.cli.listing import FILES, first_line
 from moiety.data import SOURCES
@@ -15,6 +17,7 @@ from moiety.recipes import RECIPES
 from moiety.split import SPLITS
 
 TABLES = {"algorithms": ALGORITHMS, "recipes": RECIPES, "datasets": SOURCES, "models": MODELS, "splits": SPLITS}
+TABLES |= {"aggregators": AGGREGATORS, "attacks": ATTACKS}
 
 
 @pytest.mark.parametrize("kind", TABLES)

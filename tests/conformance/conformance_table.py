@@ -6,6 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import oracle_fedpop
+import oracle_l2gd
+import oracle_mixtures as mixtures
 import oracle_numpy as ref
 import oracle_problems as problems
 import oracle_pulled as pulled
@@ -40,6 +44,8 @@ class Row:
     """Whether it has the options ``weighting`` and ``server``."""
     limit: Callable[..., tuple[dict[str, Any], list[dict[str, Any]]]] | None = None
     variant: str = ""
+    alike: bool = False
+    """Whether clients weigh the same whatever their size, and there is no option for it."""
 
     def weightings(self) -> list[dict[str, Any]]:
         return [{"weighting": w} for w in ("examples", "batches", "uniform")] if self.weighted else [{}]
@@ -69,6 +75,66 @@ def _local_ffgg(inner_steps=2, momentum=0.0, **options: Any) -> Algorithm:
     """Local FFGG by conjugate gradients. Momentum would have no step to last to."""
     inner = mo.solver.conjugate_gradient(steps=inner_steps)
     return mo.local_ffgg(shared_lr=0.3, personal_lr=0.2, solver=inner, **{"weighting": "examples", **options})
+
+
+def _scaffold(momentum=0.0, weight_decay=0.0, clip=None, **options: Any) -> Algorithm:
+    """SCAFFOLD, whose steps are by plain gradients: line 12 takes them for that."""
+    return mo.scaffold(lr=0.1, **{"weighting": "examples", **options})
+
+
+def _local_gd(steps=2, **options: Any) -> Algorithm:
+    """Local GD, which has no batches and so no options of SGD."""
+    return mo.local_gd(lr=0.1, steps=steps, weighting="examples")
+
+
+L2GD = {"lr": 0.1, "pull": 0.5, "probability": 0.3}
+
+
+def _l2gd(**options: Any) -> Algorithm:
+    """L2GD, which has no batches and so no options of SGD."""
+    return mo.l2gd(**L2GD, weighting="examples")
+
+
+FEDPOP = {"shared_lr": 0.002, "prior_lr": 0.01, "samples": 2, "thinning": 2, "loss_weight": 0.5}
+
+
+def _fedpop(batch_size=None, kernel=None, **options: Any) -> Algorithm:
+    """FedPop, which has no options of SGD."""
+    kept = {key: value for key, value in options.items() if key in ("averaged", "stateful", "burn_in")}
+    return mo.fedpop(kernel=kernel or mo.kernel.langevin(step=0.005), batch_size=batch_size, **FEDPOP, **kept)
+
+
+def _fedpop_limit(clients: Any, weights: Any, start: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Chains never rest: with their noise known, NumPy says where 300 rounds end."""
+    options = {"eta_shared": 0.002, "eta_prior": 0.01, "samples": 2, "thinning": 2, "step": 0.005, "weight": 0.5}
+    found = oracle_fedpop.Reference(clients, start["u"], start["v"], 0.0, b=1, **options).run(300)
+    return {"u": found.u}, [{"v": np.mean(found.last[i], axis=0)} for i in range(len(clients))]
+
+
+def _body(model: nn.Module) -> Split:
+    return mo.split.by_name(model, personal=["hidden1"])
+
+
+def _per_fedavg(momentum=0.0, **options: Any) -> Algorithm:
+    """Per-FedAvg, whose step on the shared model has no momentum."""
+    return mo.per_fedavg(lr=0.3, personal_lr=0.1, **{"weighting": "examples", **options})
+
+
+def _apfl(momentum=0.0, **options: Any) -> Algorithm:
+    """APFL, whose steps have no momentum."""
+    return mo.apfl(lr=0.1, personal_lr=0.4, alpha=0.7, **{"weighting": "examples", **options})
+
+
+def _online(build: Callable[..., Algorithm], **rates: Any) -> Callable[..., Algorithm]:
+    """Online descent, one batch a round: there is no momentum, no decay and no clipping in these.
+
+    Their server steps along the sum over clients, weighted by examples: 30 of them where ends are compared.
+    """
+
+    def made(momentum: float = 0.0, weight_decay: float = 0.0, clip: float | None = None, **o: Any) -> Algorithm:
+        return build(**rates, **o)
+
+    return made
 
 
 TABLE = [
@@ -119,6 +185,118 @@ TABLE = [
     ),
     Row("ffgg", _ffgg, {"inner_steps": 40}, ("v",), _head),
     Row("local_ffgg", _local_ffgg, {"inner_steps": 2, "steps": 1}, ("v",), _head),
+    Row("scaffold", _scaffold, {"steps": 1}, (), mo.split.nothing),
+    Row("local_gd", _local_gd, {"steps": 1}, (), mo.split.nothing, weighted=False),
+    Row(
+        "l2gd",
+        _l2gd,
+        {},
+        (),
+        mo.split.nothing,
+        weighted=False,
+        # The coin never lets it rest: with that of 300 rounds known, NumPy says where they end.
+        limit=lambda clients, weights, start: oracle_l2gd.run(clients, weights, start, 300, MATRICES, **L2GD),
+    ),
+    Row("fedper", lambda **o: mo.fedper(lr=0.1, **o), {"steps": 1}, ("v",), _head),
+    Row(
+        "fedrep",
+        lambda **o: mo.fedrep(lr=0.2, **{"weighting": "examples", "personal_epochs": 2, **o}),
+        {"shared_steps": 1, "personal_epochs": 1},
+        ("v",),
+        _head,
+    ),
+    Row("lg_fedavg", lambda **o: mo.lg_fedavg(lr=0.1, **o), {"steps": 1}, ("u",), _body),
+    Row(
+        "per_fedavg",
+        _per_fedavg,
+        {"steps": 1},
+        (),
+        mo.split.nothing,
+        limit=lambda clients, weights, start: mixtures.per_fedavg_limit(clients, weights, 0.1, MATRICES, hessian=True),
+    ),
+    Row(
+        "per_fedavg",
+        lambda **o: _per_fedavg(form="first_order", **o),
+        {"steps": 1},
+        (),
+        mo.split.nothing,
+        limit=lambda clients, weights, start: mixtures.per_fedavg_limit(clients, weights, 0.1, MATRICES, hessian=False),
+        variant="-first-order",
+    ),
+    Row(
+        "apfl",
+        _apfl,
+        {"steps": 1},
+        (),
+        mo.split.nothing,
+        limit=lambda clients, weights, start: mixtures.apfl_limit(clients, weights, MATRICES),
+    ),
+    Row(
+        "apfl",
+        lambda **o: _apfl(alpha_lr=0.003, **o),
+        {"steps": 1},
+        (),
+        mo.split.nothing,
+        limit=lambda clients, weights, start: mixtures.apfl_limit(clients, weights, MATRICES),
+        variant="-adaptive",
+    ),
+    # Vectors are never masked: least squares are solved at density 1, where each of these is FedAvg.
+    *(
+        Row(
+            "fedspa",
+            lambda made=made, **o: mo.fedspa(lr=0.1, **{"density": 0.6, "weighting": "examples", **made, **o}),
+            {"steps": 1, "density": 1.0},
+            (),
+            mo.split.nothing,
+            variant=variant,
+        )
+        for variant, made in (("", {}), ("-rsm", {"search": "rsm", "masks": "different", "densities": "uniform"}))
+    ),
+    Row(
+        "sub_fedavg",
+        # The thresholds are met always: it prunes in every turn until the density is reached.
+        lambda **o: mo.sub_fedavg(
+            **{"lr": 0.1, "density": 0.7, "accuracy": 0, "distance": 0, "epochs": 2, "weighting": "examples", **o}
+        ),
+        {"epochs": 1, "density": 1.0},
+        (),
+        mo.split.nothing,
+    ),
+    Row(
+        "subsampling",
+        lambda **o: mo.subsampling(**{"lr": 0.1, "weighting": "examples", **o}),
+        {"steps": 1, "density": 1.0},
+        (),
+        mo.split.nothing,
+    ),
+    Row("fedpop", _fedpop, {}, ("v",), _head, weighted=False, limit=_fedpop_limit, alike=True),
+    Row(
+        "glocal_sgd",
+        _online(mo.glocal_sgd, shared_lr=0.1 / 30, personal_lr=0.2, weighting="examples"),
+        {},
+        ("v",),
+        _head,
+        weighted=False,
+    ),
+    Row(
+        "glocal_sgd",
+        _online(
+            mo.glocal_sgd,
+            shared_lr=0.1 / 30,
+            personal_lr=0.2,
+            weighting="examples",
+            longest_round_trip=3,
+            shared_radius=1e3,
+            personal_radius=1e3,
+        ),
+        {},
+        ("v",),
+        _head,
+        weighted=False,
+        variant="-room",
+    ),
+    Row("central", _online(mo.central, lr=0.1 / 30, weighting="examples"), {}, (), mo.split.nothing, weighted=False),
+    Row("independent", _online(mo.independent, lr=0.1), {}, ("u", "v"), mo.split.everything, weighted=False),
 ]
 NAMES = [row.name + row.variant for row in TABLE]
 

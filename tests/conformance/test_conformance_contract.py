@@ -9,6 +9,7 @@ from oracle_problems import engine_name, serve
 from torch import Tensor
 
 from moiety import tree
+from moiety.engines.rounds import crossing
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 from moiety.types import ClientUpdate
@@ -24,7 +25,7 @@ def test_every_algorithm_has_a_row():
 def begin(row, dtype=torch.float32):
     problem = mlp_problem(row, dtype=dtype)
     algorithm = row.build(**FIX)
-    server = algorithm.init_server(*problem.shared())
+    server = problem.server(algorithm)
     states = [problem.first(algorithm) for _ in range(3)]
     received = algorithm.broadcast(server)
     jobs = problem.jobs(algorithm.phases, range(3), states, "train", 0, part="train")
@@ -41,12 +42,17 @@ def tensors(*trees) -> list[Tensor]:
 def test_types_keys_shapes_dtypes(row, dtype, engine):
     problem, algorithm, server, received, jobs = begin(row, dtype)
     split, init = problem.split, problem.task.init
-    assert list(received) == list(split.shared)
+    # The shared part goes down first, and beside it what the algorithm declares; all in the model's own precision.
+    down, up = crossing(problem, algorithm)
+    assert list(received)[: len(split.shared)] == list(split.shared)
+    assert {n: (p.shape, p.dtype) for n, p in received.items()} == {n: (p.shape, dtype) for n, p in down.items()}
+    assert {n: down[n].shape for n in split.shared} == {n: init[n].shape for n in split.shared}
     results = serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
     for update, state in results:
         assert isinstance(update, ClientUpdate)
-        sent = split.shared if algorithm.uploads else ()
-        assert {n: (p.shape, p.dtype) for n, p in update.upload.items()} == {n: (init[n].shape, dtype) for n in sent}
+        sent = update.upload
+        assert {n: (p.shape, p.dtype) for n, p in sent.items()} == {n: (p.shape, p.dtype) for n, p in up.items()}
+        assert {p.dtype for p in up.values() if p.is_floating_point()} <= {dtype}
         assert update.weight.shape == ()
         assert update.info["loss"].shape == ()
         assert update.info["loss"].dtype == torch.float64  # sums over steps are kept exact
@@ -58,7 +64,7 @@ def test_types_keys_shapes_dtypes(row, dtype, engine):
     after = algorithm.server_update(server, algorithm.aggregator([u for u, _ in results]))
     assert type(after) is type(server)
     again = algorithm.broadcast(after)
-    assert {n: (p.shape, p.dtype) for n, p in again.items()} == {n: (init[n].shape, dtype) for n in split.shared}
+    assert {n: (p.shape, p.dtype) for n, p in again.items()} == {n: (p.shape, dtype) for n, p in down.items()}
     shared, personal = algorithm.personal_model(again, results[0][1])
     assert (set(shared), set(personal)) == (set(split.shared), set(split.personal))
 
@@ -131,11 +137,12 @@ def test_weights_are_what_the_option_says(row):
         problem = mlp_problem(row)
         algorithm = row.build(batch_size=2, **option)
         states = [problem.first(algorithm)] * 3
-        received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
+        received = algorithm.broadcast(problem.server(algorithm))
         jobs = problem.jobs(algorithm.phases, range(3), states, "train", 0, part="train")
         for engine in ENGINES:
             results = serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
-            assert [float(u.weight) for u, _ in results] == wanted[option.get("weighting", "examples")]
+            name = option.get("weighting", "uniform" if row.alike else "examples")
+            assert [float(u.weight) for u, _ in results] == wanted[name]
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=engine_name)
@@ -144,7 +151,7 @@ def test_a_weight_is_exact_in_a_model_of_low_precision(engine):
     (row,) = [row for row in TABLE if row.name == "fedavg"]
     problem = mlp_problem(row, sizes=(257, 3), dtype=torch.bfloat16)
     algorithm = row.build(batch_size=300)
-    received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
+    received = algorithm.broadcast(problem.server(algorithm))
     jobs = problem.jobs(algorithm.phases, range(2), [algorithm.init_client({}, {})] * 2, "train", 0, part="train")
     results = serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
     assert [float(u.weight) for u, _ in results] == [257, 3]
@@ -155,7 +162,7 @@ def test_data_columns_of_the_user_are_unchanged(row):
     problem = mlp_problem(row)
     before = {k: c.copy() for k, c in problem.data.columns.items()}
     algorithm = row.build(**FIX)
-    received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
+    received = algorithm.broadcast(problem.server(algorithm))
     jobs = problem.jobs(algorithm.phases, [0], [problem.first(algorithm)], "train", 0, part="train")
     serve(Sequential, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
     for name, column in before.items():

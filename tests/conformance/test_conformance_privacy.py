@@ -10,6 +10,7 @@ from safetensors import safe_open
 
 import moiety as mo
 from moiety import tree
+from moiety.engines.rounds import crossing
 from moiety.transport import PrivacyError
 from moiety.types import ClientUpdate
 
@@ -41,8 +42,13 @@ def test_personal_names_stay_away_from_the_server(row, tmp_path):
     run = mo.fit(net, DATA, watched, split=split, rounds=2, engine="sequential", out=tmp_path / "run")
     assert down
     assert len(up) == 2 * 3
-    assert all(set(sent) == set(split.shared) for sent in down)
-    assert all(set(sent) == (set(split.shared) if inner.uploads else set()) for sent in up)
+    downwards, upwards = crossing(run._rounds.problem, inner)
+    assert all(set(sent) == set(downwards) for sent in down)
+    assert all(set(sent) == set(upwards) for sent in up)
+    assert not set(split.personal) & {*downwards, *upwards}
+    if inner.crosses is None:
+        assert set(downwards) == set(split.shared)
+        assert set(upwards) == (set(split.shared) if inner.uploads else set())
     checkpoints = list((tmp_path / "run").glob("checkpoint/*/server.safetensors"))
     assert len(checkpoints) == 1
     with safe_open(checkpoints[0], framework="pt") as file:

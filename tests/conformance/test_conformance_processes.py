@@ -35,7 +35,7 @@ def everything(row, make, dtype=torch.float32, rounds=2):
     problem = mlp_problem(row, SIZES, dtype)
     algorithm: Algorithm = row.build(**OPTIONS)
     engine = make(problem, served(algorithm))
-    server = algorithm.init_server(*problem.shared())
+    server = problem.server(algorithm)
     states = [problem.first(algorithm) for _ in SIZES]
     try:
         for t in range(rounds):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import moiety as mo
 from moiety.scores import LOSSES, METRICS, edit_distance, output_frames
 
 
@@ -182,3 +183,28 @@ def test_edit_distance_at_its_edges():
     assert edit_distance([1, 2, 3], [1, 2, 3]) == 0
     assert edit_distance([1, 2, 3], [4, 5]) == 3
     assert edit_distance([1, 2, 3, 4], [2, 3, 4, 5]) == 2
+
+
+def test_one_versus_all_is_one_regression_for_every_class():
+    """Outputs (0.5, 0.25, 1) with label 2 are to be (0, 0, 1): 1/4 + 1/16 + 0; with label 0, 1/4 + 1/16 + 1."""
+    output = torch.tensor([[0.5, 0.25, 1.0], [0.5, 0.25, 1.0]])
+    batch = {"y": torch.tensor([2, 0])}
+    assert LOSSES["one_versus_all"](output, batch).tolist() == [0.3125, 1.3125]
+    assert METRICS["one_versus_all_accuracy"].per_example(output, batch).tolist() == [1, 0]
+
+
+def test_with_one_output_labels_are_regressed_on_themselves():
+    """(0.25 - 0)^2 = 1/16, (0.25 - 1)^2 = 9/16, (2 - 1)^2 = 1; above 1/2 means 1."""
+    output = torch.tensor([[0.25], [0.25], [2.0]])
+    batch = {"y": torch.tensor([0, 1, 1])}
+    assert LOSSES["one_versus_all"](output, batch).tolist() == [0.0625, 0.5625, 1.0]
+    assert METRICS["one_versus_all_accuracy"].per_example(output, batch).tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(("outputs", "label"), [(1, 2), (3, 3)])
+def test_a_label_without_an_output_is_refused_in_one_line(outputs, label):
+    data = mo.data.from_arrays({"x": np.ones((4, 2)), "y": [0, 1, 1, label]}, client=[0, 0, 1, 1], test=0)
+    words = f"`y` must be a label from 0 to {label - 1}, the model's outputs, got {label} for client 1."
+    with pytest.raises(mo.MoietyError) as error:
+        mo.fit(mo.models.linear(2, outputs), data, mo.central(lr=0.1), rounds=1, loss="one_versus_all")
+    assert str(error.value) == words

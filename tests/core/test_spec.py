@@ -56,6 +56,26 @@ CASES = [
             "server": {"name": "sgd", "lr": 0.5},
         },
     ),
+    (mo.fedper(lr=0.1, epochs=4, momentum=0.9), {"name": "fedper", "lr": 0.1, "epochs": 4, "momentum": 0.9}),
+    (mo.fedrep(lr=0.1, shared_steps=1), {"name": "fedrep", "lr": 0.1, "shared_steps": 1}),
+    (
+        mo.fedpop(
+            kernel=mo.kernel.sgld(step=0.01, batch_size=8), shared_lr=0.1, prior=mo.prior.laplace(scale=0.5), samples=4
+        ),
+        {
+            "name": "fedpop",
+            "kernel": {"name": "sgld", "step": 0.01, "batch_size": 8},
+            "shared_lr": 0.1,
+            "prior": {"name": "laplace", "scale": 0.5},
+            "samples": 4,
+        },
+    ),
+    (mo.lg_fedavg(lr=0.1, weighting="uniform"), {"name": "lg_fedavg", "lr": 0.1, "weighting": "uniform"}),
+    (
+        mo.per_fedavg(lr=0.1, personal_lr=0.01, form="first_order", personal_steps=2),
+        {"name": "per_fedavg", "lr": 0.1, "personal_lr": 0.01, "form": "first_order", "personal_steps": 2},
+    ),
+    (mo.apfl(lr=0.1, alpha=0.25, alpha_lr=0.2), {"name": "apfl", "lr": 0.1, "alpha": 0.25, "alpha_lr": 0.2}),
     (
         mo.ffgg(lr=0.1, solver=mo.solver.conjugate_gradient(steps=5), random_start=3),
         {"name": "ffgg", "lr": 0.1, "solver": {"name": "conjugate_gradient", "steps": 5}, "random_start": 3},
@@ -73,6 +93,48 @@ CASES = [
             "shuffle": False,
         },
     ),
+    (
+        mo.scaffold(lr=0.1, option="I", participation=0.25, batch_size=8, server=mo.server.sgd(lr=0.5)),
+        {
+            "name": "scaffold",
+            "lr": 0.1,
+            "option": "I",
+            "participation": 0.25,
+            "batch_size": 8,
+            "server": {"name": "sgd", "lr": 0.5},
+        },
+    ),
+    (mo.local_gd(lr=0.1, steps=5), {"name": "local_gd", "lr": 0.1, "steps": 5}),
+    (
+        mo.l2gd(lr=0.1, pull=0.2, probability=0.05, coins=3),
+        {"name": "l2gd", "lr": 0.1, "pull": 0.2, "probability": 0.05, "coins": 3},
+    ),
+    (
+        mo.fedspa(lr=0.1, density=0.4, search="rsm", masks="different", schedule=mo.schedule.geometric(factor=0.998)),
+        {
+            "name": "fedspa",
+            "lr": 0.1,
+            "density": 0.4,
+            "search": "rsm",
+            "masks": "different",
+            "schedule": {"name": "geometric", "factor": 0.998},
+        },
+    ),
+    (mo.sub_fedavg(lr=0.1, distance=0.0, epochs=3), {"name": "sub_fedavg", "lr": 0.1, "distance": 0.0, "epochs": 3}),
+    (mo.subsampling(lr=0.1, rescale=True), {"name": "subsampling", "lr": 0.1, "rescale": True}),
+    (
+        mo.glocal_sgd(shared_lr=0.1, personal_lr=0.2, rule="adagrad", longest_round_trip=4, personal_radius=2.0),
+        {
+            "name": "glocal_sgd",
+            "shared_lr": 0.1,
+            "personal_lr": 0.2,
+            "rule": "adagrad",
+            "longest_round_trip": 4,
+            "personal_radius": 2.0,
+        },
+    ),
+    (mo.central(lr=0.1, radius=3.0), {"name": "central", "lr": 0.1, "radius": 3.0}),
+    (mo.independent(lr=0.1, steps=20), {"name": "independent", "lr": 0.1, "steps": 20}),
 ]
 
 

@@ -15,12 +15,14 @@ from moiety.data.partition import (
     shards,
 )
 from moiety.data.sources import SOURCES
+from moiety.data.tasks import binary_tasks, principal_components
 
 __all__ = [
     "PARTITIONS",
     "SOURCES",
     "FederatedData",
     "Partition",
+    "binary_tasks",
     "classes_per_client",
     "dirichlet",
     "from_arrays",
@@ -30,6 +32,7 @@ __all__ = [
     "load",
     "natural",
     "open_folder",
+    "principal_components",
     "quantity",
     "shards",
 ]

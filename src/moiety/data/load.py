@@ -84,7 +84,7 @@ def load(
     spec |= how | {key: value for key, value in known.items() if value is not None}
     spec |= {k: int(v) for k, v in (("clients", clients), ("per_client", per_client)) if v is not None}
     writable = bool(partition.spec) and partition.ids is None
-    fed = _standardised(replace(fed, classes=source.classes, spec=spec if writable else {}), source.standardise)
+    fed = standardised(replace(fed, classes=source.classes, spec=spec if writable else {}), source.standardise)
     fed = fed if source.finish is None else source.finish(fed)
     return fed.with_validation_in_train() if validation_in_train else fed
 
@@ -203,7 +203,7 @@ def _test_rows(
     return np.concatenate(rows), np.repeat(client, quota)
 
 
-def _standardised(fed: FederatedData, features: int) -> FederatedData:
+def standardised(fed: FederatedData, features: int) -> FederatedData:
     """The first features of ``x`` at mean 0 and standard deviation 1 over all training rows; constant ones at 0."""
     if features == 0:
         return fed

@@ -6,6 +6,17 @@ from moiety.recipes.base import Outcome, Recipe, Watch
 from moiety.recipes.fedalt_images import fedalt_images
 from moiety.recipes.fedalt_speech import fedalt_speech
 from moiety.recipes.fedalt_text import fedalt_text
+from moiety.recipes.fedspa_ablations import fedspa_ablations
+from moiety.recipes.fedspa_sparsity import fedspa_sparsity
+from moiety.recipes.fedspa_table1 import fedspa_table1
+from moiety.recipes.fedspa_table2 import fedspa_table2
+from moiety.recipes.ffgg_async import ffgg_async
+from moiety.recipes.ffgg_byzantine import ffgg_byzantine
+from moiety.recipes.ffgg_figure1 import ffgg_figure1
+from moiety.recipes.ffgg_table1 import ffgg_table1
+from moiety.recipes.glocal_curves import glocal_clients, glocal_delay, glocal_features
+from moiety.recipes.glocal_fictitious import glocal_fictitious
+from moiety.recipes.glocal_table1 import glocal_table1
 from moiety.recipes.quickstart import quickstart
 
 RECIPES: dict[str, Recipe] = {
@@ -13,7 +24,42 @@ RECIPES: dict[str, Recipe] = {
     "fedalt-images": fedalt_images,
     "fedalt-speech": fedalt_speech,
     "fedalt-text": fedalt_text,
+    "ffgg-async": ffgg_async,
+    "ffgg-byzantine": ffgg_byzantine,
+    "ffgg-figure1": ffgg_figure1,
+    "ffgg-table1": ffgg_table1,
+    "glocal-table1": glocal_table1,
+    "glocal-clients": glocal_clients,
+    "glocal-delay": glocal_delay,
+    "glocal-features": glocal_features,
+    "glocal-fictitious": glocal_fictitious,
+    "fedspa-table1": fedspa_table1,
+    "fedspa-table2": fedspa_table2,
+    "fedspa-sparsity": fedspa_sparsity,
+    "fedspa-ablations": fedspa_ablations,
 }
 """The recipes by the names that ``moiety run`` knows."""
 
-__all__ = ["RECIPES", "Outcome", "Recipe", "Watch", "fedalt_images", "fedalt_speech", "fedalt_text", "quickstart"]
+__all__ = [
+    "RECIPES",
+    "Outcome",
+    "Recipe",
+    "Watch",
+    "fedalt_images",
+    "fedalt_speech",
+    "fedalt_text",
+    "fedspa_ablations",
+    "fedspa_sparsity",
+    "fedspa_table1",
+    "fedspa_table2",
+    "ffgg_async",
+    "ffgg_byzantine",
+    "ffgg_figure1",
+    "ffgg_table1",
+    "glocal_clients",
+    "glocal_delay",
+    "glocal_features",
+    "glocal_fictitious",
+    "glocal_table1",
+    "quickstart",
+]

@@ -15,6 +15,15 @@ from moiety.recipes.setting import FULL, Paper
 from moiety.recipes.words import per_cent
 
 Table = dict[str, Any]
+ABOUT = (
+    'Pillutla et al. 2022, "Federated Learning with Partial Model Personalization", Tables 2 to 4 and 10 to 13. All'
+    " runs of a seed start from the same run of FedAvg. A score is the mean over clients, weighted by their test"
+    " rows, or by the words in these where words are counted; in brackets is the 95% interval of its mean over"
+    " seeds (Student's t). The paper's numbers are of another data set, named in brackets. Rates are chosen on"
+    " validation rows of the first seed, from grids that were narrowed before, like the sizes, by validation scores"
+    " of wider ones. What is called the best split, the best full personalisation or the best value of a sweep is"
+    " so by the test scores shown here, which favours it."
+)
 
 
 def report(recipe: str, asked: Mapping[str, Any], found: Sequence[Found], out: Path | None) -> tuple[str, str]:
@@ -37,8 +46,8 @@ def report(recipe: str, asked: Mapping[str, Any], found: Sequence[Found], out: P
     return page, sentence(tables)
 
 
-def head(recipe: str, asked: Mapping[str, Any], tables: Sequence[Table]) -> dict[str, Any]:
-    """What was run, with what and when."""
+def head(recipe: str, asked: Mapping[str, Any], tables: Sequence[Table], about: str = ABOUT) -> dict[str, Any]:
+    """What was run, with what and when, and what it is about."""
     import numpy
     import torch
 
@@ -57,13 +66,7 @@ def head(recipe: str, asked: Mapping[str, Any], tables: Sequence[Table]) -> dict
         f"`{shlex.join(words)}`, {date}; {', '.join(f'{k} {v}' for k, v in versions.items())};"
         f" {seconds / 60:.1f} minutes in all.",
         "",
-        'Pillutla et al. 2022, "Federated Learning with Partial Model Personalization", Tables 2 to 4 and 10 to 13. All'
-        " runs of a seed start from the same run of FedAvg. A score is the mean over clients, weighted by their test"
-        " rows, or by the words in these where words are counted; in brackets is the 95% interval of its mean over"
-        " seeds (Student's t). The paper's numbers are of another data set, named in brackets. Rates are chosen on"
-        " validation rows of the first seed, from grids that were narrowed before, like the sizes, by validation scores"
-        " of wider ones. What is called the best split, the best full personalisation or the best value of a sweep is"
-        " so by the test scores shown here, which favours it.",
+        about,
     ]
     known = {"recipe": recipe, **asked, "command": shlex.join(words), "versions": versions, "date": date}
     return {**known, "page": "\n".join(lines)}

@@ -100,12 +100,12 @@ def summary(found: Found) -> dict[str, Any]:
             sweep.option: {"split": sweep.split, "rows": _swept(found, sweep)} for sweep in setting.stages.sweeps
         },
         "rates": found.chosen.rates,
-        "tried": {name: _finite(each) for name, each in found.chosen.tried.items()},
+        "tried": {name: finite(each) for name, each in found.chosen.tried.items()},
         "seconds": found.chosen.seconds + sum(each.seconds for seed in found.seeds.values() for each in seed.values()),
     }
 
 
-def _finite(tried: Mapping[float, float]) -> dict[str, float | None]:
+def finite(tried: Mapping[float, float]) -> dict[str, float | None]:
     """Scores by rate; JSON has no place for those of a rate at which training came apart."""
     return {f"{lr:g}": score if math.isfinite(score) else None for lr, score in tried.items()}
 

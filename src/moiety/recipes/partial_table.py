@@ -52,17 +52,17 @@ def partial_table(
     from moiety.engines.choose import check_engine
     from moiety.recipes.partial_report import report
 
-    asked = _asked(out, {"recipe": name, "scale": scale, "rounds": rounds, "seed": seed}, resume)
+    asked = asked_for(out, {"recipe": name, "scale": scale, "rounds": rounds, "seed": seed}, resume)
     made = [replace(s, stages=s.stages.with_rounds(asked["rounds"])) for s in settings(asked["scale"])]
     check_engine(engine or "auto")
     data = [setting.data(asked["seed"]) for setting in made]  # before anything is written: it may not be at hand
-    _write(out, asked)
+    keep_asked(out, asked)
     found = [_run(each, fed, asked["seed"], out, engine, watch) for each, fed in zip(made, data, strict=True)]
     text, sentence = report(name, asked, found, out)
     return Outcome({}, sentence, text)
 
 
-def _asked(out: Path | None, asked: dict[str, Any], resume: bool) -> dict[str, Any]:
+def asked_for(out: Path | None, asked: dict[str, Any], resume: bool) -> dict[str, Any]:
     """What was asked for, settled: as given, else as it began, else by default."""
     file = None if out is None else out / RECIPE
     begun = file is not None and file.is_file()
@@ -77,7 +77,7 @@ def _asked(out: Path | None, asked: dict[str, Any], resume: bool) -> dict[str, A
     return settled
 
 
-def _write(out: Path | None, asked: dict[str, Any]) -> None:
+def keep_asked(out: Path | None, asked: dict[str, Any]) -> None:
     """Keep what was asked for; where nothing is new, the file's time still says when the recipe was continued."""
     from moiety.engines.checkpoint import write_file, writing
 

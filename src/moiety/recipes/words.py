@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-_SHARES = ("accuracy", "token_accuracy", "word_error_rate")  # metrics from 0 to 1, shown in per cent
+_SHARES = (
+    "accuracy",
+    "one_versus_all_accuracy",
+    "token_accuracy",
+    "word_error_rate",
+)  # metrics from 0 to 1, shown in per cent
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 

@@ -46,6 +46,18 @@ def _figure(height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, lis
     return figure, [list(row) for row in grid]
 
 
+def blank(height: float) -> tuple[Figure, Axes]:
+    """An empty figure of ``height`` inches with one pair of axes."""
+    figure, [[axes]] = _figure(height)
+    return figure, axes
+
+
+def panels(height: float, rows: int, columns: int) -> tuple[Figure, list[Axes]]:
+    """An empty figure of ``height`` inches with a grid of axes, row after row."""
+    figure, grid = _figure(height, rows, columns)
+    return figure, [axes for row in grid for axes in row]
+
+
 def save(figure: Figure, path: str | Path) -> None:
     """Write a figure as PNG, whole or not at all; the same figure gives the same bytes."""
     target = Path(path)

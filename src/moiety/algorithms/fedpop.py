@@ -1,0 +1,322 @@
+"""FedPop: personal models as draws from a population whose prior is learned, each client's posterior sampled on it.
+
+Kotelevskii, Vono, Moulines, Durmus. "FedPop: A Bayesian Approach for Personalised Federated Learning", NeurIPS 2022.
+Algorithm 1 (FedSOUK); with ``moiety.kernel.langevin`` it is FedSOUL.
+
+    max_(phi, beta) log p(phi) + log p(beta) + sum_i log int p(D_i | phi, z) p(z | beta) dz        (equation 3)
+
+Symbols: phi the shared parameters in ``received``; beta its names ``prior:...``, for the default prior (mu, log sigma);
+z^(i) the personal parameters as one vector, Z_k^(i,1:M) ``state.samples``; Q_gamma ``kernel``; M ``samples``;
+eta^(1) ``prior_lr``, eta^(2) ``shared_lr``; b ``clients``; A_k the cohort; log p(D | phi, z) = -``loss_weight`` times
+the sum of the losses (1 for cross-entropy; 1 / (2 s^2) for squared errors with noise of variance s^2).
+
+Reduces, with the default prior, to FedAvg's objective at z = mu where sigma tends to 0, and to clients that fit z on
+their own (FedRep) where it tends to infinity; without shared parameters it is the model of DG-LMC (section 4).
+
+Deviations from the paper:
+
+1. The chain ascends log p(z | D_i, phi, beta), as in Algorithm 1; the mean of the kernel that section 2 and the
+   supplement's S2 write, z - gamma grad log p, has the wrong sign.
+2. What a client sends is multiplied by the step size and has its share 1 / b of the gradients of log p(phi) and log
+   p(beta) (as in S6), so that the server may use any optimiser. With the default server the sum is lines 18 and 19.
+3. Without ``clients`` the objective is divided by b, as in (6): step sizes are then b times Algorithm 1's, and the
+   priors on phi and beta count once for each client. Clients count alike whatever their size, since their gradients
+   are sums over examples. The mean over A_k times b is unbiased for cohorts of a fixed size, and for independent
+   (Bernoulli) participation given that anyone takes part.
+4. Line 16 compresses the gradient of phi alone; ``fit(codec=...)`` compresses all that is sent.
+5. A chain that was never begun starts at the centre of the prior, where Algorithm 1 has any point. Without state, and
+   for clients never seen, it goes ``burn_in`` times through its batches first, of which nothing is kept.
+   ``thinning`` keeps every so many-th step.
+6. sigma is learned through its logarithm. Projections are a ball for phi (``radius``) and what the prior says for beta.
+7. Where one model is asked for, it is the mean of the samples: for a personal part that is linear in z (an output
+   layer) it gives the mean of the outputs, and it does not jump from round to round as the last sample does. A client
+   that was never asked has the centre of the prior. ``run.predictive`` uses all samples.
+8. ``averaged`` keeps the mean of the iterates weighted by their step sizes (Theorem 1). Chains are run at the last
+   iterate, models and newcomers are served with the mean; both go down, and the schedule's factor goes up.
+9. A prior that is held fixed (``learn_prior=False``) goes down with phi all the same.
+10. Models whose batches mix examples (BatchNorm) are refused: their likelihood is no product over examples.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from moiety.aggregation import weighted_mean
+from moiety.aggregation.server import chosen as chosen_server
+from moiety.errors import must, number, whole
+from moiety.kernels import Kernel, walk
+from moiety.kernels import chosen as chosen_kernel
+from moiety.local import cut, flat, gradient_over_samples, phase, positive_lr
+from moiety.priors import Prior
+from moiety.priors import chosen as chosen_prior
+from moiety.schedules import chosen as chosen_schedule
+from moiety.solvers import batch_or_whole
+from moiety.spec import recorded
+from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Tree, Work
+
+PRIOR, MEAN, STEP = "prior:", "average:", "step"
+
+
+class Client(NamedTuple):
+    """Z^(i,1:M), by name and with a leading axis over samples, and whether a chain was ever begun."""
+
+    samples: Params
+    asked: Tensor
+
+
+class Server(NamedTuple):
+    """phi, beta, shared buffers, the optimiser's state; the averaged iterate and the sum of its weights."""
+
+    shared: Params
+    prior: Params
+    statistics: Params
+    optimiser: Tree
+    average: Params
+    total: Tensor
+
+
+@recorded
+def fedpop(
+    *,
+    kernel: Kernel,
+    shared_lr: float,
+    prior_lr: float | None = None,
+    prior: Prior | None = None,
+    learn_prior: bool = True,
+    samples: int = 10,
+    thinning: int = 1,
+    burn_in: int = 10,
+    loss_weight: float = 1.0,
+    clients: int | None = None,
+    shared_decay: float = 0.0,
+    radius: float | None = None,
+    averaged: bool = False,
+    batch_size: int | None = None,
+    server: ServerOptimiser | None = None,
+    schedule: Schedule | None = None,
+    stateful: bool = True,
+) -> Algorithm:
+    """FedPop: a learned prior over personal parameters, a posterior for every client (Kotelevskii et al. 2022).
+
+    Args:
+        kernel: the Markov kernel of the chains, for instance ``moiety.kernel.langevin(step=0.01)``.
+        shared_lr: step size of the shared parameters, eta^(2).
+        prior_lr: step size of the prior's parameters, eta^(1); that of the shared parameters by default.
+        prior: of the personal parameters; ``moiety.prior.gaussian()`` by default.
+        learn_prior: False holds the prior fixed, for few clients.
+        samples: M, how many draws of its posterior a client makes in a round, and keeps.
+        thinning: steps of the chain for each of them.
+        burn_in: where a chain is not continued, so many times ``samples * thinning`` steps come first.
+        loss_weight: what turns a loss into minus a log-likelihood.
+        clients: b, the number of clients; left out, the objective is divided by it.
+        shared_decay: log p(phi) = -(shared_decay / 2) ||phi||^2.
+        radius: the shared parameters stay within this distance of 0.
+        averaged: serve models with the averaged iterates.
+        batch_size: rows at a time for the gradient of the shared parameters, which is over all rows in any case.
+        server: the server's optimiser for phi and beta; plain steps by default.
+        schedule: of both step sizes across rounds; constant by default.
+        stateful: False lets chains begin anew each time, with burn-in.
+
+    Returns:
+        The algorithm, for ``moiety.fit``.
+    """
+    sampler, population = chosen_kernel(kernel), chosen_prior(prior)
+    positive_lr("shared_lr", shared_lr)
+    prior_rate = shared_lr if prior_lr is None else prior_lr
+    positive_lr("prior_lr", prior_rate)
+    for name, count, least in (("samples", samples, 1), ("thinning", thinning, 1), ("burn_in", burn_in, 0)):
+        whole(name, count, least)
+    number("loss_weight", loss_weight, "> 0 and finite", lambda x: 0 < x < math.inf)
+    number("shared_decay", shared_decay, ">= 0 and finite", lambda x: 0 <= x < math.inf)
+    if clients is not None:
+        whole("clients", clients, 1)
+    if radius is not None:
+        number("radius", radius, "> 0", lambda x: x > 0)
+    optimiser = chosen_server(server)
+    b = 1 if clients is None else clients
+
+    def chain(
+        work: Work, shared: Params, beta: Params, state: Client, passes: int
+    ) -> tuple[list[Params], Params, Tensor]:
+        """Lines 4 to 12: the samples Z_k^(i,1:M), the last of which is where the chain stands; the model, the loss."""
+        _check(work, state)
+        last = {name: z[-1] for name, z in state.samples.items()}
+        # Lines 5-7: warm start
+        start = torch.where(state.asked, flat(last), population.centre(beta))
+        model = work.compose(shared, cut(start, last))
+        # Lines 8-12: Z^(i,m+1) ~ Q_gamma(Z^(i,m), .)
+        points, loss = walk(
+            work,
+            sampler,
+            model,
+            start,
+            "sample",
+            passes=passes,
+            log_prior=lambda z: population.log_density(beta, z),
+            loss_weight=loss_weight,
+        )
+        # An engine that looks at shapes or costs gives fewer batches: there are M samples all the same.
+        return (_points(state.samples) + points[thinning - 1 :: thinning])[-samples:], model, loss
+
+    def shared_gradient(work: Work, model: Params, points: list[Params]) -> Params:
+        """Line 15: J^(i), the mean over samples of grad_phi log p(D_i | Z, phi); with its share of log p(phi)."""
+        total = {name: -shared_decay / b * model[name] for name in work.shared}
+        for batch in work.batches("shared") if work.shared else ():
+            rows = batch["mask"].sum() if "mask" in batch else len(next(iter(batch.values())))
+            found = gradient_over_samples(work, model, points, work.shared, batch)
+            total = {name: g - loss_weight * (found[name] * rows) for name, g in total.items()}
+        return total
+
+    def prior_gradient(work: Work, beta: Params, points: list[Params]) -> Params:
+        """Line 14: I^(i), the mean over samples of grad_beta log p(Z | beta); with its share of log p(beta)."""
+        vectors = [flat(point) for point in points]
+
+        def objective(at: Params) -> tuple[Tensor, Params]:
+            value = torch.stack([population.log_density(at, z) for z in vectors]).mean()
+            return value if population.hyper is None else value + population.hyper(at) / b, {}
+
+        return work.gradient(objective, beta)[0]
+
+    def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
+        shared, beta = _now(received)
+        points, model, loss = chain(work, shared, beta, state, 1 if stateful else 1 + burn_in)
+        eta, rate = (lr * work.scale * b for lr in (shared_lr, prior_rate))
+        upload = {name: torch.zeros_like(p) for name, p in shared.items()}  # of buffers, which do not move
+        upload |= {name: eta * g for name, g in shared_gradient(work, model, points).items()}
+        if learn_prior:
+            upload |= {PRIOR + name: rate * g for name, g in prior_gradient(work, beta, points).items()}
+        if averaged:
+            upload[STEP] = population.centre(beta).new_full((), work.scale)
+        # Line 16
+        update = ClientUpdate(upload, torch.ones_like(work.examples), {"loss": loss})
+        return update, _begun(points, state) if stateful else state
+
+    def adapt(work: Work, received: Params, state: Client) -> Client:
+        return _begun(chain(work, *believed(received), state, 1 + burn_in)[0], state)
+
+    def believed(received: Params) -> tuple[Params, Params]:
+        """The shared part and beta that models are made with."""
+        shared, beta = _now(received)
+        if not averaged:
+            return shared, beta
+        mean_shared, mean_beta = _now(_taken(received, MEAN))
+        return {**shared, **mean_shared}, {**beta, **mean_beta}
+
+    def server_update(server: Server, change: Params) -> Server:
+        # Lines 18-19
+        held = {**server.shared, **(_put(server.prior, PRIOR) if learn_prior else {})}
+        moved, state = optimiser.step(held, {name: change[name] for name in held}, server.optimiser)
+        shared = _in_ball({name: moved[name] for name in server.shared}, radius)
+        beta = population.project(_taken(moved, PRIOR)) if learn_prior else server.prior
+        statistics = {name: s + change[name] for name, s in server.statistics.items()}
+        if not averaged:
+            return Server(shared, beta, statistics, state, server.average, server.total)
+        total = server.total + change[STEP]
+        share = torch.where(total > 0, change[STEP] / total, 0)
+        new = {**shared, **statistics, **_put(beta, PRIOR)}
+        average = {name: a + (share * (new[name] - a)).to(a.dtype) for name, a in server.average.items()}
+        return Server(shared, beta, statistics, state, average, total)
+
+    def init_server(held: Params, statistics: Params) -> Server:
+        beta = _taken(held, PRIOR)
+        shared = {name: p for name, p in held.items() if not name.startswith(PRIOR)}
+        average = {**held, **statistics} if averaged else {}
+        return Server(
+            shared, beta, dict(statistics), optimiser.init(held), average, torch.zeros((), dtype=torch.float64)
+        )
+
+    def broadcast(server: Server) -> Params:  # line 20
+        down = {**server.shared, **server.statistics, **_put(server.prior, PRIOR)}
+        return down | _put(server.average, MEAN)
+
+    def crosses(shared: Params, personal: Params) -> tuple[Params, Params]:
+        beta = beside(shared, personal)
+        down, up = {**shared, **beta}, {**shared, **(beta if learn_prior else {})}
+        if not averaged:
+            return down, up
+        return {**down, **_put({**shared, **beta}, MEAN)}, {**up, STEP: flat(personal).new_zeros(())}
+
+    def beside(shared: Params, personal: Params) -> Params:
+        return _put(population.init(flat(personal)), PRIOR)
+
+    def draws(received: Params, state: Client) -> Params:
+        centre = cut(population.centre(believed(received)[1]), {name: z[-1] for name, z in state.samples.items()})
+        return {name: torch.where(state.asked, z, centre[name]) for name, z in state.samples.items()}
+
+    def personal_model(received: Params, state: Client) -> tuple[Params, Params]:
+        return believed(received)[0], {name: z.mean(0) for name, z in draws(received, state).items()}
+
+    def newcomer(key: Tensor, received: Params, state: Client) -> Client:
+        like = {name: z[-1] for name, z in state.samples.items()}
+        beta = believed(received)[1]
+        return _begun([cut(population.draw(beta, key, "population", m), like) for m in range(samples)], state)
+
+    rows = batch_or_whole(sampler.batch_size)
+    shuffle = sampler.batch_size is not None
+    return Algorithm(
+        name="fedpop",
+        phases={
+            "sample": phase("", None, samples * thinning, rows, shuffle),
+            "shared": phase("", 1, None, batch_or_whole(batch_size), False),
+        },
+        init_server=init_server,
+        init_client=lambda shared, personal: Client(
+            {name: p.expand(samples, *p.shape).clone() for name, p in personal.items()},
+            torch.zeros((), dtype=torch.bool),
+        ),
+        broadcast=broadcast,
+        client_update=client_update,
+        aggregator=weighted_mean,
+        server_update=server_update,
+        personal_model=personal_model,
+        adapt=adapt,
+        schedule=chosen_schedule(schedule),
+        stateful=stateful,
+        needs="personal",
+        crosses=crosses,
+        beside=beside,
+        samples=draws,
+        population=newcomer,
+    )
+
+
+def _check(work: Work, state: Client) -> None:
+    hint = "Use group or layer normalisation."
+    must(not work.task.mixes_examples, "model", "one whose examples are independent for fedpop", "BatchNorm", hint)
+    odd = [name for name in state.samples if name not in work.personal]
+    must(not odd, "split", "one whose personal part is trained parameters alone for fedpop", ", ".join(odd))
+
+
+def _now(received: Params) -> tuple[Params, Params]:
+    """phi (and shared buffers) and beta."""
+    shared = {name: p for name, p in received.items() if not name.startswith((PRIOR, MEAN))}
+    return shared, _taken(received, PRIOR)
+
+
+def _taken(params: Params, prefix: str) -> Params:
+    return {name.removeprefix(prefix): p for name, p in params.items() if name.startswith(prefix)}
+
+
+def _put(params: Params, prefix: str) -> Params:
+    return {prefix + name: p for name, p in params.items()}
+
+
+def _points(samples: Params) -> list[Params]:
+    """The samples one by one."""
+    return [{name: z[m] for name, z in samples.items()} for m in range(len(next(iter(samples.values()))))]
+
+
+def _begun(points: list[Params], state: Client) -> Client:
+    return Client({name: torch.stack([p[name] for p in points]) for name in points[0]}, torch.ones_like(state.asked))
+
+
+def _in_ball(shared: Params, radius: float | None) -> Params:
+    """The nearest point of the ball."""
+    if radius is None or not shared:
+        return shared
+    norm = torch.stack([p.square().sum() for p in shared.values()]).sum().sqrt()
+    return {name: p * (radius / norm).clamp(max=1.0) for name, p in shared.items()}

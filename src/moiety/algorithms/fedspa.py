@@ -1,0 +1,206 @@
+"""FedSpa: every client trains a sparse part of one shared model, found by a mask of its own.
+
+Huang et al. "Achieving Personalized Federated Learning with Sparse Local Models", 2022 (arXiv:2201.11380). Algorithm 1,
+with the mask search of Algorithm 2 (``search="dst"``, dynamic sparse training) or of Algorithm 3 (``"rsm"``, random
+static masks). The numbers in comments are the lines of these algorithms.
+
+Client k's model is m_k * w. The problem is min_w (1/K) sum_k F_k(m_k * w), (P4), with every m_k of the same volume.
+
+Symbols: w_t ``received``; m_{k,t} ``state.mask``; eta ``lr``; N ``steps``, or ``epochs`` of batches; alpha_0
+``prune_rate``; seed ``mask_seed``; beta, the sparse volume, (1 - ``density``) d for d parameters; S_t the cohort.
+
+Reduces to FedAvg with a plain mean where ``density`` is 1, and with ``search="rsm"`` and ``masks="same"`` to FedAvg on
+the one sub-network.
+
+Deviations from the paper:
+
+1. A client sends w_{k,t,N} - w_{k,t,0}, which is -U_{k,t}, so that the server may use any optimiser; the default, SGD
+   of learning rate 1, is line 11.
+2. The server broadcasts w_t and the client masks it (line 9). Arithmetic and bill are those of a server that masks: the
+   ledger counts what Algorithm 1 sends (see ``docs/algorithms/fedspa.md``).
+3. The volume is exact: density times all parameters, dense ones included, which gives the bytes of the paper's Table 1.
+   How it is rounded stands in ``split/masks.py``. The number of weights to prune in a layer is rounded down.
+4. A weight that was just pruned does not grow back in the same step, unless the layer has too few dormant ones.
+5. A client that was never asked is evaluated with the dense model: with ``masks="different"`` it has no mask yet.
+   A client that is onboarded trains once and searches, as in the first round.
+6. Options the pseudocode does not have, all off by default: momentum (from 0 in each round), clipping of the masked
+   gradient, other weightings and server optimisers, under which weights outside the cohort's masks may move too.
+   Running statistics of BatchNorm may stay with the client. A client whose update is not finite is left out.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from moiety.aggregation import averaging, check_weighting, client_weight, weighted_mean
+from moiety.aggregation.server import chosen as chosen_server
+from moiety.clients.masked import Masked, differ, mask_densities, masked_model, masked_work, never_asked
+from moiety.draws import uniform
+from moiety.errors import choice, number, whole
+from moiety.local import SgdOptions, difference, either, mean_loss, phase, positive_lr, rates, sgd
+from moiety.schedules import chosen as chosen_schedule
+from moiety.spec import recorded
+from moiety.split.masks import (
+    DENSITIES,
+    annealed,
+    check_density,
+    common_masks,
+    layer_counts,
+    masked,
+    next_mask,
+    random_masks,
+)
+from moiety.transport.sparse import sparse_bytes
+from moiety.types import Algorithm, Batch, ClientUpdate, Params, Schedule, ServerOptimiser, Traffic, Work
+
+SEARCHES, MASKS, REGROW = ("dst", "rsm"), ("same", "different"), ("gradient", "random")
+
+
+@recorded
+def fedspa(
+    *,
+    lr: float,
+    density: float = 0.5,
+    search: str = "dst",
+    densities: str = "erk",
+    masks: str = "same",
+    regrow: str = "gradient",
+    prune_rate: float = 0.5,
+    mask_seed: int = 0,
+    epochs: int | None = None,
+    steps: int | None = None,
+    batch_size: int = 32,
+    shuffle: bool = True,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    clip: float | None = None,
+    weighting: str = "uniform",
+    server: ServerOptimiser | None = None,
+    schedule: Schedule | None = None,
+) -> Algorithm:
+    """FedSpa: sparse personal models, each a masked part of one shared model (Huang et al. 2022).
+
+    Args:
+        lr: learning rate on clients, eta.
+        density: the share of parameters that are active, from 0.2 to 1; biases and norms are active always.
+        search: ``dst`` prunes and regrows after each turn; ``rsm`` keeps the first random masks.
+        densities: of the layers, ``erk`` (small layers denser) or ``uniform``.
+        masks: at first the ``same`` for all clients, or ``different`` ones.
+        regrow: of ``dst``, by the dense ``gradient`` of one batch or at ``random``.
+        prune_rate: of ``dst``, alpha_0, the share of a layer's active weights that is pruned at first; it falls to 0
+            along a cosine.
+        mask_seed: of the first masks.
+        epochs: passes over the client's data; 1 where neither this nor the next is given.
+        steps: or a number of steps.
+        batch_size: examples per step, and of the batch for the dense gradient; a client with fewer uses what it has.
+        shuffle: False walks through the data in its order.
+        weight_decay: l2 penalty.
+        momentum: of the client's SGD, from 0 in each round.
+        clip: largest norm of the masked gradient.
+        weighting: of the clients in the mean, ``uniform`` as in the paper, or by ``examples`` or ``batches``.
+        server: the server's optimiser; plain averaging by default.
+        schedule: of the client learning rate across rounds; constant by default.
+
+    Returns:
+        The algorithm, for ``moiety.fit``.
+    """
+    positive_lr("lr", lr)
+    check_density(density)
+    choice("search", search, SEARCHES)
+    choice("densities", densities, DENSITIES)
+    choice("masks", masks, MASKS)
+    choice("regrow", regrow, REGROW)
+    number("prune_rate", prune_rate, ">= 0 and <= 1", lambda r: 0 <= r <= 1)
+    whole("mask_seed", mask_seed, 0)
+    check_weighting(weighting)
+    options = SgdOptions(momentum, weight_decay, clip)
+    optimiser = chosen_server(server)
+    by_gradient = search == "dst" and regrow == "gradient"
+
+    def init_client(shared: Params, personal: Params) -> Masked:
+        """Algorithm 2, lines 1 and 2, and Algorithm 3, lines 1 and 2: the same seed for all."""
+        counts = layer_counts(shared, density, densities)
+        return never_asked(shared, personal, common_masks(shared, counts, mask_seed))
+
+    def first_mask(work: Work, received: Params, state: Masked, counts: dict[str, int]) -> Params:
+        """m_{k,t}: the client's own, where masks differ drawn with its own key when it is first asked."""
+        if masks == "same":
+            return state.mask
+        drawn = random_masks(work.key, received, counts, "mask", mask_seed)
+        return either(state.asked, state.mask, drawn)
+
+    def dense_gradient(work: Work, model: Params, names: dict[str, int]) -> Params:
+        """g(w_{k,t,N}): the gradient of one batch for every weight, active or not (Algorithm 2, line 5)."""
+        found = {name: torch.zeros_like(model[name]) for name in names}
+        for batch in work.batches("search"):
+
+            def objective(block: Params, batch: Batch = batch) -> tuple[torch.Tensor, Params]:
+                return mean_loss(work.task.loss({**model, **block}, batch)[0], batch), {}
+
+            found = work.gradient(objective, {name: model[name] for name in names})[0]
+        return found
+
+    def next_masks(work: Work, mask: Params, model: Params, counts: dict[str, int]) -> Params:
+        """NEXT_MASKS of Algorithm 2 or of Algorithm 3."""
+        if search == "rsm":
+            return {name: m.clone() for name, m in mask.items()}  # Algorithm 3, line 4: m_{k,t+1} = m_{k,t}
+        rate = annealed(prune_rate, work.elapsed)  # Algorithm 2, line 4
+        if by_gradient:
+            score = {name: g.abs() for name, g in dense_gradient(work, model, counts).items()}  # line 5
+        else:
+            shapes = {name: tuple(m.shape) for name, m in mask.items()}
+            score = {name: uniform(work.key, shape, work.turn, "regrow", name) for name, shape in shapes.items()}
+        # 6: for each layer; 7: prune by magnitude; 8: recover as many
+        return {
+            name: next_mask(m, model[name], score[name], active=counts[name], rate=rate) for name, m in mask.items()
+        }
+
+    def client_update(work: Work, received: Params, state: Masked) -> tuple[ClientUpdate, Masked]:
+        counts = layer_counts(received, density, densities)
+        mask = first_mask(work, received, state, counts)
+        start = masked(received, mask)  # 9: w_{k,t,0} = m_{k,t} * w_t: the server's weights, dense under any mask
+        # 13 to 16: w_{k,t,tau+1} = w_{k,t,tau} - eta m_{k,t} * g_{k,t,tau}
+        model, loss = sgd(
+            masked_work(work, mask),
+            work.compose(start, state.personal),
+            work.batches("local"),
+            lr=rates(work, work.shared, lr),
+            options=options,
+        )
+        trained, statistics = work.parts(model)
+        change = difference(trained, start)  # 17: -U_{k,t}
+        new = next_masks(work, mask, model, counts)  # 18
+        info = {"loss": loss, "new_mask": differ(state, mask, new)}
+        update = ClientUpdate(change, client_weight(work, weighting, batch_size), info)  # 19
+        return update, Masked(statistics, new, torch.ones_like(state.asked))
+
+    def down(received: Params, state: Masked) -> tuple[int, int]:
+        """Line 9: the client found its mask itself, so it is told one only when it is first asked."""
+        return sparse_bytes(received, layer_counts(received, density, densities), known=bool(state.asked))
+
+    def up(update: ClientUpdate) -> tuple[int, int]:
+        """Line 19: with the next mask where it is a new one."""
+        counts = layer_counts(update.upload, density, densities)
+        return sparse_bytes(update.upload, counts, known=not update.info["new_mask"])
+
+    phases = {"local": phase("", epochs, steps, batch_size, shuffle)}
+    return Algorithm(
+        name="fedspa",
+        phases=phases | ({"search": phase("", None, 1, batch_size, shuffle)} if by_gradient else {}),
+        init_server=partial(averaging.init_server, optimiser),
+        init_client=init_client,  # Algorithm 1, line 3
+        broadcast=averaging.broadcast,
+        client_update=client_update,
+        aggregator=weighted_mean,  # 11: over the whole cohort, wherever the masks are
+        server_update=partial(averaging.server_update, optimiser),  # 11
+        personal_model=masked_model,
+        adapt=lambda work, received, state: client_update(work, received, state)[1],
+        schedule=chosen_schedule(schedule),
+        default_split="nothing",
+        needs="nothing",
+        traffic=Traffic(down, up),
+        densities=mask_densities,
+        search=("search",) if by_gradient else (),
+    )

@@ -1,0 +1,167 @@
+"""Glocal.SGD: a shared and a personal model predict together, learn online, and stay aligned under delay.
+
+"Global and Local Learning for Distributed Personalization": Algorithm 3 (client) and Algorithm 4 (server); with
+batches, appendix D; with Adagrad, footnote 5; the two rules of section 3.2.1 as ``alignment``.
+
+    client i, round t:  incur l_{i,t}(w^g_{t-a}, w_{i,t}); send its gradient in w^g; and, with r = a + b rounds to the
+                        server and back,  w_{i,t+1} = P_D(w_{i,t} - eta_i grad^l_{i,t-r})
+    server, round t:    w^g_{t+1} = P_D(w^g_t - eta sum_i lambda_i grad^g_{i,t-b})
+
+where grad_{i,s} is the gradient of l_{i,s} at the pair (w^g_{s-a}, w_{i,s}) that predicted, for both sides.
+
+Symbols: w^g ``received``; w_i ``state.personal``; eta ``shared_lr``; eta_i ``personal_lr``; D ``shared_radius`` and
+``personal_radius``; lambda_i ``weighting``; the delays a (down) and b (up) are the clock's, tau each in the paper;
+l_{i,t} is the next batch in a walk through the client's data, one example by default.
+
+Reduces to joint SGD on the pair without delay: with one client to plain SGD on both parts, with nothing personal to SGD
+at the server (``central``), with everything personal to SGD on each client (``independent``).
+
+Deviations from the paper:
+
+1. A stream is a walk through the client's own rows in passes, each in a fresh order. A client that is not asked in a
+   round (``cohort``) sees nothing in it, and the round does not count for the delay of its own step.
+2. Where ``fit`` is given an aggregator, it stands in the place of the sum over clients: most give a mean.
+3. "misaligned" needs the server's newest model when an upload arrives; the engine then computes the gradient on the
+   client's side (``moiety.clock.delayed(at="arrival")``), where the paper would send the example.
+4. Shared running statistics, which the theory does not have, stay as they were; personal ones move with the client.
+5. A client whose update is not finite is left out of the round.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from moiety.aggregation import check_weighting, client_weight, weighted_sum
+from moiety.descent import Descent, slope, walk
+from moiety.errors import choice, must, whole
+from moiety.schedules import chosen as chosen_schedule
+from moiety.spec import recorded
+from moiety.types import Algorithm, Batch, ClientUpdate, Params, Work
+
+ALIGNMENTS = ("aligned", "misaligned", "asymmetric")
+
+
+class Server(NamedTuple):
+    """w^g, shared running statistics, and Adagrad's sums of squares."""
+
+    shared: Params
+    statistics: Params
+    squares: Params
+
+
+class Client(NamedTuple):
+    """w_i, its gradients of the rounds before (the latest first, a row each), and Adagrad's sums of squares."""
+
+    personal: Params
+    past: Params
+    squares: Params
+
+
+@recorded
+def glocal_sgd(
+    *,
+    shared_lr: float,
+    personal_lr: float,
+    rule: str = "sgd",
+    alignment: str = "aligned",
+    longest_round_trip: int = 0,
+    shared_radius: float | None = None,
+    personal_radius: float | None = None,
+    batch_size: int = 1,
+    shuffle: bool = True,
+    weighting: str = "uniform",
+    weight_column: str | None = None,
+) -> Algorithm:
+    """Glocal.SGD: joint online descent on a shared and a personal part, under delay.
+
+    A round is one batch of every client: train for ``passes * ceil(n / batch_size)`` rounds. The server steps along the
+    sum over clients, not the mean, so ``shared_lr`` is for that sum.
+
+    Args:
+        shared_lr: learning rate of the server, eta.
+        personal_lr: learning rate of the clients, eta_i.
+        rule: ``sgd`` or ``adagrad``, on both sides.
+        alignment: ``aligned`` (the paper's algorithm: a client makes its own step one round trip late, as the server
+            does), ``asymmetric`` (at once) or ``misaligned`` (at once, and the server takes gradients at its newest
+            model, for a clock with ``at="arrival"``).
+        longest_round_trip: with ``aligned``, for how many rounds clients keep their gradients: the largest sum of a
+            client's two delays. 0 where there is no delay.
+        shared_radius: D for the shared part: its largest norm; free by default.
+        personal_radius: D for the personal part of each client.
+        batch_size: examples in a round (appendix D); a client with fewer uses what it has.
+        shuffle: False walks through the data in its order.
+        weighting: lambda_i: ``uniform`` is 1, ``examples`` N_i, ``batches`` ceil(N_i / batch_size).
+        weight_column: a column of the data that holds lambda_i in every row of client i, instead.
+
+    Returns:
+        The algorithm, for ``moiety.fit``.
+    """
+    server_descent = Descent(shared_lr, rule, shared_radius, "shared_")
+    client_descent = Descent(personal_lr, rule, personal_radius, "personal_")
+    choice("alignment", alignment, ALIGNMENTS)
+    whole("longest_round_trip", longest_round_trip, 0)
+    aligned = alignment == "aligned"
+    hint = f"With alignment {alignment} a client makes its own step at once."
+    must(aligned or longest_round_trip == 0, "longest_round_trip", "left out", longest_round_trip, hint)
+    check_weighting(weighting)
+
+    def init_client(shared: Params, personal: Params) -> Client:
+        floats = {n: p for n, p in personal.items() if p.is_floating_point()}
+        past = {n: p.new_zeros((longest_round_trip, *p.shape)) for n, p in floats.items()} if longest_round_trip else {}
+        return Client(personal, past, client_descent.init(floats))
+
+    def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
+        batches = list(work.batches("online"))
+        model = work.compose(received, state.personal)
+        # Both gradients at (w^g_{t-a}, w_{i,t}), the pair that incurs the loss
+        gradient, loss, changed = slope(work, model, (*work.shared, *work.personal), batches)
+        upload = {n: gradient[n] if n in gradient else torch.zeros_like(p) for n, p in received.items()}
+        # w_{i,t+1} = P_D(w_{i,t} - eta_i grad^l_{i,t-r}); (4)
+        own = {n: gradient[n] for n in work.personal}
+        due, past = (own, {}) if not longest_round_trip else _delayed(own, state.past, work.round_trip)
+        point = {n: state.personal[n] for n in own}
+        moved, squares = client_descent.step(point, due, state.squares, work.scale)
+        kept = {n: changed.get(n, p) for n, p in state.personal.items()}
+        after = Client({**kept, **moved}, {**state.past, **past}, {**state.squares, **squares})
+        weight = (
+            client_weight(work, weighting, batch_size) if weight_column is None else _weight(batches[0], weight_column)
+        )
+        return ClientUpdate(upload, weight, {"loss": loss}), after
+
+    def server_update(server: Server, total: Params) -> Server:
+        # w^g_{t+1} = P_D(w^g_t - eta sum_i lambda_i grad^g_{i,t-b}); (5)
+        gradient = {n: total[n] for n in server.shared}
+        shared, squares = server_descent.step(server.shared, gradient, server.squares)
+        return Server(shared, server.statistics, squares)
+
+    return Algorithm(
+        name="glocal_sgd",
+        phases=walk(batch_size, shuffle),
+        init_server=lambda shared, statistics: Server(dict(shared), dict(statistics), server_descent.init(shared)),
+        init_client=init_client,
+        broadcast=lambda server: {**server.shared, **server.statistics},
+        client_update=client_update,
+        aggregator=weighted_sum,
+        server_update=server_update,
+        personal_model=lambda received, state: (received, state.personal),
+        adapt=lambda work, received, state: client_update(work, received, state)[1],
+        schedule=chosen_schedule(None),
+        longest_round_trip=longest_round_trip if aligned else None,
+        evaluates_at="arrival" if alignment == "misaligned" else "dispatch",
+    )
+
+
+def _delayed(gradient: Params, past: Params, trip: Tensor) -> tuple[Params, Params]:
+    """The gradient of ``trip`` turns ago (0 before there was one), and the past with the newest in front."""
+    windows = {n: torch.cat([g[None], past[n]]) for n, g in gradient.items()}
+    due = {n: window.index_select(0, trip.reshape(1)).squeeze(0) for n, window in windows.items()}
+    return due, {n: window[:-1] for n, window in windows.items()}
+
+
+def _weight(batch: Batch, column: str) -> Tensor:
+    """lambda_i, which stands in every row of the client."""
+    must(column in batch, "weight_column", "a column of the data", column)
+    return batch[column].double().mean()

@@ -1,0 +1,84 @@
+"""LG-FedAvg: a representation of its own on every client, a shared model on top of it.
+
+Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency. "Think Locally, Act Globally: Federated Learning with
+Local and Global Representations", arXiv:2001.01523, 2020, Algorithm 1.
+
+Symbols: theta^g ``received``; theta_m^l ``state.personal``; eta ``lr``; E ``epochs``; B ``batch_size``; N_m / N
+``weighting="examples"``.
+
+Equals FedSim (Pillutla et al. 2022) with one learning rate for both parts, ``fedsim(shared_lr=lr, personal_lr=lr)``, of
+which this is another name. What differs from FedPer is the split, which is the other way round: by default the last
+layer alone is shared. Reduces to FedAvg where nothing is personal, to local training where everything is.
+
+Deviations from the paper:
+
+1. Those of ``fedsim``, of which numbers 1 and 2 matter here: differences are sent instead of values, and each epoch is
+   shuffled anew.
+2. Local representations are trained with the loss of the task alone. The paper's other objectives for them
+   (self-supervision, an adversary for fairness) can be put into a task of one's own.
+3. For data of an unknown device the paper averages the predictions of all local models, which have to be sent for it.
+   Here nothing personal is ever sent: a client never seen trains a representation of its own, from the first one.
+4. The authors' experiments begin with a model trained by FedAvg; that is ``moiety.pipeline`` or ``fit(start=...)``.
+5. The lower layers are personal in the paper, how many depends on the data. Here it is all but the last layer by
+   default, more is shared with ``moiety.split.by_name``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moiety.algorithms.fedsim import fedsim
+from moiety.local import positive_lr
+from moiety.spec import recorded
+from moiety.types import Algorithm, Schedule, ServerOptimiser
+
+
+@recorded
+def lg_fedavg(
+    *,
+    lr: float,
+    epochs: int | None = None,
+    steps: int | None = None,
+    batch_size: int = 32,
+    shuffle: bool = True,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    clip: float | None = None,
+    weighting: str = "examples",
+    server: ServerOptimiser | None = None,
+    schedule: Schedule | None = None,
+) -> Algorithm:
+    """LG-FedAvg: personal representations under a shared last layer (Liang et al. 2020).
+
+    Args:
+        lr: learning rate on clients, eta.
+        epochs: passes over the client's data, E; 1 where neither this nor the next is given.
+        steps: or a number of steps.
+        batch_size: examples per step, B; a client with fewer uses what it has.
+        shuffle: False walks through the data in its order.
+        weight_decay: l2 penalty.
+        momentum: of the client's SGD, from 0 in each round.
+        clip: largest norm of the joint gradient.
+        weighting: of the clients in the mean, by ``examples``, ``batches`` or ``uniform``.
+        server: the server's optimiser; plain averaging by default.
+        schedule: of the learning rate across rounds; constant by default.
+
+    Returns:
+        The algorithm, for ``moiety.fit``.
+    """
+    positive_lr("lr", lr)
+    same = fedsim(
+        shared_lr=lr,
+        personal_lr=lr,
+        epochs=epochs,
+        steps=steps,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        weight_decay=weight_decay,
+        momentum=momentum,
+        clip=clip,
+        weighting=weighting,
+        server=server,
+        schedule=schedule,
+    )
+    return replace(same, name="lg_fedavg", default_split="representation")

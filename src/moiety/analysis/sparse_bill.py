@@ -1,0 +1,161 @@
+"""What a sparse federated run costs, without running it: the bytes and FLOPs of Table 1 of Huang et al. 2022 (FedSpa).
+
+Bytes are those of active values alone, as the paper counts. Arithmetic is 2 operations for each multiply-add; a
+backward pass is twice the forward one, also in the first layer; a layer costs its density times what it costs dense.
+The search for a mask adds one dense batch to each client's turn. What a run really did stands in its ledger.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from moiety.algorithms import fedspa
+from moiety.data import FederatedData
+from moiety.engines.evaluate import served
+from moiety.engines.making import default_loss, problem_for
+from moiety.engines.sequential import Sequential
+from moiety.errors import number, whole
+from moiety.split.masks import layer_counts, maskable, volume
+from moiety.types import Algorithm
+
+
+def layer_flops(model: nn.Module, example: Tensor) -> dict[str, float]:
+    """Operations of one forward pass for one row, by the module that makes them, as ``FlopCounterMode`` counts them.
+
+    ``example`` is an input of one row. A module's number is its own, without those of the modules inside it.
+
+    >>> layer_flops(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)), torch.zeros(1, 3))
+    {'0': 30.0, '2': 20.0}
+    """
+    whole("example", len(example), 1, 1)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(example)
+    counts = {path.partition(".")[2]: sum(ops.values()) for path, ops in counter.get_flop_counts().items()}
+    inside = {
+        path: sum(n for other, n in counts.items() if other.rpartition(".")[0] == path and other) for path in counts
+    }
+    own = {path: float(n - inside[path]) for path, n in counts.items() if path}
+    return {path: n for path, n in own.items() if n}
+
+
+def active_parameters(model: nn.Module, density: float = 1.0, densities: str = "erk") -> dict[str, int]:
+    """How many values of each parameter are active."""
+    params = dict(model.named_parameters())
+    return {name: p.numel() for name, p in params.items()} | layer_counts(params, density, densities)
+
+
+def bytes_of_run(
+    model: nn.Module, *, rounds: int, clients: int, density: float = 1.0, up_density: float | None = None
+) -> dict[str, int]:
+    """Bytes of values that cross in a run: what every client of a round is sent, and what it sends.
+
+    Args:
+        model: the shared model.
+        rounds: how many.
+        clients: those asked in a round.
+        density: the share of parameters that is active.
+        up_density: on the way up, where it is another.
+
+    Returns:
+        ``down``, ``up`` and ``total``.
+    """
+    for name, value in (("rounds", rounds), ("clients", clients)):
+        whole(name, value, 1)
+    size = next(model.parameters()).element_size()
+    number("density", density, "> 0 and <= 1", lambda d: 0 < d <= 1)
+    up = density if up_density is None else up_density
+    number("up_density", up, "> 0 and <= 1", lambda d: 0 < d <= 1)
+    parameters = sum(p.numel() for p in model.parameters())
+    down_bytes, up_bytes = (size * volume(parameters, share) * rounds * clients for share in (density, up))
+    return {"down": down_bytes, "up": up_bytes, "total": down_bytes + up_bytes}
+
+
+def flops_of_run(
+    model: nn.Module,
+    example: Tensor,
+    *,
+    rounds: int,
+    clients: int,
+    epochs: int,
+    examples: float,
+    density: float = 1.0,
+    densities: str = "erk",
+    search_batch: int = 0,
+) -> dict[str, float]:
+    """Operations of all local work of a run.
+
+    Args:
+        model: the shared model.
+        example: an input of one row.
+        rounds: how many.
+        clients: those asked in a round.
+        epochs: passes over a client's examples in a round.
+        examples: of one client, or their mean.
+        density: the share of parameters that is active.
+        densities: of the layers, ``erk`` or ``uniform``.
+        search_batch: rows of the dense batch with which a mask is searched in each turn; 0 where none is.
+
+    Returns:
+        ``training``, ``search`` and ``total``.
+    """
+    params = dict(model.named_parameters())
+    active = layer_counts(params, density, densities)
+    share = {name.rpartition(".")[0]: active[name] / params[name].numel() for name in maskable(params)}
+    dense = layer_flops(model, example)
+    forward = sum(share.get(layer, 1.0) * flops for layer, flops in dense.items())
+    turns = rounds * clients
+    training = 3 * forward * turns * epochs * examples
+    search = 3.0 * sum(dense.values()) * turns * search_batch
+    return {"training": training, "search": search, "total": training + search}
+
+
+def search_share(
+    model: nn.Module, data: FederatedData, *, clients: int = 3, repeats: int = 3, seed: int = 0, **options: Any
+) -> float:
+    """The time of a search for masks as a share of the time of local training (Huang et al. 2022: 5 to 20%).
+
+    Turns of a few clients are timed one by one, with the search and without, and the medians compared. It depends on
+    the machine and on what else it does.
+
+    Args:
+        model: the shared model.
+        data: the examples of all clients.
+        clients: how many of them take a turn, the first ones.
+        repeats: turns of each.
+        seed: of their batches.
+        options: of ``moiety.fedspa``, but for ``search``.
+    """
+    whole("clients", clients, 1, len(data))
+    whole("repeats", repeats, 1)
+    with_search, without = (
+        _turn(model, data, fedspa(search=search, **options), seed, range(clients)) for search in ("dst", "rsm")
+    )
+    # By turns, so that what else the machine does befalls both.
+    times = [(_seconds(with_search), _seconds(without)) for _ in range(repeats)]
+    one, other = statistics.median(t for t, _ in times), statistics.median(t for _, t in times)
+    return max(0.0, one - other) / other
+
+
+def _turn(
+    model: nn.Module, data: FederatedData, algorithm: Algorithm, seed: int, clients: range
+) -> Callable[[], object]:
+    """The local work of some clients, ready to be timed."""
+    problem = problem_for(model, data, algorithm, None, seed, default_loss(data), None, ("x",), "cpu", True)
+    received = algorithm.broadcast(problem.server(algorithm))
+    states = [problem.first(algorithm) for _ in clients]
+    jobs = problem.jobs(algorithm.phases, clients, states, "train", 0, part="train")
+    engine = Sequential(problem, served(algorithm))
+    return lambda: engine.map("train", jobs, received, scale=1.0, round=0)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

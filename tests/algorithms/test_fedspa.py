@@ -1,0 +1,341 @@
+"""FedSpa against NumPy, in its limits, its invariants, and its bill by hand."""
+
+import numpy as np
+import oracle_sparse as ref
+import pytest
+import torch
+from oracle_problems import federated, image_clients, problem_of, serve, split_of
+from torch import nn
+
+import moiety as mo
+from moiety import tree
+from moiety.engines.sequential import Sequential
+from moiety.engines.vectorised import Vectorised
+from moiety.errors import MoietyError
+from moiety.transport import pack
+from moiety.transport.sparse import sparse_pack
+
+ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+SIZES = (7, 5, 9, 4)
+SPLIT = split_of(["W", "V", "b"], sizes={"W": 20, "V": 15, "b": 3})
+
+
+def numpy_of(params):
+    return {name: p.numpy() for name, p in params.items()}
+
+
+def states(run, clients=range(4)):
+    return run._rounds.progress.store.get(clients)
+
+
+def linear_run(algorithm, engine="sequential", rounds=4, cohort=None):
+    cohorts = []
+    run = mo.fit(
+        ref.task(),
+        federated(ref.clients(SIZES)),
+        algorithm,
+        split=SPLIT,
+        rounds=rounds,
+        cohort=cohort,
+        engine=engine,
+        on_round=lambda record, _: cohorts.append(record.cohort),
+    )
+    return run, cohorts
+
+
+@ENGINES
+@pytest.mark.parametrize("cohort", [4, 2])
+@pytest.mark.parametrize("search", ["dst", "rsm"])
+def test_rounds_against_numpy(engine, cohort, search):
+    """Every client's mask and personal model, and the dense server, after 4 rounds of 3 full-batch steps.
+
+    Those who are not asked inherit their mask; the mean is over the whole cohort.
+    """
+    algorithm = mo.fedspa(
+        lr=0.1, density=0.5, search=search, steps=3, batch_size=9, weight_decay=0.05, prune_rate=0.6, mask_seed=3
+    )
+    run, cohorts = linear_run(algorithm, engine, cohort=cohort)
+    first = numpy_of(algorithm.init_client(ref.task().init, {}).mask)
+    assert sum(int(m.sum()) for m in first.values()) == 16  # half of 38, without 3 dense ones
+    w, masks = ref.fedspa(
+        numpy_of(ref.task().init),
+        [first] * 4,
+        ref.clients(SIZES),
+        cohorts,
+        lr=0.1,
+        steps=3,
+        rate=0.6,
+        decay=0.05,
+        search=search == "dst",
+    )
+    asked = {k for cohort in cohorts for k in cohort}
+    for name, p in run.shared_parameters().items():
+        np.testing.assert_allclose(p.numpy(), w[name], atol=1e-12)
+    for k, state in enumerate(states(run)):
+        assert bool(state.asked) == (k in asked)
+        for name, m in masks[k].items():
+            assert np.array_equal(state.mask[name].numpy(), m), (k, name)
+        wanted = ref.apply(w, masks[k]) if k in asked else w  # never asked: the dense model
+        for name, p in run.parameters(k).items():
+            np.testing.assert_allclose(p.numpy(), wanted[name], atol=1e-12)
+    moved = any((masks[k][n] != first[n]).any() for k in asked for n in first)
+    assert moved == (search == "dst")
+
+
+DATA = federated(image_clients((6, 13, 9)))
+
+
+def mlp():
+    return mo.models.mlp(4, 3, hidden=(6,), seed=2)
+
+
+def mlp_run(algorithm, engine="sequential", rounds=3, **options):
+    return mo.fit(mlp(), DATA, algorithm, rounds=rounds, engine=engine, **options)
+
+
+@ENGINES
+@pytest.mark.parametrize("search", ["dst", "rsm"])
+def test_density_one_is_fedavg_bit_for_bit(engine, search):
+    common = {"lr": 0.1, "epochs": 2, "batch_size": 4, "weight_decay": 0.01, "momentum": 0.5, "weighting": "uniform"}
+    common["schedule"] = mo.schedule.geometric(factor=0.9)
+    one = mlp_run(mo.fedspa(density=1.0, search=search, **common), engine, cohort=2)
+    other = mlp_run(mo.fedavg(**common), engine, cohort=2)
+    for name, p in one.shared_parameters().items():
+        assert torch.equal(p, other.shared_parameters()[name])
+        assert torch.equal(p, one.parameters(0)[name])
+    assert [row["metric"] for row in one.clients] == [row["metric"] for row in other.clients]
+
+
+class SubNetwork(nn.Module):
+    """The network with some weights taken out: only what is active is a parameter."""
+
+    def __init__(self, net, masks):
+        super().__init__()
+        self.net, self.masks = net, masks
+        self.values = nn.ParameterDict(
+            {
+                n.replace(".", "_"): nn.Parameter(p.detach()[masks[n]] if n in masks else p.detach().clone())
+                for n, p in net.named_parameters()
+            }
+        )
+
+    def weights(self):
+        found = {}
+        for n, p in self.net.named_parameters():
+            value = self.values[n.replace(".", "_")]
+            found[n] = torch.zeros_like(p).masked_scatter(self.masks[n], value) if n in self.masks else value
+        return found
+
+    def forward(self, x):
+        return torch.func.functional_call(self.net, self.weights(), (x,))
+
+
+def test_rsm_with_equal_masks_is_fedavg_on_the_sub_network():
+    """FedAvg by torch.optim on a network that has the active weights alone; what is outside stays as it was."""
+    algorithm = mo.fedspa(lr=0.2, density=0.6, search="rsm", epochs=2, batch_size=5, shuffle=False, weight_decay=0.1)
+    net = mlp().double()
+    run = mo.fit(net, DATA, algorithm, rounds=3, engine="sequential")
+    masks = algorithm.init_client({n: p.detach() for n, p in net.named_parameters()}, {}).mask
+    server = SubNetwork(net, masks)
+    for _ in range(3):
+        ends = []
+        for k in range(3):
+            own = SubNetwork(net, masks)
+            own.load_state_dict(server.state_dict())
+            optimiser = torch.optim.SGD(own.values.parameters(), lr=0.2, weight_decay=0.1)
+            columns = DATA.client(k)
+            x, y = torch.tensor(columns["x"]).double(), torch.tensor(columns["y"])
+            for _ in range(2):
+                for at in range(0, len(y), 5):
+                    optimiser.zero_grad()
+                    nn.functional.cross_entropy(own(x[at : at + 5]), y[at : at + 5]).backward()
+                    optimiser.step()
+            ends.append(own.state_dict())
+        server.load_state_dict({n: sum(e[n] for e in ends) / 3 for n in ends[0]})
+    for name, p in server.weights().items():
+        torch.testing.assert_close(run.parameters(1)[name], p.detach(), rtol=1e-10, atol=1e-12)
+    for name, m in masks.items():
+        assert torch.equal(run.shared_parameters()[name][~m], dict(net.named_parameters())[name].detach()[~m])
+
+
+@pytest.mark.parametrize("masks", ["same", "different"])
+@pytest.mark.parametrize("regrow", ["gradient", "random"])
+def test_volume_is_constant_and_the_server_moves_only_on_the_union_of_masks(masks, regrow):
+    """After every round, with 2 of 3 clients asked; 51 numbers, 0.4 of them are 20, of which 9 biases."""
+    algorithm = mo.fedspa(lr=0.3, density=0.4, masks=masks, regrow=regrow, batch_size=4)
+    problem = problem_of(mo.task.from_module(mlp(), loss="cross_entropy"), DATA, mo.split.nothing(mlp()))
+    server = problem.server(algorithm)
+    held = [problem.first(algorithm) for _ in range(3)]
+    volumes = {n: int(m.sum()) for n, m in held[0].mask.items()}
+    assert sum(volumes.values()) == 11
+    for t, cohort in enumerate([(0, 1), (1, 2), (0, 2), (0, 1)]):
+        received = algorithm.broadcast(server)
+        jobs = problem.jobs(algorithm.phases, cohort, [held[k] for k in cohort], "train", t, part="train")
+        done = serve(Sequential, problem, algorithm.client_update, jobs, received, scale=1.0, round=t, elapsed=t / 3)
+        # What a client sent is 0 outside the mask it worked with; only where masks are drawn first is that not known.
+        for k, (update, _) in zip(cohort, done, strict=True):
+            if masks == "same" or bool(held[k].asked):
+                assert all((update.upload[n][~m] == 0).all() for n, m in held[k].mask.items())
+            assert all(int((update.upload[n] != 0).sum()) <= volumes[n] for n in volumes)
+        server = algorithm.server_update(server, algorithm.aggregator([u for u, _ in done]))
+        after = algorithm.broadcast(server)
+        for name in volumes:
+            union = torch.stack([u.upload[name] != 0 for u, _ in done]).any(0)
+            assert torch.equal(after[name][~union], received[name][~union])
+        for k, (_, state) in zip(cohort, done, strict=True):
+            assert {n: int(m.sum()) for n, m in state.mask.items()} == volumes
+            held[k] = state
+    assert any((held[0].mask[n] != held[1].mask[n]).any() for n in volumes)
+
+
+def test_different_masks_are_drawn_by_each_client_and_kept():
+    algorithm = mo.fedspa(lr=0.1, density=0.4, search="rsm", masks="different")
+    one, three = (states(mlp_run(algorithm, rounds=r), range(3)) for r in (1, 3))
+    for a, b in zip(one, three, strict=True):
+        assert all(torch.equal(m, b.mask[n]) for n, m in a.mask.items())
+    assert any((one[0].mask[n] != one[1].mask[n]).any() for n in one[0].mask)
+    same = states(mlp_run(mo.fedspa(lr=0.1, density=0.4, search="rsm")), range(3))
+    assert all(torch.equal(m, same[1].mask[n]) for n, m in same[0].mask.items())
+
+
+def test_a_new_mask_takes_the_dense_weights_of_the_server():
+    """Section 4.2: what grows starts from the server's value, never from 0."""
+    run = mlp_run(mo.fedspa(lr=0.1, density=0.4, batch_size=4), rounds=1)
+    (state,) = states(run, [0])
+    first = mo.fedspa(lr=0.1, density=0.4).init_client({n: p.detach() for n, p in mlp().named_parameters()}, {}).mask
+    grown = {n: m & ~first[n] for n, m in state.mask.items()}
+    assert sum(int(g.sum()) for g in grown.values()) > 0
+    for name, places in grown.items():
+        assert torch.equal(run.parameters(0)[name][places], run.shared_parameters()[name][places])
+        assert (run.parameters(0)[name][places] != 0).all()
+
+
+@pytest.mark.parametrize("regrow", ["gradient", "random"])
+def test_vectorised_is_sequential_with_ties(regrow):
+    """All weights equal, and inputs that are 0 in most places: magnitudes and gradients tie everywhere."""
+    net = mlp().double()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.fill_(0.25)
+    columns = image_clients((6, 13, 9, 1), dtype=np.float64)
+    for client in columns:
+        client["x"][:, 1:] = 0
+    task, data = mo.task.from_module(net, loss="cross_entropy"), federated(columns)
+    problem = problem_of(task, data, mo.split.nothing(net))
+    algorithm = mo.fedspa(lr=0.1, density=0.5, regrow=regrow, batch_size=4, steps=2)
+    received = algorithm.broadcast(problem.server(algorithm))
+    jobs = problem.jobs(algorithm.phases, range(4), [problem.first(algorithm)] * 4, "train", 0, part="train")
+    one, other = (
+        serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+        for engine in (Sequential, Vectorised)
+    )
+    for (_, a), (_, b) in zip(one, other, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(tree.values(a), tree.values(b), strict=True))
+
+
+@ENGINES
+def test_bytes_by_hand(engine):
+    """51 numbers, half of them active are 26 (25.5 rounded up). A mask is told down in a client's first turn only, and
+
+    up in every turn that changed it: in the last round the rate is 0, and nothing changes.
+    """
+    algorithm = mo.fedspa(lr=0.1, density=0.5, batch_size=4)
+    run = mlp_run(algorithm, engine, rounds=2)
+    first = algorithm.init_client({n: p.detach() for n, p in mlp().named_parameters()}, {}).mask
+    told, known = (
+        len(pack(sparse_pack({n: p.detach() for n, p in mlp().named_parameters()}, first, known=k)))
+        for k in (False, True)
+    )
+    ledger = run.ledger
+    assert ledger["down_values"] == ledger["up_values"] == 2 * 3 * 26 * 4
+    assert told > known > 26 * 4
+    assert ledger["down_payload"] == ledger["up_payload"] == 3 * told + 3 * known
+    static = mlp_run(mo.fedspa(lr=0.1, density=0.5, search="rsm"), engine, rounds=2).ledger
+    assert static["up_payload"] == 6 * known
+
+
+def test_the_sparse_codec_changes_no_number():
+    algorithm = mo.fedspa(lr=0.1, density=0.3, batch_size=4)
+    one, other = (mlp_run(algorithm, codec=codec) for codec in (None, mo.codec.sparse()))
+    assert all(torch.equal(p, other.shared_parameters()[n]) for n, p in one.shared_parameters().items())
+    assert other.ledger["down_payload"] == one.ledger["down_payload"]
+
+
+@ENGINES
+def test_flops_by_hand(engine):
+    """4 -> 6 -> 3, per row: forward 48 and 36; backward 48 for the first weight, 36 + 36 for the head.
+
+    ``uniform``: 26 active numbers are 17 weights, of 24 and 18: shares 17 * 24/42 = 9.71 and 7.29, so 10 and 7. The
+    search is one dense batch of 4 rows for each of 3 clients and 2 rounds; 28 rows of training in each round.
+    """
+    options = {"lr": 0.1, "density": 0.5, "densities": "uniform", "batch_size": 4}
+    first, head = 96, 108
+    search = 2 * 3 * 4 * (first + head)
+    training = 2 * 28 * (first * 10 / 24 + head * 7 / 18)
+    ledger = mlp_run(mo.fedspa(**options), engine, rounds=2).ledger
+    assert ledger["search_flops"] == search
+    assert ledger["flops"] == pytest.approx(search + training)
+    static = mlp_run(mo.fedspa(search="rsm", epochs=2, **options), engine, rounds=2).ledger
+    assert static["search_flops"] == 0
+    assert static["flops"] == pytest.approx(2 * training)
+
+
+def test_the_dense_model_is_the_shared_one():
+    """The shared model alone is the server's, dense; a client's is masked."""
+    run = mlp_run(mo.fedspa(lr=0.3, density=0.3, batch_size=4), rounds=5)
+    dense = mlp()
+    dense.load_state_dict(run.shared_parameters())
+    hits = (dense(torch.tensor(DATA.columns["x"])).argmax(1) == torch.tensor(DATA.columns["y"])).float()
+    bounds = np.cumsum([0, 6, 13, 9])
+    for row, a, b in zip(run.clients, bounds, bounds[1:], strict=False):
+        assert row["shared_metric"] == pytest.approx(float(hits[a:b].mean()))
+
+
+def test_onboarding_gives_a_sparse_model():
+    run = mlp_run(mo.fedspa(lr=0.1, density=0.4, masks="different"))
+    columns = DATA.client(1)
+    made = run.onboard({k: columns[k] for k in ("x", "y")})
+    parameters = dict(made.named_parameters()) if isinstance(made, nn.Module) else made
+    assert sum(int((p == 0).sum()) for p in parameters.values()) >= 51 - 20
+
+
+def test_resumed_bit_for_bit(tmp_path):
+    algorithm = mo.fedspa(lr=0.1, density=0.4, masks="different", batch_size=4)
+    whole = mlp_run(algorithm, rounds=4, out=tmp_path / "whole", evaluate_every=2)
+    other = tmp_path / "cut"
+
+    def stop(record, _):
+        if record.round == 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        mlp_run(algorithm, rounds=4, out=other, evaluate_every=2, on_round=stop)
+    resumed = mo.resume(other, data=DATA)
+    for client in range(3):
+        for name, p in whole.parameters(client).items():
+            assert torch.equal(p, resumed.parameters(client)[name])
+    assert whole.ledger == resumed.ledger
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"density": 0.1}, "`density` must be >= 0.2 and <= 1, got 0.1."),
+        ({"density": 1.5}, "`density` must be >= 0.2 and <= 1"),
+        ({"search": "dts"}, "`search` must be one of the known names, got 'dts'. Known: dst, rsm."),
+        ({"densities": "erdos"}, "`densities` must be one of"),
+        ({"masks": "equal"}, "`masks` must be one of"),
+        ({"regrow": "no"}, "`regrow` must be one of"),
+        ({"prune_rate": 1.5}, "`prune_rate` must be >= 0 and <= 1, got 1.5."),
+        ({"mask_seed": -1}, "`mask_seed` must be >= 0, got -1."),
+    ],
+)
+def test_bad_options_are_one_line(options, text):
+    with pytest.raises(MoietyError) as caught:
+        mo.fedspa(lr=0.1, **options)
+    assert str(caught.value).startswith(text)
+
+
+def test_a_model_of_vectors_cannot_be_sparse():
+    with pytest.raises(MoietyError, match=r"`density` must be >= .* for this model"):
+        mo.fedspa(lr=0.1, density=0.5).init_client({"u": torch.zeros(4)}, {})

@@ -1,0 +1,73 @@
+"""A process of its own that starts runs with a clock and kills them with SIGKILL; ``test_clock_resume`` reads it.
+
+It works as ``kill_harness`` does, and kills at changes of the folder while the checkpoints of rounds 2 and 3 are made,
+when uploads are under way.
+
+    python clock_harness.py FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import kill_harness
+import torch
+from engine_cases import federation, folder_contents, mlp
+from pipeline_harness import listing
+
+import moiety as mo
+
+FED = federation()
+CLOCKS = {
+    "asynchronous": mo.clock.asynchronous(active=3, compute=mo.clock.exponential(1.0, spread=1.0), up=0.1),
+    "delayed": mo.clock.delayed(down=[0, 1, 2, 0, 1, 2], up=2),
+}
+
+
+def work(out: Path, rounds: int) -> None:
+    """Begin the run, or go on with it: what a user does after a crash."""
+    if (out / "config.toml").exists():
+        mo.resume(out, data=FED)
+        return
+    model = mlp()
+    algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5, server=mo.server.adam(lr=0.05))
+    mo.fit(
+        model,
+        FED,
+        algorithm,
+        split=mo.split.output_layer(model),
+        rounds=rounds,
+        seed=5,
+        engine="sequential",
+        evaluate_every=2,
+        checkpoint_every=1,
+        out=out,
+        clock=CLOCKS[out.name.partition("-")[0]],
+    )
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    kill_harness.work = work
+    found = []
+    for name in CLOCKS:
+        whole = folder / f"{name}-whole"
+        assert kill_harness.wait(kill_harness.start(whole, 4, listing(whole))) == "done", name
+        kill_harness.import_all(json.loads(whole.with_suffix(".modules").read_text()))
+        events = whole.with_suffix(".events").read_text().splitlines()
+        # The last four are the beginnings of the four checkpoints; uploads are under way in the two in the middle.
+        made = [i for i, event in enumerate(events) if event.startswith("os.mkdir") and ".writing" in event][-4:]
+        for number in [*range(made[1], made[2], 5), *range(made[2] + 2, made[3], 5)]:
+            out = folder / f"{name}-point{number}"
+            end = kill_harness.wait(kill_harness.start(out, 4, kill_harness.at_event(number, out, half=False)))
+            run = {"folder": str(out), "kills": [{"end": end, **kill_harness.left(out)}]}
+            run["end"] = kill_harness.wait(kill_harness.start(out, 4))
+            found += kill_harness.compared([run], folder_contents(whole))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

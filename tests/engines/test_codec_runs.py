@@ -1,0 +1,138 @@
+"""Codecs in runs: what the server gets, from a file, through a resume."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from engine_cases import StopHereError, batch_norm_net, federation, mlp, same_runs, stop_after, without_fsync
+from oracle_problems import federated, image_clients
+
+import moiety as mo
+from moiety.cli import main
+
+__all__ = ["without_fsync"]
+pytestmark = pytest.mark.usefixtures("without_fsync")
+CODECS = {"qsgd": mo.codec.qsgd(levels=7), "rand_k": mo.codec.rand_k(k=0.5)}
+
+
+def fitted(engine, codec, **options):
+    net = mlp()
+    split = mo.split.by_name(net, personal=["head"])
+    how = mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5)
+    return mo.fit(
+        net, federation(), how, split=split, rounds=4, cohort=3, seed=5, engine=engine, codec=codec, **options
+    )
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_a_resumed_run_is_the_same_bit_for_bit(codec, tmp_path):
+    whole = fitted("sequential", codec)
+    with pytest.raises(StopHereError):
+        fitted("sequential", codec, out=tmp_path / "run", on_round=stop_after(2), checkpoint_every=1)
+    net = mlp()
+    again = mo.resume(tmp_path / "run", model=net, data=federation(), split=mo.split.by_name(net, personal=["head"]))
+    same_runs(again, whole)
+
+
+def test_the_server_moves_by_the_mean_of_what_arrives():
+    """FedAvg, one client, one full-batch step: qsgd with one level sends 0 or the whole norm with its sign.
+
+    So every tensor moves by multiples of its change's norm alone; and all seeds together move it as without a codec:
+    the mean over n runs is within (norm) sqrt(2 log(2 d / q) / n) of that, but for one time in 1 / q (Hoeffding).
+    """
+    data = federated(image_clients([8]))
+    algorithm = mo.fedavg(lr=0.5, steps=1, batch_size=8, shuffle=False)
+    net = mo.models.mlp(4, 3, hidden=(), seed=2).double()
+    first = {n: p.detach().clone() for n, p in net.named_parameters()}
+
+    def moved(seed, codec):
+        run = mo.fit(net, data, algorithm, rounds=1, seed=seed, engine="sequential", codec=codec)
+        return {n: p.detach() - first[n] for n, p in run.export("client-0").named_parameters()}
+
+    plain, n, q = moved(0, None), 40, 1e-7
+    runs = [moved(seed, mo.codec.qsgd(levels=1)) for seed in range(n)]
+    for name, change in plain.items():
+        norm = float(change.norm())
+        got = torch.stack([run[name] for run in runs])
+        steps = got / norm
+        assert torch.allclose(steps, steps.round(), atol=1e-9)
+        assert {float(x) for x in steps.round().abs().unique()} <= {0.0, 1.0}
+        room = norm * float(np.sqrt(2 * np.log(2 * change.numel() / q) / n))
+        assert float((got.mean(0) - change).abs().max()) < room
+        assert len({tuple(run[name].flatten().tolist()) for run in runs}) > 1
+
+
+def test_shared_running_statistics_arrive_and_their_count_is_exact():
+    net = batch_norm_net()
+    split = mo.split.by_name(net, personal=["head"], running_stats="shared")
+    how = mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5)
+    options = {"split": split, "rounds": 2, "engine": "sequential", "partial": False}
+    run = mo.fit(net, federation(), how, codec=mo.codec.qsgd(levels=255), **options)
+    plain = mo.fit(net, federation(), how, **options)
+    ours, theirs = run.parameters("c0"), plain.parameters("c0")
+    assert torch.equal(ours["norm.num_batches_tracked"], theirs["norm.num_batches_tracked"])
+    assert not torch.equal(ours["norm.running_mean"], theirs["norm.running_mean"])
+    assert torch.allclose(ours["norm.running_mean"], theirs["norm.running_mean"], atol=0.05)
+
+
+def test_an_upload_that_arrives_not_finite_is_left_out():
+    """A step of 1e37 on numbers near 1: the norm of the change does not fit into the float32 that is sent."""
+    net = mo.models.mlp(4, 3, hidden=(), seed=2)
+    how = mo.fedavg(lr=1e38, steps=1, batch_size=8)
+    data = federated(image_clients([8, 8]))
+    big = {n: torch.full_like(p, 3e38) for n, p in net.named_parameters()}
+    inner = how.client_update
+
+    def client_update(work, received, state):
+        update, after = inner(work, received, state)
+        return update._replace(upload=dict(big)), after
+
+    run = mo.fit(
+        net, data, replace(how, client_update=client_update), rounds=1, engine="sequential", codec=CODECS["qsgd"]
+    )
+    assert run.history[-1]["dropped"] == ["1:client-0", "1:client-1"]
+    for name, p in run.export("client-0").named_parameters():
+        assert torch.equal(p, dict(net.named_parameters())[name])
+
+
+TOML = """
+[data]
+name = "digits"
+clients = 4
+per_client = 20
+[model]
+name = "linear"
+inputs = 64
+outputs = 10
+[algorithm]
+name = "fedavg"
+lr = 0.1
+[codec]
+{codec}
+[run]
+rounds = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "codec"), [('name = "qsgd"\nlevels = 7', "qsgd"), ('name = "rand_k"\nk = 0.5', "rand_k")]
+)
+def test_a_file_names_a_codec(text, codec, tmp_path, capsys):
+    """650 numbers and two tensors: 4 bits each and two norms, or 325 values and a seed; four clients send once."""
+    (tmp_path / "run.toml").write_text(TOML.format(codec=text))
+    words = ["run", tmp_path / "run.toml", "--engine", "sequential", "--out", tmp_path / "out"]
+    assert main([str(word) for word in words]) == 0
+    ledger = json.loads((tmp_path / "out" / "ledger.json").read_text())
+    assert ledger["up_values"] == 4 * {"qsgd": 650 // 2 + 2 * 4, "rand_k": 325 * 4 + 8}[codec]
+    again = mo.resume(tmp_path / "out", rounds=2)  # the codec is made from the folder
+    assert again.ledger["up_values"] == 2 * ledger["up_values"]
+
+
+def test_a_file_that_names_no_codec_we_know_is_one_line(tmp_path, capsys):
+    (tmp_path / "run.toml").write_text(TOML.format(codec='name = "qsgf"\nlevels = 7'))
+    assert main(["run", str(tmp_path / "run.toml"), "--out", str(tmp_path / "out")]) == 2
+    assert "`codec.name` must be one of the known names, got 'qsgf'. Did you mean qsgd?" in capsys.readouterr().err

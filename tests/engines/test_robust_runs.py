@@ -1,0 +1,355 @@
+"""Aggregators and attacks as options of a run: by hand, in limit cases, refused, resumed, and from files."""
+
+from __future__ import annotations
+
+import tomllib
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_cases import (
+    StopHereError,
+    exact,
+    federation,
+    mlp,
+    refused,
+    same_folders,
+    same_runs,
+    stop_after,
+    without_fsync,
+)
+from oracle_problems import federated, scalar_task, split_of
+
+import moiety as mo
+from moiety import tree
+from moiety.clients import uniform_cohort
+from moiety.engines.folder import read_config
+from moiety.task import from_functions
+
+__all__ = ["without_fsync"]
+pytestmark = pytest.mark.usefixtures("without_fsync")
+ENGINES = ["sequential", "vectorised", "processes"]
+FED = federation()
+
+
+def numbers(targets):
+    """Clients of f(u, v) = (u - y)^2 / 2, one row each; with rate 1/2 and from u = 0 client i sends y_i / 2."""
+    return federated([{"a": np.ones(1), "b": np.zeros(1), "y": np.array([float(y)])} for y in targets])
+
+
+def one_round(targets, **options):
+    """u after a round of FedAvg."""
+    algorithm = mo.fedavg(lr=0.5, steps=1, batch_size=9)
+    options = {"engine": "sequential", "rounds": 1, **options}
+    run = mo.fit(scalar_task(u=0.0), numbers(targets), algorithm, split=split_of(["u", "v"]), **options)
+    return run, float(run.shared_parameters()["u"])
+
+
+MEDIAN, TRIMMED = mo.aggregator.median(), mo.aggregator.trimmed_mean(byzantine=1)
+
+
+@pytest.mark.parametrize(
+    ("attack", "aggregator", "expected"),
+    [
+        # Honest clients send 1, 2, 3, 6, of mean 3; the attacker's own is 4.
+        (None, None, 16 / 5),
+        (mo.attack.sign_flip(scale=2.0), None, (12 - 8) / 5),
+        (mo.attack.inner_product_manipulation(epsilon=4.0), None, 0.0),
+        (mo.attack.a_little_is_enough(z=2.0), None, (12 + 3 - 2 * np.sqrt(14 / 4)) / 5),
+        (mo.attack.mimic(client=3), None, (12 + 6) / 5),
+        (mo.attack.label_flip(), None, (12 - 4) / 5),
+        (mo.attack.not_finite(), None, 3.0),
+        (mo.attack.sign_flip(scale=2.0), MEDIAN, 2.0),
+        (mo.attack.mimic(client=3), MEDIAN, 3.0),
+        (mo.attack.label_flip(), TRIMMED, 2.0),
+        (mo.attack.not_finite(), TRIMMED, 2.5),
+        (mo.attack.not_finite(), MEDIAN, 2.5),
+    ],
+    ids=lambda value: value.spec["name"] if hasattr(value, "spec") else None,
+)
+def test_a_round_by_hand(attack, aggregator, expected):
+    options = {} if attack is None else {"attack": attack, "attackers": ["client-4"]}
+    run, u = one_round([2, 4, 6, 12, 8], aggregator=aggregator, **options)
+    assert u == pytest.approx(expected, abs=1e-14)
+    left_out = ["1:client-4"] if attack and attack.spec["name"] == "not_finite" else []
+    assert run.history[-1]["dropped"] == left_out
+
+
+def test_a_share_of_attackers_is_drawn_by_the_seed():
+    flip = {"attack": mo.attack.sign_flip(), "attackers": 0.4}
+    found = {seed: one_round([1] * 10, seed=seed, **flip)[0].config["run"]["attackers"] for seed in range(5)}
+    assert all(len(names) == 4 for names in found.values())
+    assert len({tuple(names) for names in found.values()}) > 1
+    again = one_round([1] * 10, seed=3, attack=mo.attack.sign_flip(), attackers=found[3])[0]
+    same_runs(again, one_round([1] * 10, seed=3, **flip)[0])
+
+
+def two_parts(**options):
+    model = mlp()
+    algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5)
+    options = {"rounds": 1, "seed": 1, "engine": "sequential", **options}
+    return mo.fit(model, FED, algorithm, split=mo.split.by_name(model, personal=["head"]), **options)
+
+
+def states(run):
+    store = run._rounds.progress.store
+    return [exact(tree.leaves(*store.get([c]))) for c in range(len(FED))]
+
+
+def test_an_attack_does_not_touch_personal_states():
+    """In the first round all start from the same: what is personal is then as without an attack, bit for bit."""
+    plain, attacked = two_parts(), two_parts(attack=mo.attack.gaussian(std=5.0), attackers=["c1", "c4"])
+    assert states(plain) == states(attacked)
+    assert exact(plain.shared_parameters()) != exact(attacked.shared_parameters())
+    lost = two_parts(attack=mo.attack.not_finite(), attackers=[1, 4])
+    kept, gone = [0, 2, 3, 5], [1, 4]
+    assert [states(lost)[c] for c in kept] == [states(plain)[c] for c in kept]
+    assert all(states(lost)[c] != states(plain)[c] for c in gone)  # left out of the round, with all they did
+
+
+def test_what_is_not_finite_never_reaches_an_aggregator():
+    """Not what attackers send, nor what honest clients whose training overflows do."""
+    seen = []
+
+    def join(vectors, generator):
+        seen.append(vectors.clone())
+        return vectors.mean(0)
+
+    own = mo.aggregator.Aggregator(join)
+    _, u = one_round([2, 4, 1e308, 8], aggregator=own, attack=mo.attack.not_finite(), attackers=[3])
+    # f is infinite for client 2, whose loss overflows
+    assert [tuple(v.shape) for v in seen] == [(2, 2)]
+    assert bool(torch.isfinite(seen[0]).all())
+    assert u == 1.5
+
+
+def test_a_round_with_too_few_uploads_is_left_out():
+    """Trimming one at either end needs three uploads. Of four clients two attack: a cohort of three has two at most.
+
+    In cohorts of four of six, a round with one attacker loses it alone; one with both is left out, and all are named.
+    """
+    attack = {"attack": mo.attack.not_finite(), "attackers": [0, 1], "aggregator": TRIMMED}
+    with pytest.warns(UserWarning, match="A round with fewer than 3 finite uploads, which the aggregator needs, is"):
+        run, u = one_round([2, 4, 6, 8], rounds=3, cohort=3, **attack)
+    assert u == 0
+    assert len(run.history[-1]["dropped"]) == 3
+    assert run.history[-1]["train_loss"] is None
+    records, expected = [], []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        some = two_parts(rounds=8, cohort=4, on_round=lambda record, of: records.append(record), **attack)
+    for t in range(8):
+        cohort = [int(c) for c in uniform_cohort(6, 4, seed=1, round=t)]
+        evil = [c for c in cohort if c in (0, 1)]
+        expected.append(tuple(f"c{c}" for c in (cohort if len(evil) == 2 else evil)))
+    assert [record.dropped for record in records] == expected
+    assert {len(names) for names in expected} >= {1, 4}
+    heard = {c for record in records for c in record.cohort if f"c{c}" not in record.dropped}
+    assert set(some._rounds.progress.store.owners()) == heard
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_flipped_labels_are_those_of_data_that_had_them(engine):
+    """As if the attackers' training labels had been 2 - y from the start; test labels stay."""
+    y = FED.columns["y"].copy()
+    for client in (0, 3):
+        start, stop = FED.rows(client, "train")
+        y[start:stop] = 2 - y[start:stop]
+    model, algorithm = mlp(), mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5)
+    how = {"split": mo.split.by_name(model, personal=["head"]), "rounds": 2, "cohort": 4, "engine": engine}
+    if engine == "processes":
+        how["workers"] = 2
+    flipped = mo.fit(model, replace(FED, columns={**FED.columns, "y": y}), algorithm, **how)
+    attacked = mo.fit(model, FED, algorithm, **how, attack=mo.attack.label_flip(classes=3), attackers=["c0", "c3"])
+    same_runs(flipped, attacked)
+
+
+CASES = {
+    "gaussian, buckets": (
+        mo.attack.gaussian(std=2.0),
+        mo.aggregator.bucketing(size=2, then=mo.aggregator.geometric_median()),
+    ),
+    "flipped, mixed": (
+        mo.attack.label_flip(classes=3),
+        mo.aggregator.nearest_neighbour_mixing(byzantine=1, then=mo.aggregator.krum(byzantine=0)),
+    ),
+}
+
+
+@pytest.mark.parametrize("attackers", [0.3, ["c1", "c2"], [2, 1]], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_resumed_bit_for_bit(tmp_path, case, attackers):
+    attack, aggregator = CASES[case]
+    how = {"attack": attack, "attackers": attackers, "aggregator": aggregator, "rounds": 4, "cohort": 4}
+    whole = two_parts(out=tmp_path / "whole", checkpoint_every=1, **how)
+    with pytest.raises(StopHereError):
+        two_parts(out=tmp_path / "parts", checkpoint_every=1, on_round=stop_after(2), **how)
+    begun = read_config(tmp_path / "parts")
+    assert begun["attack"] == attack.spec
+    assert begun["aggregator"] == aggregator.spec
+    assert len(begun["run"]["attackers"]) == 2
+    # The model and data are of the test's own; what joins and attacks is in the file.
+    model = mlp()
+    parts = {"data": FED, "split": mo.split.by_name(model, personal=["head"])}
+    same_runs(mo.resume(tmp_path / "parts", **parts, attackers=attackers), whole)
+    same_folders(tmp_path / "parts", tmp_path / "whole")
+    refused(lambda: mo.resume(tmp_path / "parts", **parts, attackers=[0]), "`attackers` must be those that the run")
+    refused(lambda: mo.resume(tmp_path / "parts", **parts, aggregator=MEDIAN), "`aggregator` must be as the run began")
+
+
+def test_what_is_of_ones_own_is_given_again(tmp_path):
+    how = {"aggregator": mo.aggregator.Aggregator(lambda vectors, generator: vectors[0]), "rounds": 2}
+    whole = two_parts(**how)
+    with pytest.raises(StopHereError):
+        two_parts(out=tmp_path / "run", checkpoint_every=1, on_round=stop_after(1), **how)
+    model = mlp()
+    parts = {"data": FED, "split": mo.split.by_name(model, personal=["head"])}
+    refused(lambda: mo.resume(tmp_path / "run", **parts), "`aggregator` must be given again, got nothing")
+    same_runs(mo.resume(tmp_path / "run", **parts, aggregator=how["aggregator"]), whole)
+
+
+FLIP = mo.attack.sign_flip()
+WRONG = {
+    "too few for trimming": ({"aggregator": mo.aggregator.trimmed_mean(byzantine=3)}, "join 6 uploads.*at least 7"),
+    "too few in a cohort": ({"aggregator": mo.aggregator.krum(byzantine=1), "cohort": 4}, "join 4 .*krum, which needs"),
+    "too few buckets": ({"aggregator": mo.aggregator.bucketing(size=3, then=TRIMMED)}, "at least 7. Ask more clients"),
+    "a name for an aggregator": ({"aggregator": "median"}, "`aggregator` must be what moiety.aggregator makes"),
+    "an attack without attackers": ({"attack": FLIP}, "`attackers` must be given with an attack, and only then"),
+    "attackers without an attack": ({"attackers": 0.5}, "`attackers` must be given with an attack, and only then"),
+    "all of them": ({"attack": FLIP, "attackers": range(6)}, "`attackers` must be some of the clients, got all 6"),
+    "a share of all": ({"attack": FLIP, "attackers": 1.0}, "`attackers` must be a share >= 0 and < 1"),
+    "a share of none": ({"attack": FLIP, "attackers": 0.05}, "some of the 6 clients, got 0.05, or 0 of them"),
+    "a single name": ({"attack": FLIP, "attackers": "c1"}, "got 'c1'. Names and positions make a list"),
+    "an unknown name": ({"attack": FLIP, "attackers": ["c9"]}, "the name of a client, got 'c9'"),
+    "a position beyond": ({"attack": FLIP, "attackers": [6]}, "a position from 0 to 5, got 6"),
+    "labels without classes": ({"attack": mo.attack.label_flip(), "attackers": [0]}, "`classes` must be given"),
+    "too few classes": ({"attack": mo.attack.label_flip(classes=2), "attackers": [3]}, "got 2 with "),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_refused_before_anything_is_written(tmp_path, case):
+    options, text = WRONG[case]
+    refused(lambda: two_parts(**options, out=tmp_path / "run"), text)
+    assert not (tmp_path / "run").exists()
+
+
+def test_refused_where_nothing_is_sent():
+    model = mlp()
+    wrong = {"aggregator": MEDIAN, "attack": FLIP}
+    for name, thing in wrong.items():
+        options = {name: thing} | ({"attackers": [0]} if name == "attack" else {})
+        refused(
+            lambda options=options: mo.fit(model, FED, mo.local_only(lr=0.1), rounds=1, **options),
+            f"`{name}` must be left out for local_only, whose clients send nothing",
+        )
+    bare = federated([{"z": np.ones(2)}] * 2)
+    task = from_functions({"u": torch.zeros(())}, lambda p, d: (p["u"] - d["z"]).square())
+    call = {"split": split_of(["u"]), "rounds": 1, "attack": mo.attack.label_flip(), "attackers": [0]}
+    refused(lambda: mo.fit(task, bare, mo.fedavg(lr=0.1), **call), "`attack` must be one on uploads where data have no")
+
+
+SMALL = """
+model = {name = "mlp", hidden = [8]}
+split = "output_layer"
+
+[data]
+name = "digits"
+clients = 6
+partition = "iid"
+
+[algorithm]
+name = "fedalt"
+shared_lr = 0.5
+personal_lr = 0.5
+personal_steps = 2
+
+[aggregator]
+name = "bucketing"
+size = 2
+
+[aggregator.then]
+name = "nearest_neighbour_mixing"
+byzantine = 1
+then = "median"
+
+[attack]
+name = "label_flip"
+classes = 10
+
+[run]
+rounds = 2
+engine = "sequential"
+attackers = ATTACKERS
+"""
+
+
+def command(capsys, *words):
+    from moiety.cli import main
+
+    capsys.readouterr()
+    code = main([str(word) for word in words])
+    return code, capsys.readouterr()
+
+
+@pytest.mark.parametrize("attackers", ["0.2", '["2"]', "[2]"])
+def test_a_file_says_it(capsys, tmp_path: Path, monkeypatch, attackers):
+    monkeypatch.chdir(tmp_path)
+    Path("small.toml").write_text(SMALL.replace("ATTACKERS", attackers))
+    code, shown = command(capsys, "run", "small.toml", "--quiet")
+    assert (code, shown.err) == (0, "")
+    folder = tmp_path / "runs/small"
+    config = tomllib.loads((folder / "config.toml").read_text())
+    inner = {"name": "nearest_neighbour_mixing", "byzantine": 1, "then": {"name": "median"}}
+    assert config["aggregator"] == {"name": "bucketing", "size": 2, "then": inner}
+    assert config["attack"] == {"name": "label_flip", "classes": 10}
+    (name,) = config["run"]["attackers"]
+    # What the folder says, run again, is the same run; and so is the file, resumed to more rounds.
+    for file, out in ((folder / "config.toml", "again"), ("small.toml", "longer")):
+        assert command(capsys, "run", file, "--out", out, "--quiet")[0] == 0
+    same_folders(tmp_path / "again", folder)
+    more = ["run", "small.toml", "--resume", "--out", "longer", "--rounds", "3"]
+    assert command(capsys, *more)[0] == 0
+    assert tomllib.loads(Path("longer/config.toml").read_text())["run"]["attackers"] == [name]
+    code, shown = command(capsys, *more, "--set", "run.attackers=[0, 1]")
+    assert code == 2
+    assert "`attackers` must be those that the run began with, got [0, 1]" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("aggregator.then.then=3", "`aggregator.then.then` must be a name or a table with a name, got 3."),
+        ("aggregator.then=3", "`aggregator.then` must be a name or a table with a name, got 3."),
+        ("aggregator.then.then=medan", "`aggregator.then.then.name` must be one of the known names, got 'medan'."),
+        ("aggregator.then.byzantin=1", "Did you mean byzantine?"),
+        ("aggregator.size=0", "`size` must be >= 1, got 0."),
+        ("aggregator=kurm", "`aggregator.name` must be one of the known names, got 'kurm'. Did you mean krum?"),
+        ("attack.name=lable_flip", "Did you mean label_flip?"),
+        ("run.attackers=nobody", "`attackers` must be a share >= 0 and < 1, or a list of clients, got 'nobody'."),
+        ("run.attackers=[9]", "`client` must be a position from 0 to 5, got 9."),
+        ("aggregator={name = 'trimmed_mean', byzantine = 3}", "trimmed_mean, which needs at least 7."),
+    ],
+)
+def test_a_wrong_file_is_one_line(capsys, tmp_path, monkeypatch, change, text):
+    monkeypatch.chdir(tmp_path)
+    Path("small.toml").write_text(SMALL.replace("ATTACKERS", "0.2"))
+    code, shown = command(capsys, "run", "small.toml", "--set", change)
+    assert code == 2
+    assert text in shown.err
+    assert shown.err.count("\n") == 1
+    assert not Path("runs/small/config.toml").exists()
+
+
+def test_stages_know_no_aggregator(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    head, rest = SMALL.split("[algorithm]")[0].replace('split = "output_layer"', ""), "[[stage]]\nrounds = 1\n"
+    stage = rest + 'algorithm = {name = "fedavg", lr = 0.1}\n'
+    for section, key in (('aggregator = "median"', "aggregator"), ("run = {attackers = 0.2}", "run.attackers")):
+        Path("staged.toml").write_text(f"{section}\n{head}\n{stage}")
+        code, shown = command(capsys, "run", "staged.toml")
+        assert code == 2
+        assert f"`{key}` must be left out where there are stages" in shown.err

@@ -1,0 +1,81 @@
+"""FedPop's Algorithm 1 in NumPy, for least squares, where every gradient is a line.
+
+The loss of a row is (a . u + b . z - y)^2 / 2, so with the weight w the log-likelihood of a client is -w |r|^2 / 2 with
+r = A u + B z - y; grad_u = -w A' r, grad_z = -w B' r. The prior is normal: log p(z) = -|z - mu|^2 / (2 s^2) - d log s,
+grad_z = -(z - mu) / s^2, grad_mu = (z - mu) / s^2, and grad_(log s) = |z - mu|^2 / s^2 - d with one s for all.
+The noise is that of ``moiety.draws``: chance is an input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from moiety import draws
+
+Columns = Mapping[str, np.ndarray]
+
+
+def noise(client: int, t: int, k: int, size: int, seed: int = 0, purpose: str = "train") -> np.ndarray:
+    key = draws.hashed("client", seed) ^ client
+    like = torch.zeros(size, dtype=torch.float64)
+    return draws.normal(torch.tensor(key), like, draws.hashed(purpose, t), "chain", k).numpy()
+
+
+@dataclass
+class Reference:
+    """The numbers of a run: ``u``, ``mu`` and ``rho`` (the logarithm of s) move, ``last`` has all samples."""
+
+    clients: Sequence[Columns]
+    u: np.ndarray
+    mu: np.ndarray
+    rho: float
+    step: float
+    weight: float
+    eta_shared: float
+    eta_prior: float
+    samples: int
+    b: int
+    thinning: int = 1
+    burn_in: int = 0
+    warm: bool = True
+    decay: float = 0.0
+    hyper: tuple[float, float] = (0.0, 0.0)
+    last: dict[int, list[np.ndarray]] = field(default_factory=dict)
+
+    def chain(self, i: int, z: np.ndarray, t: int, purpose: str = "train") -> list[np.ndarray]:
+        """Lines 8 to 12 for Langevin dynamics: the samples that are kept."""
+        c, points, variance = self.clients[i], [], np.exp(2 * self.rho)
+        once = self.samples * self.thinning
+        for k in range((1 + self.burn_in) * once):
+            r = c["a"] @ self.u + c["b"] @ z - c["y"]
+            gradient = -self.weight * c["b"].T @ r - (z - self.mu) / variance
+            z = z + self.step * gradient + np.sqrt(2 * self.step) * noise(i, t, k, len(z), purpose=purpose)
+            points.append(z)
+        return points[-once:][self.thinning - 1 :: self.thinning]
+
+    def run(self, rounds: int, cohorts: Sequence[Sequence[int]] | None = None) -> Reference:
+        """Algorithm 1."""
+        start_rho = self.rho
+        for t in range(rounds):
+            total_u, total_mu, total_rho = np.zeros_like(self.u), np.zeros_like(self.mu), 0.0
+            variance, d = np.exp(2 * self.rho), len(self.mu)
+            cohort = range(len(self.clients)) if cohorts is None else cohorts[t]
+            for i in cohort:
+                c = self.clients[i]
+                points = self.chain(i, self.last[i][-1] if self.warm and i in self.last else self.mu, t)
+                self.last[i] = points
+                residuals = [c["a"] @ self.u + c["b"] @ z - c["y"] for z in points]
+                total_u += np.mean([-self.weight * c["a"].T @ r for r in residuals], axis=0)
+                total_mu += np.mean([(z - self.mu) / variance for z in points], axis=0)
+                total_rho += np.mean([((z - self.mu) ** 2).sum() / variance - d for z in points])
+            scale = self.b / len(cohort)
+            self.u, self.mu, self.rho = (
+                self.u + self.eta_shared * (-self.decay * self.u + scale * total_u),
+                self.mu + self.eta_prior * (-self.hyper[0] * self.mu + scale * total_mu),
+                self.rho + self.eta_prior * (-self.hyper[1] * (self.rho - start_rho) + scale * total_rho),
+            )
+        return self

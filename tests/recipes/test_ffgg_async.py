@@ -1,0 +1,160 @@
+"""The recipe ffgg-async: what it writes at scale ci is what its runs show, and the larger scales are as said."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+
+import moiety as mo
+from moiety.cli import main
+from moiety.engines.folder import read_clients, read_config, read_history
+from moiety.errors import MoietyError
+from moiety.recipes.ffgg_async import FORMS, METHODS, Course, ffgg_async, trial
+from moiety.recipes.ffgg_async_report import judged, sentence
+from moiety.reports.courses import courses
+
+needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_DATA is not set")
+T_2 = 12.7062
+"""The 97.5% point of Student's t with one degree of freedom, from a printed table."""
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("async") / "out"
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(["run", "ffgg-async", "--scale", "ci", "--out", str(folder)])
+    assert (code, err.getvalue()) == (0, "")
+    return folder, out.getvalue(), json.loads((folder / "table.json").read_text())
+
+
+def test_runs_are_what_their_names_say(ended):
+    """The same times, at work and updates in both forms; the server of one takes a third of an upload."""
+    folder, _, _ = ended
+    for seed in (0, 1):
+        for method in METHODS:
+            waits, goes = (read_config(folder / f"seed-{seed}" / f"{method}-{form}") for form in FORMS)
+            assert (waits["clock"].pop("name"), goes["clock"].pop("name")) == FORMS
+            assert goes["clock"].pop("active") == waits["run"]["cohort"] == 3
+            assert waits["clock"] == goes["clock"]
+            assert goes["run"]["rounds"] == 3 * waits["run"]["rounds"] == 12
+            assert goes["algorithm"].pop("server") == {"name": "sgd", "lr": 1 / 3}
+            assert waits["algorithm"] == goes["algorithm"]
+            assert waits["split"]["name"] == ("output_layer" if method == "ffgg" else "nothing")
+
+
+def test_the_table_is_what_histories_say(ended):
+    """Two seeds: the standard deviation is |a - b| / sqrt(2), and that of their mean |a - b| / 2."""
+    folder, _, table = ended
+    rows = {row["row"]: row for row in table["rows"]}
+    for method, title in (("ffgg", "FFGG"), ("fedavg", "FedAvg")):
+        found = {f: [read_history(folder / f"seed-{s}" / f"{method}-{f}") for s in (0, 1)] for f in FORMS}
+        for form in FORMS:
+            row = rows[f"{title}, {form}: accuracy (%)"]
+            a, b = (100 * history[-1]["metric"] for history in found[form])
+            half = T_2 * abs(a - b) / 2
+            np.testing.assert_allclose(
+                [row["ours"], row["low"], row["high"]], (a + b) / 2 + half * np.array([0, -1, 1]), atol=1e-3
+            )
+        ratios = []
+        for waits, goes in zip(*(found[form] for form in FORMS), strict=True):
+            target = 0.95 * waits[-1]["metric"]
+            first = [next((r["time"] for r in h if r["metric"] >= target), None) for h in (waits, goes)]
+            ratios.append(None if None in first else first[0] / first[1])
+        row = rows[f"{title}: times sooner, above 1"]
+        if None in ratios:
+            assert (row["ours"], row["verdict"]) == (None, "does not hold")
+            continue
+        assert row["ours"] == pytest.approx(np.mean(ratios))
+        logs = np.log(ratios)
+        half = T_2 * abs(logs[0] - logs[1]) / 2
+        low, high = logs.mean() - half, logs.mean() + half
+        assert row["verdict"] == ("holds" if low > 0 else "does not hold" if high < 0 else "not decided at this scale")
+
+
+def course(times, scores, slow=0.5):
+    rows = [{"client": "a", "n_test": 2, "metric": 1.0}, {"client": "b", "n_test": 2, "metric": slow}]
+    return Course(times, scores, [0.0] * len(times), rows, 1.0)
+
+
+class Two:
+    """Data of two clients, of which nothing but the names is looked at."""
+
+    ids = ("a", "b")
+
+
+def test_rows_by_hand():
+    """The target is 0.95 * 0.8 = 0.76, reached at 30 and 60 s by rounds that wait and at 10 s by the other form.
+
+    Ratios 3 and 6: mean 4.5; logarithms 1.0986 and 1.7918 with mean 1.445, and half of the interval is 12.7 * 0.347:
+    not decided. Client b is the slow one: it goes from 0.5 to 0.6 in both seeds, 10 points, certainly not within 2.
+    """
+    from dataclasses import replace
+
+    made = replace(trial("ci"), compute=mo.clock.constant([1.0, 9.0]))
+    found = {
+        ("ffgg", "synchronous", 0): course([10, 20, 30], [0.2, 0.7, 0.8]),
+        ("ffgg", "synchronous", 1): course([20, 40, 60], [0.2, 0.7, 0.8]),
+        ("ffgg", "asynchronous", 0): course([5, 10], [0.7, 0.77], slow=0.6),
+        ("ffgg", "asynchronous", 1): course([5, 10], [0.7, 0.79], slow=0.6),
+    }
+    rows = judged(made, Two, found, "ffgg")
+    by = {row["row"].partition(": ")[2].partition(",")[0]: row for row in rows}
+    assert by["asynchronous less synchronous (points)"]["ours"] == pytest.approx(-2.0)
+    assert by["asynchronous less synchronous (points)"]["verdict"] == "not decided at this scale"
+    assert by["the same for the slowest quarter"]["ours"] == pytest.approx(10.0)
+    assert by["the same for the slowest quarter"]["verdict"] == "does not hold"
+    assert by["times sooner"]["ours"] == pytest.approx(4.5)
+    assert by["times sooner"]["verdict"] == "not decided at this scale"
+    found["ffgg", "asynchronous", 1] = course([5, 10], [0.7, 0.75])
+    last = judged(made, Two, found, "ffgg")[-1]
+    assert (last["ours"], last["seeds"], last["verdict"]) == (None, 1, "does not hold")
+
+
+def test_the_page_shows_them(ended):
+    folder, out, table = ended
+    page = (folder / "table.md").read_text()
+    assert page.strip() in out
+    for row in table["rows"]:
+        assert f"| {row['row']} |" in page
+    for words in ("# ffgg-async, scale ci", "`moiety run ffgg-async --scale ci`", mo.__version__, table["date"]):
+        assert words in page
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert out.splitlines()[-2] == sentence(table["rows"])
+    assert len(table["curves"]) == 8
+
+
+def test_what_has_ended_is_not_run_again(ended):
+    folder, _, table = ended
+    (folder / "seed-1" / "ffgg-asynchronous.json").unlink()
+    begun = []
+    ffgg_async(out=folder, resume=True, watch=lambda name, place: begun.append(name))
+    assert begun == ["seed 1 ffgg asynchronous"]
+    assert json.loads((folder / "table.json").read_text())["rows"] == table["rows"]
+    assert len(read_clients(folder / "seed-1" / "ffgg-asynchronous")) == 6
+    (folder / "seed-1" / "ffgg-asynchronous.json").write_text("{")
+    with pytest.raises(MoietyError, match="as it was written"):
+        ffgg_async(out=folder, resume=True)
+
+
+@needs_data
+def test_the_larger_scales():
+    made = trial("laptop")
+    data = made.data(0)
+    assert len(data) == 20
+    assert made.active <= len(data)
+    assert made.model(0)(torch.as_tensor(data.columns["x"][:2])).shape == (2, 10)
+    assert trial("paper").active < 100
+
+
+def test_courses_of_nothing_are_refused():
+    with pytest.raises(MoietyError, match="`series` must be at least one"):
+        courses({}, across="", label="")
+    with pytest.raises(MoietyError, match="`series` must be at most 5"):
+        courses({str(i): [([0.0], [0.0])] for i in range(6)}, across="", label="")

@@ -1,0 +1,168 @@
+"""The recipe ffgg-figure1: its problem against the rows, its limits against runs, its page against its numbers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import moiety as mo
+from moiety.cli import main
+from moiety.recipes import RECIPES
+from moiety.recipes import ffgg_figure1_limits as limits
+from moiety.recipes.ffgg_figure1 import FULL, PLANS, descent, lines
+from moiety.recipes.ffgg_figure1_problem import Size, drawn, federated, split, task
+from moiety.rng import generator
+
+SMALL = Size(clients=3, rows=40, shared=4, personal=3)
+FOUND = drawn(SMALL, 5)
+STEP, TOP = 1 / FOUND.cocoercive(), FOUND.smooth()
+
+
+def rows_of(m):
+    """H, A, B of client m as section 3.1 makes them, and b, y from theta* and w_m*."""
+    draw = generator(5, "ffgg-figure1", m)
+    h, a, b = draw.random((40, 4)) / 4, draw.random((40, 4)) / 4, draw.random((40, 3)) / 3
+    return h, a, b, h @ FOUND.theta, a @ FOUND.theta + b @ FOUND.w[m]
+
+
+def test_the_full_size_is_the_papers():
+    assert FULL.size == Size(clients=32, rows=10_000, shared=100, personal=50)
+    assert (FULL.inner, FULL.local) == ((10, 20, 30, 40), (100, 200, 500))
+    assert PLANS["laptop"] == PLANS["paper"] == FULL
+
+
+@pytest.mark.parametrize("curvature", [True, False])
+def test_the_task_is_the_loss_over_all_rows(curvature):
+    """f = ||H theta - b||^2 / 2 + ||A theta + B w - y||^2 / 2 and its gradient, from the rows themselves."""
+    theta, w = np.array([0.3, -1.0, 2.0, 0.5]), np.array([1.5, -0.5, 0.25])
+    made, data = task(FOUND, curvature=curvature), federated(FOUND)
+    for m in range(3):
+        h, a, b, c, y = rows_of(m)
+        params = {"theta": torch.tensor(theta, requires_grad=True), "w": torch.tensor(w, requires_grad=True)}
+        batch = {k: torch.tensor(column[m : m + 1]) for k, column in data.columns.items()}
+        (value,) = made.loss(params, batch)[0]
+        fit, other = a @ theta + b @ w - y, h @ theta - c
+        assert float(value.detach()) == pytest.approx((fit @ fit + other @ other) / 2, rel=1e-12)
+        value.backward()
+        np.testing.assert_allclose(params["theta"].grad, h.T @ other + a.T @ fit, rtol=1e-10)
+        np.testing.assert_allclose(params["w"].grad, b.T @ fit, rtol=1e-10)
+
+
+def test_f_and_the_constants_are_those_of_the_rows():
+    """F_m(theta) = H^T(H theta - b) + A^T(I - B B^+)(A theta - y) (appendix A.1)."""
+    theta, operators, norms = np.array([0.3, -1.0, 2.0, 0.5]), [], []
+    for m in range(3):
+        h, a, b, c, y = rows_of(m)
+        outside = np.eye(40) - b @ np.linalg.pinv(b)
+        operators.append(h.T @ (h @ theta - c) + a.T @ outside @ (a @ theta - y))
+        norms.append(np.linalg.norm(h.T @ h + a.T @ outside @ a, 2))
+    mean = np.mean(operators, axis=0)
+    assert FOUND.distance(theta) == pytest.approx((mean @ mean, np.sum((theta - FOUND.theta) ** 2)), rel=1e-9)
+    assert FOUND.cocoercive() == pytest.approx(max(norms), rel=1e-9)
+
+
+def run(algorithm, rounds, personal=False, curvature=False):
+    made = mo.fit(
+        task(FOUND, curvature=curvature),
+        federated(FOUND),
+        algorithm,
+        split=split(FOUND, personal=personal),
+        rounds=rounds,
+        engine="vectorised",
+        evaluate_on="train",
+        evaluate_every=rounds,
+    )
+    return made.history[-1]["loss"]
+
+
+def test_where_lines_lead_is_where_runs_end():
+    """The formulas are by linear algebra, the runs by the algorithms: they meet."""
+    inner = descent(1 / FOUND.smooth_in_w(), 7)
+    assert run(mo.ffgg(lr=STEP, solver=inner), 150, personal=True) == pytest.approx(limits.ffgg(FOUND, 7), rel=1e-5)
+    local = {"lr": 1 / TOP, "steps": 6}
+    assert run(mo.local_gd(**local), 60) == pytest.approx(limits.local_gd(FOUND, local["lr"], 6), rel=1e-5)
+    assert run(mo.scaffold(**local, batch_size=None), 60) == pytest.approx(limits.one_model(FOUND), rel=1e-5)
+    exact = run(mo.ffgg(lr=STEP, solver=mo.solver.conjugate_gradient(steps=3)), 20, personal=True, curvature=True)
+    assert exact == pytest.approx(limits.exact_ffgg(FOUND, STEP, 20), rel=1e-6)
+
+
+def test_the_end_of_l2gd_minimises_its_problem():
+    """(1/n) sum f_m(x_m) + (lambda/2n) sum ||x_m - mean||^2, with its gradient 0: all blocks as one linear system."""
+    n, size, pull = 3, 7, 0.1
+    own = limits.stars(FOUND)
+    left = np.zeros((n * size, n * size))
+    for m in range(n):
+        here = slice(m * size, (m + 1) * size)
+        left[here, here] += FOUND.gram[m]
+    centring = np.kron(np.eye(n) - np.ones((n, n)) / n, np.eye(size))
+    right = np.concatenate([FOUND.gram[m] @ own[m] for m in range(n)])
+    best = np.linalg.solve(left + pull * centring, right).reshape(n, size)
+    assert limits.l2gd(FOUND, pull) == pytest.approx(limits.error(FOUND, best), rel=1e-9)
+
+
+def test_the_step_sizes_are_the_papers():
+    plan = PLANS["ci"]
+    found = drawn(plan.size, 0)
+    top = found.smooth()
+    made = {line.name: line.algorithm.spec for line in lines(plan, found, {"seed": 0})}
+    for tau in plan.local:
+        assert made[f"scaffold-{tau}"]["lr"] == made[f"local-gd-{tau}"]["lr"] == 1 / (top * tau)
+        assert made[f"scaffold-{tau}"]["server"] == {"name": "sgd", "lr": 0.5}
+        l2gd = made[f"l2gd-{tau}"]
+        assert (l2gd["pull"], l2gd["probability"]) == (0.1, 1 / tau)
+        # alpha / M with alpha = 1 / (2 LL), LL = max(L / (1 - p), lambda / p) / M
+        assert 1 / l2gd["lr"] == pytest.approx(2 * max(top / (1 - 1 / tau), 0.1 * tau))
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("figure1") / "out"
+    assert main(["run", "ffgg-figure1", "--scale", "ci", "--out", str(folder)]) == 0
+    return folder, json.loads((folder / "table.json").read_text())
+
+
+def test_what_is_written(ended):
+    folder, table = ended
+    page = (folder / "table.md").read_text()
+    names = {f"cg-{t}" for t in (1, 2, 4)} | {
+        f"{m}-{t}" for m in ("ffgg", "scaffold", "local-gd", "l2gd") for t in (5, 15)
+    }
+    assert set(table["points"]) == names == {file.stem for file in (folder / "lines").iterdir()}
+    errors = {row["line"]: row["ours"] for row in table["rows"] if "line" in row}
+    assert errors == {name: points[-1][1] for name, points in table["points"].items()}
+    assert (folder / "figure1.png").read_bytes().startswith(b"\x89PNG")
+    for words in ("`moiety run ffgg-figure1 --scale ci`", "4 clients of 60 rows", "Decided here", "figure1.png"):
+        assert words in page
+    for row in table["rows"]:
+        if row["verdict"] is not None:
+            assert row["verdict"] == ("holds" if row["ours"] < row["against"] else "does not hold")
+
+
+def test_as_many_steps_as_dimensions_are_exact(ended):
+    """Four steps of conjugate gradients in four dimensions: the closed form of exact FFGG; one step stops above it."""
+    _, table = ended
+    found = drawn(PLANS["ci"].size, 0)
+    exact = limits.exact_ffgg(found, 1 / found.cocoercive(), 30)
+    assert table["points"]["cg-4"][-1][1] == pytest.approx(exact, rel=1e-9)
+    assert table["points"]["cg-1"][-1][1] > 10 * exact
+
+
+def test_resumed_it_runs_nothing_again(ended):
+    folder, table = ended
+    times = {file: file.stat().st_mtime_ns for file in (folder / "lines").iterdir()}
+    assert RECIPES["ffgg-figure1"](out=folder, resume=True).sentence.startswith(
+        f"{sum(row['verdict'] == 'holds' for row in table['rows'])} of "
+    )
+    assert times == {file: file.stat().st_mtime_ns for file in (folder / "lines").iterdir()}
+
+
+def test_a_broken_line_is_one_clear_line(ended, tmp_path):
+    folder, _ = ended
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "recipe.json").write_text((folder / "recipe.json").read_text())
+    (tmp_path / "lines" / "cg-1.json").write_text("{")
+    with pytest.raises(mo.MoietyError, match=r"^`cg-1.json` must be as it was written, got [^\n]*$"):
+        RECIPES["ffgg-figure1"](out=tmp_path, resume=True)

@@ -1,0 +1,104 @@
+"""The block of many online runs is, run by run, what ``moiety.fit`` does with the algorithms themselves."""
+
+import numpy as np
+import pytest
+import torch
+
+import moiety as mo
+from moiety.recipes.glocal_block import Block, accuracy, play, trials
+
+ROUNDS = 45
+
+
+def linear(outputs=1):
+    model = mo.models.linear(64, outputs)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    return model
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    """Two trials of three clients with 10 rows: 4.5 passes."""
+    return [mo.data.binary_tasks("digits", clients=3, per_class=5, seed=seed) for seed in (0, 1)]
+
+
+def fitted(fed, method, lr, tau, alignment, seed, rounds=ROUNDS, outputs=1):
+    model = linear(outputs)
+    clock, split = None, None
+    if method == "independent":
+        algorithm = mo.independent(lr=lr, rule="adagrad")
+    elif method == "central":
+        algorithm = mo.central(lr=lr, rule="adagrad")
+        clock = mo.clock.delayed(down=tau, up=tau) if tau else None
+    else:
+        trip = 2 * tau if alignment == "aligned" else 0
+        algorithm = mo.glocal_sgd(
+            shared_lr=lr, personal_lr=lr, rule="adagrad", alignment=alignment, longest_round_trip=trip
+        )
+        split = mo.split.additive(model, linear(outputs))
+        at = "arrival" if alignment == "misaligned" else "dispatch"
+        clock = mo.clock.delayed(down=tau, up=tau, at=at) if tau else None
+    losses = []
+    run = mo.fit(
+        model,
+        fed,
+        algorithm,
+        split=split,
+        rounds=rounds,
+        seed=seed,
+        clock=clock,
+        engine="vectorised",
+        loss="one_versus_all",
+        evaluate_every=rounds,
+        evaluate_on="test",
+        on_round=lambda record, _: losses.append(record.train_loss),
+    )
+    return run, losses
+
+
+def joined(values, prefix):
+    return torch.cat([values[f"{prefix}head.weight"], values[f"{prefix}head.bias"][:, None]], dim=1).T
+
+
+CASES = [
+    ("independent", 0, "aligned"),
+    ("central", 0, "aligned"),
+    ("glocal", 0, "aligned"),
+    ("glocal", 3, "aligned"),
+    ("glocal", 3, "misaligned"),
+    ("glocal", 3, "asymmetric"),
+]
+
+
+@pytest.mark.parametrize(("method", "tau", "alignment"), CASES)
+def test_a_group_is_a_run(tasks, method, tau, alignment):
+    """Groups of different trials, rates and delays side by side; each compared with a run of its own."""
+    groups = [(0, 0.05, tau), (1, 0.02, 0), (1, 0.05, tau)]
+    trial, lr, delay = (torch.tensor(each) for each in zip(*groups, strict=True))
+    block = Block(trial, lr, delay, method, alignment)
+    found = play(trials(tasks, ROUNDS, (0, 1)), block)
+    scores = accuracy(tasks, "test", block, found)
+    for k, (one, rate, late) in enumerate(groups):
+        run, losses = fitted(tasks[one], method, rate, late, alignment, seed=one)
+        np.testing.assert_allclose(found.losses[k], losses, rtol=2e-4, atol=1e-5)
+        names = {"independent": ("", None), "central": (None, ""), "glocal": ("personal.", "shared.")}[method]
+        if names[1] is not None:
+            torch.testing.assert_close(found.shared[k], joined(run.shared_parameters(), names[1]), rtol=0, atol=1e-5)
+        if names[0] is not None:
+            for i in range(3):
+                own = joined(run.parameters(i), names[0])
+                torch.testing.assert_close(found.personal[k, i], own, rtol=0, atol=1e-5)
+        assert float(scores[k]) == pytest.approx(run.history[-1]["metric"], abs=1e-6)
+
+
+def test_several_classes_are_one_regression_each(tasks):
+    x, y = (np.concatenate([fed.columns[c] for fed in tasks]) for c in ("x", "y"))
+    y = np.where(np.arange(len(y)) % 7 == 0, 2, y)  # a third class, of some kind
+    fed = mo.data.from_arrays({"x": x, "y": y}, client=np.arange(len(y)) % 3, test=0.5)
+    block = Block(torch.tensor([0]), torch.tensor([0.05]), torch.tensor([0]))
+    found = play(trials([fed], ROUNDS, (0,)), block)
+    run, _ = fitted(fed, "glocal", 0.05, 0, "aligned", seed=0, outputs=3)
+    torch.testing.assert_close(found.shared[0], joined(run.shared_parameters(), "shared."), rtol=0, atol=1e-5)
+    assert float(accuracy([fed], "test", block, found)[0]) == pytest.approx(run.history[-1]["metric"], abs=1e-6)

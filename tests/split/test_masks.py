@@ -1,0 +1,181 @@
+"""Layer densities by hand, and choices against NumPy's sort by (value, place)."""
+
+import math
+from decimal import ROUND_HALF_UP, Decimal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import moiety as mo
+from moiety.errors import MoietyError
+from moiety.split.masks import (
+    annealed,
+    distance,
+    highest,
+    layer_counts,
+    maskable,
+    masked,
+    next_mask,
+    random_masks,
+)
+
+LENET = {n: p.detach() for n, p in mo.models.lenet5().named_parameters()}
+
+
+def test_masked_are_weights_of_convolutions_and_linear_layers():
+    model = mo.models.vgg11_gn()
+    names = maskable(dict(model.named_parameters()))
+    assert names == (*(f"conv{i}.weight" for i in range(1, 9)), "head.weight")
+
+
+def test_erk_of_lenet_by_hand():
+    """61,706 parameters, half of them are 30,853; 236 biases leave 30,617 for the weights.
+
+    Sizes 150, 2400, 48000, 10080, 840; sums of sides 6+1+5+5 = 17, 16+6+5+5 = 32, 120+400 = 520, 84+120 = 204,
+    10+84 = 94, in all 867. At 30617 / 867 = 35.3 for each unit of a side the first would have 600 of 150 and the last
+    3319 of 840: both are full. The others share 30617 - 990 = 29627 by 32 : 520 : 204, of 756:
+
+        29627 * 32 / 756 = 1254.05    29627 * 520 / 756 = 20378.36    29627 * 204 / 756 = 7994.59
+
+    Rounded down that is one too few, which goes to the largest remainder, the last.
+    """
+    counts = layer_counts(LENET, 0.5, "erk")
+    wanted = {"conv1": 150, "conv2": 1254, "hidden1": 20378, "hidden2": 7995, "head": 840}
+    assert counts == {f"{layer}.weight": count for layer, count in wanted.items()}
+    assert sum(counts.values()) + 236 == 30853
+
+
+def test_uniform_of_lenet_by_hand():
+    """30617 of 61470: 74.71, 1195.39, 23907.76, 5020.63, 418.39; down 30614, so 3 go to .71, .76 and .63."""
+    counts = layer_counts(LENET, 0.5, "uniform")
+    assert list(counts.values()) == [75, 1195, 23908, 5021, 418]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=6),
+    st.floats(0.2, 1.0),
+    st.sampled_from(["erk", "uniform"]),
+)
+def test_the_total_is_what_was_asked(shapes, density, densities):
+    """Nearest whole number of density times all, a half upwards; every layer within its size."""
+    params = {str(i): torch.zeros(shape) for i, shape in enumerate(shapes)}
+    total = sum(p.numel() for p in params.values())
+    wanted = int((Decimal(str(density)) * total).to_integral_value(ROUND_HALF_UP))
+    dense = sum(p.numel() for p in params.values() if p.dim() < 2)
+    if wanted - dense < len(maskable(params)):
+        with pytest.raises(MoietyError, match="`density` must be >= "):
+            layer_counts(params, density, densities)
+        return
+    counts = layer_counts(params, density, densities)
+    assert sum(counts.values()) + dense == wanted
+    assert all(0 <= count <= params[name].numel() for name, count in counts.items())
+
+
+@given(st.floats(0.2, 1.0))
+@settings(max_examples=20, deadline=None)
+def test_erk_never_makes_a_smaller_layer_sparser_than_a_larger_one_of_the_same_kind(density):
+    """Equation of Evci et al.: density is proportional to (n_in + n_out) / (n_in n_out), falling in both."""
+    params = {str(n): torch.zeros(n, n) for n in (8, 16, 32)}
+    counts = layer_counts(params, density, "erk")
+    shares = [counts[str(n)] / n**2 for n in (8, 16, 32)]
+    assert shares[0] + 1 / 64 >= shares[1]
+    assert shares[1] + 1 / 256 >= shares[2]
+
+
+def test_density_one_is_full():
+    for densities in ("erk", "uniform"):
+        assert layer_counts(LENET, 1.0, densities) == {n: LENET[n].numel() for n in maskable(LENET)}
+
+
+def test_the_annealing_formula():
+    """alpha_t = 0.5 alpha_0 (1 + cos(t pi / (T - 1))): T = 7 rounds, cosines 1, sqrt(3)/2, 1/2, 0, ... -1."""
+    cosines = [1, math.sqrt(3) / 2, 0.5, 0, -0.5, -math.sqrt(3) / 2, -1]
+    found = [annealed(0.5, t / 6) for t in range(7)]
+    assert found == pytest.approx([0.25 * (1 + c) for c in cosines], abs=1e-15)
+
+
+def by_numpy(score, count):
+    """Highest first, of equal ones the earlier: np.lexsort sorts by its last key first."""
+    flat = np.asarray(score).reshape(-1)
+    marked = np.zeros(flat.size, bool)
+    marked[np.lexsort((np.arange(flat.size), -flat))[:count]] = True
+    return marked.reshape(np.shape(score))
+
+
+TIED = st.lists(st.integers(-2, 2), min_size=24, max_size=24)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TIED, st.integers(0, 12))
+def test_the_highest_of_tied_scores_alone_and_in_a_block(values, count):
+    score = torch.tensor(values, dtype=torch.float32).view(2, 3, 4)
+    wanted = np.stack([by_numpy(s, count) for s in score.numpy()])
+    assert np.array_equal(torch.stack([highest(s, count) for s in score]).numpy(), wanted)
+    assert np.array_equal(torch.func.vmap(lambda s: highest(s, count))(score).numpy(), wanted)
+    counts = torch.tensor([count, count // 2])  # also where the number differs from client to client
+    other = np.stack([by_numpy(s, int(k)) for s, k in zip(score.numpy(), counts, strict=True)])
+    assert np.array_equal(torch.func.vmap(highest)(score, counts).numpy(), other)
+
+
+def numpy_next(mask, weight, score, rate):
+    """Algorithm 2, lines 7 and 8, place by place."""
+    mask = mask.copy()
+    old = mask.copy()
+    on = [i for i in range(mask.size) if mask[i]]
+    count = math.floor(rate * len(on))
+    gone = sorted(on, key=lambda i: (abs(weight[i]), i))[:count]
+    mask[gone] = False
+    dormant = sorted((i for i in range(mask.size) if not old[i]), key=lambda i: (-score[i], i))
+    again = sorted(gone, key=lambda i: (-score[i], i))
+    grown = (dormant + again)[:count]  # those just pruned come back only where nothing else is left
+    mask[grown] = True
+    return mask, set(gone), set(grown)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.booleans(), min_size=12, max_size=12),
+    st.lists(st.integers(-2, 2), min_size=12, max_size=12),
+    st.lists(st.integers(0, 2), min_size=12, max_size=12),
+    st.floats(0, 1),
+)
+def test_prune_and_regrow_against_numpy(mask, weight, score, rate):
+    m, w, s = np.array(mask), np.array(weight, float), np.array(score, float)
+    wanted, gone, grown = numpy_next(m, w, s, rate)
+    tensors = [torch.tensor(x).view(3, 4) for x in (m, w, s)]
+    active = int(m.sum())
+    found = next_mask(*tensors, active=active, rate=rate)
+    assert np.array_equal(found.numpy().reshape(-1), wanted)
+    assert int(found.sum()) == active  # the volume of the layer is constant
+    if len(gone) <= m.size - active:  # not forced
+        assert not gone & grown
+    block = torch.func.vmap(lambda a, b, c: next_mask(a, b, c, active=active, rate=rate))
+    assert torch.equal(block(*(torch.stack([t, t]) for t in tensors))[1], found)
+
+
+def test_a_full_layer_stays_full():
+    full = torch.ones(3, 3, dtype=torch.bool)
+    assert next_mask(full, torch.randn(3, 3), torch.rand(3, 3), active=9, rate=0.5).all()
+
+
+def test_random_masks_have_their_numbers_and_depend_on_the_key():
+    counts = layer_counts(LENET, 0.3, "erk")
+    one, again, other = (random_masks(torch.tensor(k), LENET, counts, "mask", 0) for k in (1, 1, 2))
+    assert {n: int(m.sum()) for n, m in one.items()} == counts
+    assert all(torch.equal(m, again[n]) for n, m in one.items())
+    gap = float(distance(one, other))
+    # Independent masks of density d differ in 2 d (1 - d) of the places, here summed over layers.
+    sizes = {n: LENET[n].numel() for n in counts}
+    wanted = sum(2 * c * (1 - c / sizes[n]) for n, c in counts.items()) / sum(sizes.values())
+    assert gap == pytest.approx(wanted, rel=0.03)
+
+
+def test_masked_leaves_vectors_alone():
+    params = {"w": torch.tensor([[1.0, math.nan]]), "b": torch.ones(2)}
+    found = masked(params, {"w": torch.tensor([[True, False]])})
+    assert found["w"].tolist() == [[1.0, 0.0]]
+    assert found["b"] is params["b"]
