@@ -188,6 +188,50 @@ def test_batch_norm_is_refused():
         mo.fit(net, data(), algorithm, split=split, rounds=1, engine="sequential")
 
 
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_single_precision_stays_single(engine):
+    """The guard would stop an upload of another type; the server keeps the model's own too."""
+    net = Net(nn.Identity())
+    options = {"averaged": True, "schedule": mo.schedule.linear(), "prior": mo.prior.laplace(spread="element")}
+    algorithm = mo.fedpop(kernel=mo.kernel.mala(step=0.01), shared_lr=0.1, shared_decay=0.1, radius=5.0, **options)
+    run = mo.fit(net, data(), algorithm, split=mo.split.by_name(net, personal=["head"]), rounds=3, engine=engine)
+    server = run._rounds.progress.server
+    kept = [*server.shared.values(), *server.prior.values(), *server.average.values(), server.total]
+    assert {p.dtype for p in kept} == {torch.float32}
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_resumed_from_its_folder_it_is_the_same_bit_for_bit(averaged, tmp_path):
+    """The folder names kernel, prior, schedule and server; chains go on where they stood."""
+    fed = mo.data.load("digits", clients=4, per_client=12, seed=1)
+    net = mo.models.mlp(64, 10, hidden=(5,), seed=1)
+    algorithm = mo.fedpop(
+        kernel=mo.kernel.preconditioned_sgld(step=0.001, batch_size=4),
+        shared_lr=0.1,
+        prior=mo.prior.gaussian(scale=0.5, scale_decay=1.0),
+        server=mo.server.adam(lr=0.01),
+        samples=3,
+        averaged=averaged,
+    )
+    how = {"split": mo.split.output_layer(net), "cohort": 2, "engine": "sequential"}
+    whole = mo.fit(net, fed, algorithm, rounds=4, **how)
+    mo.fit(net, fed, algorithm, rounds=2, out=tmp_path / "run", **how)
+    again = mo.resume(tmp_path / "run", rounds=4)
+    for client in range(4):
+        one, other = (
+            whole.predictive(client, fed.client(client)["x"]),
+            again.predictive(client, fed.client(client)["x"]),
+        )
+        np.testing.assert_array_equal(one.outputs, other.outputs)
+    for a, b in zip(served_all(whole), served_all(again), strict=True):
+        assert torch.equal(a, b)
+
+
+def served_all(run):
+    server = run._rounds.progress.server
+    return [*server.shared.values(), *server.prior.values(), *server.average.values(), server.total]
+
+
 def test_something_must_be_personal():
     net = Net(nn.Identity())
     algorithm = mo.fedpop(kernel=mo.kernel.langevin(step=0.01), shared_lr=0.1, prior_lr=0.1)

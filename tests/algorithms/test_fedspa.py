@@ -280,6 +280,16 @@ def test_flops_by_hand(engine):
     assert static["flops"] == pytest.approx(2 * training)
 
 
+def test_search_is_counted_again_where_uploads_are_computed_on_arrival():
+    """Every turn is then worked twice: the search, of 4 rows for each of 3 clients and 2 rounds, and the rest."""
+    options = {"lr": 0.1, "density": 0.5, "densities": "uniform", "batch_size": 4}
+    plain, late = (
+        mlp_run(mo.fedspa(**options), rounds=2, clock=clock).ledger for clock in (None, mo.clock.delayed(at="arrival"))
+    )
+    assert late["search_flops"] == 2 * (2 * 3 * 4 * (96 + 108))
+    assert late["flops"] == pytest.approx(2 * plain["flops"])
+
+
 def test_the_dense_model_is_the_shared_one():
     """The shared model alone is the server's, dense; a client's is masked."""
     run = mlp_run(mo.fedspa(lr=0.3, density=0.3, batch_size=4), rounds=5)

@@ -226,3 +226,30 @@ def test_one_line_for_a_clock_that_is_too_slow_or_of_the_other_kind():
         fitted(clients, 4, longest_round_trip=3, clock=mo.clock.delayed(down=2, up=2))
     with pytest.raises(MoietyError, match=r"^`[^\n]*must be[^\n]*arrival[^\n]*$"):
         fitted(clients, 4, alignment="misaligned", clock=mo.clock.delayed(down=1, up=1))
+
+
+def test_a_run_that_is_continued_has_its_past_gradients(tmp_path):
+    """7 rounds, then 16 in all, against 16 at once: gradients that wait, uploads under way, sums of squares."""
+    data = mo.data.binary_tasks("digits", clients=3, per_class=4)
+    model = mo.models.linear(64, 1)
+
+    def begun(rounds, out):
+        return mo.fit(
+            model,
+            data,
+            mo.glocal_sgd(shared_lr=0.02, personal_lr=0.02, rule="adagrad", longest_round_trip=7),
+            split=mo.split.additive(model, mo.models.linear(64, 1)),
+            rounds=rounds,
+            clock=mo.clock.delayed(down=[1, 2, 3], up=[3, 1, 4]),
+            engine="sequential",
+            loss="one_versus_all",
+            out=out,
+        )
+
+    whole = begun(16, None)
+    begun(7, tmp_path / "run")
+    split = mo.split.additive(model, mo.models.linear(64, 1))
+    again = mo.resume(tmp_path / "run", rounds=16, data=data, model=model, split=split)
+    for i in range(3):
+        for name, p in whole.parameters(i).items():
+            assert torch.equal(again.parameters(i)[name], p), name

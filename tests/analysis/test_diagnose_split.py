@@ -203,6 +203,7 @@ def test_it_is_shown_as_text_as_markdown_and_as_rows():
         ({"lr": 0.1}, "`lr` must be given with rounds, and only then, got 0.1."),
         ({"close": 1.0}, "`close` must be > 0 and < 1, got 1.0."),
         ({"clients": 0}, "`clients` must be >= 1, got 0."),
+        ({"inputs": 3}, "`inputs` must be a list of column names, got 3 (int)."),
         (
             {"solver": mo.solver.sgd(lr=1e200, steps=9)},
             "`solver` must be one that stays finite, got numbers that are not",

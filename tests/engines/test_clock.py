@@ -338,6 +338,8 @@ def test_bad_input_gets_one_clear_line(tmp_path):
     refused(lambda: clock.constant([1.0, float("nan")]), "seconds.*nan")
     refused(lambda: clock.constant([]), "seconds.*each client")
     refused(lambda: clock.constant(1.0, spread=-1.0), "spread.*>= 0")
+    refused(lambda: clock.constant(1.0, spread=1e4), "spread.*at most 50")  # exp of it is no float
+    refused(lambda: clock.exponential(np.ones(2)), "mean.*list of such numbers")  # no file could hold it
     refused(lambda: fit(clock.synchronous(compute=clock.constant([1.0] * 3)), 1), "clock.compute.*2 clients.*got 3")
     refused(lambda: clock.delayed(down=-1), "clock.down.*>= 0")
     refused(lambda: clock.delayed(up=1.5), "clock.up.*whole")

@@ -26,6 +26,8 @@ from engine_cases import (
 from torch import nn
 
 import moiety as mo
+from moiety.engines import checkpoint, training
+from moiety.engines.rounds import Rounds
 from moiety.types import Algorithm
 
 __all__ = ["without_fsync"]
@@ -152,6 +154,52 @@ def test_many_stops_at_rounds_without_a_checkpoint(tmp_path: Path) -> None:
     same_runs(whole, parts)
     same_folders(tmp_path / "whole", tmp_path / "parts")
     assert [row["round"] for row in parts.history] == list(range(1, 8))
+
+
+@pytest.mark.parametrize("at", [2, 2 * K], ids=["on the way", "in the last round"])
+def test_an_interrupt_while_a_round_is_evaluated(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in an evaluation, whose row is not written: the run goes on from before it and ends as if nothing were."""
+    case, real, calls = CASES["fedalt"], training.evaluate, []
+    whole = fit(case, "sequential", tmp_path / "whole", checkpoint_every=1)
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return real(*args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "evaluate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fit(case, "sequential", tmp_path / "parts", checkpoint_every=1)
+    same_runs(whole, resume(case, tmp_path / "parts"))
+    same_folders(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_second_interrupt_leaves_the_checkpoint_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in round 3, and again as soon as the first would write: the checkpoint of round 2 is not removed first."""
+    case, real, calls = CASES["fedalt"], Rounds.work, []
+    whole = fit(case, "sequential", tmp_path / "whole")
+
+    def again(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+
+        def interrupted(self: Rounds, *args: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 3:
+                patched.setattr(checkpoint.os, "rename", again)
+                raise KeyboardInterrupt
+            return real(self, *args)
+
+        patched.setattr(Rounds, "work", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fit(case, "sequential", tmp_path / "parts")
+    left = checkpoint.latest(tmp_path / "parts")
+    assert left is not None
+    assert left.name == "round-00000002"
+    same_runs(whole, resume(case, tmp_path / "parts"))
 
 
 def test_resuming_after_the_end_repeats_the_results(tmp_path: Path) -> None:

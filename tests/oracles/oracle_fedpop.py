@@ -47,7 +47,7 @@ class Reference:
     last: dict[int, list[np.ndarray]] = field(default_factory=dict)
 
     def chain(self, i: int, z: np.ndarray, t: int, purpose: str = "train") -> list[np.ndarray]:
-        """Lines 8 to 12 for Langevin dynamics: the samples that are kept."""
+        """Lines 6 to 8 for Langevin dynamics: the samples that are kept."""
         c, points, variance = self.clients[i], [], np.exp(2 * self.rho)
         once = self.samples * self.thinning
         for k in range((1 + self.burn_in) * once):

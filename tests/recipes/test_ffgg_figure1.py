@@ -138,7 +138,9 @@ def test_what_is_written(ended):
         assert words in page
     for row in table["rows"]:
         if row["verdict"] is not None:
-            assert row["verdict"] == ("holds" if row["ours"] < row["against"] else "does not hold")
+            decided = abs(row["ours"] - row["against"]) >= row["noise"]
+            plain = "holds" if row["ours"] < row["against"] else "does not hold"
+            assert row["verdict"] == (plain if decided else "not decided at this scale")
 
 
 def test_as_many_steps_as_dimensions_are_exact(ended):

@@ -250,5 +250,16 @@ def test_bad_input_is_one_line(make, line):
     assert "\n" not in str(error.value)
 
 
+def test_numbers_of_numpy_will_do():
+    upload = {"x": torch.tensor([3.0, -4.0, 0.5])}
+    for made, plain in (
+        (mo.codec.qsgd(levels=np.int64(5)), mo.codec.qsgd(levels=5)),
+        (mo.codec.rand_k(k=np.int64(2)), mo.codec.rand_k(k=2)),
+    ):
+        one, other = (codec.encode(upload, np.random.default_rng(3)) for codec in (made, plain))
+        assert all(torch.equal(one[name], other[name]) for name in other)
+        assert made.spec == plain.spec
+
+
 def test_the_table_names_both():
     assert {"qsgd": mo.codec.qsgd, "rand_k": mo.codec.rand_k, "sparse": mo.codec.sparse} == CODECS

@@ -1,7 +1,8 @@
 """FedPop: personal models as draws from a population whose prior is learned, each client's posterior sampled on it.
 
 Kotelevskii, Vono, Moulines, Durmus. "FedPop: A Bayesian Approach for Personalised Federated Learning", NeurIPS 2022.
-Algorithm 1 (FedSOUK); with ``moiety.kernel.langevin`` it is FedSOUL.
+Algorithm 1 (FedSOUK); with ``moiety.kernel.langevin`` it is FedSOUL. It is printed without numbers: here line 1 is the
+loop over k, and comments are not counted.
 
     max_(phi, beta) log p(phi) + log p(beta) + sum_i log int p(D_i | phi, z) p(z | beta) dz        (equation 3)
 
@@ -18,12 +19,12 @@ Deviations from the paper:
 1. The chain ascends log p(z | D_i, phi, beta), as in Algorithm 1; the mean of the kernel that section 2 and the
    supplement's S2 write, z - gamma grad log p, has the wrong sign.
 2. What a client sends is multiplied by the step size and has its share 1 / b of the gradients of log p(phi) and log
-   p(beta) (as in S6), so that the server may use any optimiser. With the default server the sum is lines 18 and 19.
+   p(beta) (as in S6), so that the server may use any optimiser. With the default server the sum is lines 13 and 14.
 3. Without ``clients`` the objective is divided by b, as in (6): step sizes are then b times Algorithm 1's, and the
    priors on phi and beta count once for each client. Clients count alike whatever their size, since their gradients
    are sums over examples. The mean over A_k times b is unbiased for cohorts of a fixed size, and for independent
    (Bernoulli) participation given that anyone takes part.
-4. Line 16 compresses the gradient of phi alone; ``fit(codec=...)`` compresses all that is sent.
+4. Line 11 compresses the gradient of phi alone; ``fit(codec=...)`` compresses all that is sent.
 5. A chain that was never begun starts at the centre of the prior, where Algorithm 1 has any point. Without state, and
    for clients never seen, it goes ``burn_in`` times through its batches first, of which nothing is kept.
    ``thinning`` keeps every so many-th step.
@@ -40,7 +41,8 @@ Deviations from the paper:
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -142,28 +144,20 @@ def fedpop(
     def chain(
         work: Work, shared: Params, beta: Params, state: Client, passes: int
     ) -> tuple[list[Params], Params, Tensor]:
-        """Lines 4 to 12: the samples Z_k^(i,1:M), the last of which is where the chain stands; the model, the loss."""
+        """Lines 3 to 8: the samples Z_k^(i,1:M), the last of which is where the chain stands; the model, the loss."""
         _check(work, state)
         last = {name: z[-1] for name, z in state.samples.items()}
-        # Lines 5-7: warm start
+        # Lines 3-5: warm start
         start = torch.where(state.asked, flat(last), population.centre(beta))
         model = work.compose(shared, cut(start, last))
-        # Lines 8-12: Z^(i,m+1) ~ Q_gamma(Z^(i,m), .)
-        points, loss = walk(
-            work,
-            sampler,
-            model,
-            start,
-            "sample",
-            passes=passes,
-            log_prior=lambda z: population.log_density(beta, z),
-            loss_weight=loss_weight,
-        )
+        # Lines 6-8: Z^(i,m+1) ~ Q_gamma(Z^(i,m), .)
+        density: dict[str, Any] = {"log_prior": partial(population.log_density, beta), "loss_weight": loss_weight}
+        points, loss = walk(work, sampler, model, start, "sample", passes=passes, **density)
         # An engine that looks at shapes or costs gives fewer batches: there are M samples all the same.
         return (_points(state.samples) + points[thinning - 1 :: thinning])[-samples:], model, loss
 
     def shared_gradient(work: Work, model: Params, points: list[Params]) -> Params:
-        """Line 15: J^(i), the mean over samples of grad_phi log p(D_i | Z, phi); with its share of log p(phi)."""
+        """Line 10: J^(i), the mean over samples of grad_phi log p(D_i | Z, phi); with its share of log p(phi)."""
         total = {name: -shared_decay / b * model[name] for name in work.shared}
         for batch in work.batches("shared") if work.shared else ():
             rows = batch["mask"].sum() if "mask" in batch else len(next(iter(batch.values())))
@@ -172,7 +166,7 @@ def fedpop(
         return total
 
     def prior_gradient(work: Work, beta: Params, points: list[Params]) -> Params:
-        """Line 14: I^(i), the mean over samples of grad_beta log p(Z | beta); with its share of log p(beta)."""
+        """Line 9: I^(i), the mean over samples of grad_beta log p(Z | beta); with its share of log p(beta)."""
         vectors = [flat(point) for point in points]
 
         def objective(at: Params) -> tuple[Tensor, Params]:
@@ -191,7 +185,7 @@ def fedpop(
             upload |= {PRIOR + name: rate * g for name, g in prior_gradient(work, beta, points).items()}
         if averaged:
             upload[STEP] = population.centre(beta).new_full((), work.scale)
-        # Line 16
+        # Line 11
         update = ClientUpdate(upload, torch.ones_like(work.examples), {"loss": loss})
         return update, _begun(points, state) if stateful else state
 
@@ -207,7 +201,7 @@ def fedpop(
         return {**shared, **mean_shared}, {**beta, **mean_beta}
 
     def server_update(server: Server, change: Params) -> Server:
-        # Lines 18-19
+        # Lines 13-14
         held = {**server.shared, **(_put(server.prior, PRIOR) if learn_prior else {})}
         moved, state = optimiser.step(held, {name: change[name] for name in held}, server.optimiser)
         shared = _in_ball({name: moved[name] for name in server.shared}, radius)
@@ -218,18 +212,17 @@ def fedpop(
         total = server.total + change[STEP]
         share = torch.where(total > 0, change[STEP] / total, 0)
         new = {**shared, **statistics, **_put(beta, PRIOR)}
-        average = {name: a + (share * (new[name] - a)).to(a.dtype) for name, a in server.average.items()}
+        average = {name: a + share * (new[name] - a) for name, a in server.average.items()}
         return Server(shared, beta, statistics, state, average, total)
 
     def init_server(held: Params, statistics: Params) -> Server:
         beta = _taken(held, PRIOR)
         shared = {name: p for name, p in held.items() if not name.startswith(PRIOR)}
         average = {**held, **statistics} if averaged else {}
-        return Server(
-            shared, beta, dict(statistics), optimiser.init(held), average, torch.zeros((), dtype=torch.float64)
-        )
+        total = population.centre(beta).new_zeros(())
+        return Server(shared, beta, dict(statistics), optimiser.init(held), average, total)
 
-    def broadcast(server: Server) -> Params:  # line 20
+    def broadcast(server: Server) -> Params:  # line 15
         down = {**server.shared, **server.statistics, **_put(server.prior, PRIOR)}
         return down | _put(server.average, MEAN)
 

@@ -85,6 +85,7 @@ def diagnose_split(
     number("close", close, "> 0 and < 1", lambda c: 0 < c < 1)
     whole("clients", clients, 1)
     check_start(random_start)
+    kind("inputs", inputs, (list, tuple), "a list of column names")
     check_numbers(data, max(1, rounds), 1, seed, {})
     check_data(data)
     asked = Asked(find, random_start, rounds, rate, close, clients)

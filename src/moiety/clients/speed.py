@@ -66,17 +66,18 @@ class Times:
 
 def _own(name: str, seconds: object, least: str, holds: Callable[[float], bool]) -> float | tuple[float, ...]:
     """One number or a number for each client, checked."""
-    if isinstance(seconds, list | tuple | np.ndarray):
+    if isinstance(seconds, list | tuple):
         must(len(seconds) > 0, name, "a number, or one for each client", "none")
         for each in seconds:
             number(name, each, least, holds)
         return tuple(float(each) for each in seconds)
-    number(name, seconds, least, holds)
+    # An array is refused: a run folder could not say it, and the run could not be continued.
+    number(name, seconds, f"{least}, or a list of such numbers", holds)
     return float(seconds)  # type: ignore[arg-type]
 
 
 def _spread(spread: float) -> float:
-    number("spread", spread, ">= 0 and finite", lambda x: 0 <= x < math.inf)
+    number("spread", spread, ">= 0 and at most 50", lambda x: 0 <= x <= 50)  # exp(50 z) is a float for all z drawn
     return float(spread)
 
 

@@ -1,6 +1,6 @@
 """Checkpoints: safetensors and JSON, written aside, flushed, renamed. No pickle: a file cannot run code.
 
-``checkpoint/round-000020/`` holds ``server.safetensors`` (shared things only), ``clients.safetensors`` (personal
+``checkpoint/round-00000020/`` holds ``server.safetensors`` (shared things only), ``clients.safetensors`` (personal
 states that changed since the checkpoint before, which in a deployment never leave their devices; a simulation must keep
 them somewhere; the others are in the run's ``clients/``) and ``state.json``,
 which says how long the other two are and what they hash to. A run with a clock has ``flight.safetensors`` (uploads that
@@ -73,8 +73,15 @@ def sync_folder(folder: Path) -> None:
 def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) -> None:
     """Write the state after ``progress.round`` rounds, then remove older checkpoints.
 
-    ``identity`` (algorithm, parameter names) is compared when the checkpoint is read.
+    ``identity`` (algorithm, parameter names) is compared when the checkpoint is read. Where that round has a checkpoint
+    already (an interrupt came soon after it) it stays: what has begun since then will be done again, and nothing that
+    is whole is ever removed before something newer is in its place.
     """
+    parent = folder / "checkpoint"
+    final = parent / f"round-{progress.round:08d}"
+    with writing(final):
+        if final.exists():
+            return
     server = tree.leaves(progress.server)
     files = {
         "server.safetensors": save({k: v.contiguous() for k, v in server.items() if isinstance(v, Tensor)}),
@@ -95,8 +102,6 @@ def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) 
         state |= {"version": CLOCKED, "flight": note}
     state["files"] = {name: {"bytes": len(b), "blake2b": digest(b)} for name, b in files.items()}
     files["state.json"] = json.dumps(state, indent=1).encode()
-    parent = folder / "checkpoint"
-    final = parent / f"round-{progress.round:08d}"
     aside = parent / f".writing-{os.getpid()}"
     with writing(final):
         try:
@@ -104,7 +109,6 @@ def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) 
             aside.mkdir(parents=True)
             for name, content in files.items():
                 write_file(aside / name, content)
-            shutil.rmtree(final, ignore_errors=True)  # the same round, written again after a resume
             os.rename(aside, final)
             sync_folder(parent)
         except BaseException:

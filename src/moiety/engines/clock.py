@@ -17,7 +17,7 @@ from moiety import tree
 from moiety.clients import uniform_cohort
 from moiety.clients.clock import Asynchronous, Clock, Delayed, Synchronous, Travel, check_clock
 from moiety.data import FederatedData
-from moiety.engines.costs import job_flops
+from moiety.engines.costs import job_flops, job_search_flops
 from moiety.engines.flight import Flight, Parcel
 from moiety.engines.plan import Job
 from moiety.engines.rounds import Arrival, Rounds, train_loss
@@ -211,6 +211,7 @@ class DelayedRounds(Clocked):
                 kept = tree.map_leaves(torch.clone, update)
                 arrived[parcel.number] = Arrival(parcel.client, kept, None, bool(fine))
                 self.progress.ledger.flops += job_flops(self.flops, job)
+                self.progress.ledger.search_flops += job_search_flops(self.flops, job)
         stale = tuple(t - p.version for p in due)
         flight.staleness += stale
         return self.book([arrived[p.number] for p in due], staleness=stale)

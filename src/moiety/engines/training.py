@@ -56,7 +56,7 @@ def train(
     try:
         clients = _rounds(loop, config, folder, history, on_round)
     except KeyboardInterrupt:
-        if folder and loop.progress.whole and loop.progress.round:
+        if folder and loop.progress.whole and loop.progress.round and not _row_missing(loop, config["run"], history):
             save_checkpoint(folder, loop.progress, identity(loop.problem, loop.algorithm, loop.clock))
         raise
     finally:
@@ -88,16 +88,23 @@ def _rounds(
                 files.write_config(folder, config)
         if last or record.round % options["evaluate_every"] == 0:
             clients, row = _evaluation(loop, record, options, seconds)
-            history.append(row)
-            record = replace(record, evaluation=row)
             if folder:
                 files.append_history(folder, row)
+            history.append(row)
+            record = replace(record, evaluation=row)
         if folder and (last or record.round % options["checkpoint_every"] == 0):
             save_checkpoint(folder, loop.progress, known)
         if on_round:
             on_round(record, loop.rounds)
     # Resumed after its end: only the rows per client are to be made again.
     return clients or _evaluation(loop, None, options, seconds)[0]
+
+
+def _row_missing(loop: Rounds, options: Spec, history: list[Row]) -> bool:
+    """Whether the last round is to be evaluated and has not been: a checkpoint of it could not be continued."""
+    done = loop.progress.round
+    due = done == loop.rounds or done % options["evaluate_every"] == 0
+    return due and not (history and history[-1]["round"] == done)
 
 
 def _evaluation(loop: Rounds, record: RoundRecord | None, options: Spec, seconds: float) -> tuple[list[Row], Row]:

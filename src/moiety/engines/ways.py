@@ -31,7 +31,7 @@ class Ways:
     attackers: frozenset[int] = frozenset()
 
     def poisoned(self, problem: Problem) -> Problem:
-        """The problem with the labels that attackers train on as the attack has them; those they are scored on stay."""
+        """The problem with the labels of attackers' training rows as the attack has them; those of other rows stay."""
         if self.attack is None or self.attack.labels is None:
             return problem
         y = problem.columns.get("y")

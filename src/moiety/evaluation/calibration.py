@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from moiety.errors import must, whole
+from moiety.errors import must, number, whole
 
 Row = dict[str, Any]
 
@@ -80,6 +80,21 @@ def calibration_rows(found: Mapping[str, tuple[np.ndarray, np.ndarray]], *, bins
     rows = [{"client": client, **scores(p, y, bins=bins)} for client, (p, y) in found.items()]
     heap = [np.concatenate(parts) for parts in zip(*found.values(), strict=True)]
     return rows, {"client": "all", **scores(heap[0], heap[1], bins=bins)}
+
+
+def set_coverage(probabilities: np.ndarray, y: np.ndarray, *, level: float = 0.9) -> tuple[float, float]:
+    """The share of labels within the smallest sets of classes that hold ``level`` of the probability; the mean size.
+
+    >>> set_coverage(np.array([[0.6, 0.35, 0.05], [0.95, 0.03, 0.02]]), np.array([1, 2]))
+    (0.5, 1.5)
+    """
+    number("level", level, "> 0 and < 1", lambda x: 0 < x < 1)
+    p, labels = _checked(probabilities, y)
+    order = np.argsort(-p, axis=1, kind="stable")
+    before = np.take_along_axis(p, order, axis=1).cumsum(1) - np.take_along_axis(p, order, axis=1)
+    taken = before < level  # a class is in where those before it do not suffice
+    place = np.argmax(order == labels[:, None], axis=1)
+    return float(taken[np.arange(len(p)), place].mean()), float(taken.sum(1).mean())
 
 
 def coverage(low: np.ndarray, high: np.ndarray, y: np.ndarray) -> float:

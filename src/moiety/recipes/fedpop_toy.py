@@ -72,7 +72,7 @@ TOYS = (
 )
 PLANS = {
     "ci": Plan((Toy(name="figure-2", shown="10 clients", clients=10, raw=6, noise=NOISY),), seeds=2, rounds=5),
-    "laptop": Plan(TOYS, seeds=20, rounds=100),
+    "laptop": Plan(TOYS, seeds=20, rounds=150),
     "paper": Plan(TOYS, seeds=20, rounds=500),
 }
 

@@ -24,7 +24,7 @@ from moiety.recipes.fedspa_report import (
     write,
 )
 from moiety.recipes.fedspa_runs import IID, SETTINGS, A, B, Courses, Found, Task, experiment
-from moiety.recipes.fedspa_tasks import DST, FEDAVG, RSM, ci, cifar10, laptop
+from moiety.recipes.fedspa_tasks import CIFAR100_PAPER, DST, FEDAVG, RSM, ci, cifar10, laptop
 
 if TYPE_CHECKING:
     from moiety.types import Algorithm
@@ -99,9 +99,8 @@ def tasks(scale: str) -> list[Task]:
     if scale == "ci":
         return ci(methods)
     if scale == "paper":
-        return cifar10(methods, every=20, models=("resnet18",))
-    paper = "The paper's numbers are those of CIFAR-100 with ResNet-18, another data set."
-    return [laptop("fashion_mnist", methods, rounds=40, seeds=3, every=5, paper=paper)]
+        return cifar10(methods, every=20, models=("resnet18",), paper=CIFAR100_PAPER)
+    return [laptop("fashion_mnist", methods, rounds=25, seeds=3, every=5, paper=CIFAR100_PAPER)]
 
 
 def report(asked: dict[str, Any], found: Found, out: Path | None) -> tuple[str, str]:

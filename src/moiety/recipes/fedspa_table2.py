@@ -20,7 +20,7 @@ ABOUT = (
     f"{PAPER}: Table 2. The first evaluation at which the mean accuracy of personal models is at least the target, in"
     " rounds. A run that never gets there has more than all its rounds."
 )
-TARGETS = {"ci": (20.0, 40.0), "laptop": (60.0, 65.0, 70.0), "paper": (70.0, 75.0, 80.0)}
+TARGETS = {"ci": (20.0, 40.0), "laptop": (50.0, 60.0, 70.0), "paper": (70.0, 75.0, 80.0)}
 PRINTED: Mapping[str, Mapping[str, tuple[float | None, ...]]] = {
     "IID": {
         DST: (134.0, 183.3, 312.3),
@@ -81,8 +81,7 @@ def tasks(scale: str) -> list[Task]:
         return ci(methods)
     if scale == "paper":
         return cifar10(methods, every=5, models=("vgg11",))
-    notes = ("Rounds are counted in threes: no evaluation is made in between.",)
-    return [laptop("fashion_mnist", methods, rounds=48, seeds=3, every=3, notes=notes)]
+    return [laptop("fashion_mnist", methods, rounds=30, seeds=3, every=3)]
 
 
 def report(asked: dict[str, Any], found: Found, out: Path | None) -> tuple[str, str]:
@@ -98,7 +97,8 @@ def report(asked: dict[str, Any], found: Found, out: Path | None) -> tuple[str, 
         ]
         claims = judged(task, courses, targets[len(targets) // 2])
         page = [f"## {task.name}", task.title]
-        page.append(f"{task.rounds} rounds, {task.seeds} seeds, evaluated every {task.every} rounds.")
+        seen = f"evaluated every {task.every} rounds: what happens in between is not seen"
+        page.append(f"{task.rounds} rounds, {task.seeds} seeds, {seen}.")
         for setting in SETTINGS:
             page += [f"### {task.panel(setting)}", _table([row for row in rows if row["setting"] == setting], targets)]
         page += ["### What the paper says", f"{VERDICTS} {_CENSORED}", claims_table(claims)]

@@ -15,10 +15,12 @@ as printed, local steps diverge here. What the paper leaves out and is decided h
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from moiety.errors import MoietyError, message, whole
@@ -94,6 +96,20 @@ class Drawn:
         """The error after the last round."""
         return self.points[-1][1]
 
+    @property
+    def late(self) -> float:
+        """The mean error over the last quarter of the points: L2GD's coin makes a single one a matter of luck."""
+        return mean(self._last())
+
+    @property
+    def noise(self) -> float:
+        """Two standard errors of that mean, as if points were independent; 0 where there is only one."""
+        last = self._last()
+        return 2 * stdev(last) / math.sqrt(len(last)) if len(last) > 1 else 0.0
+
+    def _last(self) -> list[float]:
+        return [error for _, error in self.points[-max(1, len(self.points) // 4) :]]
+
 
 def ffgg_figure1(
     *,
@@ -111,7 +127,8 @@ def ffgg_figure1(
         out: a folder for what is left of each line, the table and the figure; nothing is written without one.
         rounds: of panels (b) to (d), instead of the scale's; panel (a) keeps its ratio to them.
         seed: of the problem and of L2GD's coin; 0 by default.
-        engine: as in ``moiety.fit``; ``vectorised`` by default.
+        engine: as in ``moiety.fit``; by default ``processes:vectorised``, which is ``vectorised`` on all cores, and at
+            scale ``ci`` ``vectorised``.
         resume: lines that have ended in ``out`` are not run again.
         watch: called before each run; gives what is to be called after every round.
         scale: ``ci``, ``laptop`` (by default) or ``paper``; the latter two are the same.
@@ -120,7 +137,7 @@ def ffgg_figure1(
     from moiety.recipes.ffgg_figure1_report import report
 
     asked = asked_for(out, {"recipe": NAME, "scale": scale, "rounds": rounds, "seed": seed}, resume)
-    engine = engine or "vectorised"
+    engine = engine or ("vectorised" if asked["scale"] == "ci" else "processes:vectorised")
     check_engine(engine)
     plan = PLANS[asked["scale"]].with_rounds(asked["rounds"])
     keep_asked(out, asked)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moiety.recipes.base import Outcome, Watch, unwatched
-from moiety.recipes.glocal_trials import ABOUT, METHODS, RATES, SOURCES, Grid, Result, begun, cell, tasks, tuned
+from moiety.recipes.glocal_trials import ABOUT, METHODS, SOURCES, Grid, Result, begun, cell, tasks, tuned
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 FIGURE_2 = ("mnist", "covtype", "letter")
 """The data sets of Figures 1 and 2; 30 clients in the latter, 20 in Figure 6 for the others."""
 RULES = ("aligned", "asymmetric", "misaligned")
-DELAY_RATES = RATES[:5:2]
-"""What validation chooses between at every delay."""
+DELAY_RATES = tuple(0.002 * 4.0**k for k in range(-2, 3))
+"""What validation chooses between at every delay: lower ones too, since long delays ask for shorter steps."""
 PIXELS = ("mnist", "usps")
 """Data sets of hundreds of features, with half as many trials where delays are compared."""
 
@@ -116,7 +116,8 @@ def glocal_delay(
 
 NOTES_CLIENTS = (
     "At full size: 10 examples of either class a client, 15 passes, 10 trials, each with tasks and rows of its own;"
-    " learning rates by validation for every point.",
+    " learning rates by validation for every point. Tasks differ more between trials than methods do, so what more"
+    " clients are worth is judged by the gain on Indep, trial by trial.",
     "The paper prints no numbers for these figures.",
 )
 NOTES_FEATURES = (
@@ -128,8 +129,9 @@ NOTES_DELAY = (
     "At full size T = 1200 rounds; tau rounds each way, so that the client's own step is 2 tau rounds late in the"
     " aligned rule. What is under way in the end is lost. 30 clients on mnist, covtype and letter (Figure 2), 20 on the"
     " others (Figure 6).",
-    "For every delay and rule the learning rate with the best mean accuracy on validation rows, of 0.002, 0.008"
-    " and 0.032. Ten trials, five on mnist and usps.",
+    "For every delay and rule the learning rate with the best mean accuracy on validation rows, from 0.000125"
+    " to 0.032 by factors of four. The paper's grid begins at 0.002, and with that alone the aligned rule breaks down"
+    " from tau = 100 on (mnist: 65% at 100 and 50% at 200). Ten trials, five on mnist and usps.",
     "The paper prints no numbers for these figures, and shows no curves for the other two rules.",
 )
 

@@ -24,16 +24,18 @@ def reliability_diagram(series: Mapping[str, Sequence[Mapping[str, Any]]], *, ti
     must(bool(series) and all(series.values()), "series", "rows for at least one name, and for every name", "none")
     columns = min(3, len(series))
     lines = -(-len(series) // columns)
-    figure, grid = panels(0.6 + 10.0 / columns * lines, lines, columns)
+    figure, grid = panels(1.0 + 10.0 / columns * lines, lines, columns)
     if title:
         figure.suptitle(title, fontsize=14)
     for axes, (name, rows) in zip(grid, series.items(), strict=False):
         _diagram(axes, rows)
         total = sum(row["n"] for row in rows)
         error = sum(row["n"] * abs(row["accuracy"] - row["confidence"]) for row in rows) / total
-        axes.set_title(f"{name}: calibration error {error:.3f}", fontsize=12)
+        axes.set_title(f"{name}: calibration error {error:.3f}", fontsize=11)
     for axes in grid[len(series) :]:
         axes.set_visible(False)
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=11, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
@@ -51,7 +53,6 @@ def _diagram(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.set_xlabel("confidence", fontsize=12)
     axes.set_ylabel("accuracy; share of examples", fontsize=12)
-    axes.legend(fontsize=9, loc="upper left")
 
 
 def densities(

@@ -61,7 +61,8 @@ def layer_counts(params: Mapping[str, Tensor], density: float, densities: str) -
       tensor that would be more than full is full, and the rest is shared out anew among the others.
 
     Shares are exact fractions; they are rounded down, and what is then left goes one each to those with the largest
-    remainders, the earlier first.
+    remainders, the earlier first. A tensor that would then have none, which no mask search could bring back, takes one
+    from the one with most.
 
     >>> layer_counts({"w": torch.zeros(4, 2), "b": torch.zeros(4), "v": torch.zeros(10, 4)}, 0.5, "erk")
     {'w': 7, 'v': 15}
@@ -88,7 +89,11 @@ def _counts(
         shares = {name: Fraction(active * size, weights) for name, size in sizes.items()}
     else:
         shares = _erk({name: sum(shape) for name, shape in layers}, sizes, active)
-    return tuple(whole_parts(shares, active).items())
+    counts = whole_parts(shares, active)
+    for name in [name for name, count in counts.items() if not count]:
+        counts[max(counts, key=counts.__getitem__)] -= 1
+        counts[name] = 1
+    return tuple(counts.items())
 
 
 def whole_parts(shares: Mapping[str, Fraction], total: int) -> dict[str, int]:

@@ -49,7 +49,7 @@ def qsgd(*, levels: int) -> Codec:
         levels: s, the steps between 0 and the norm.
     """
     whole("codec.levels", levels, 1, (1 << 31) - 1)
-    bits = 1 + levels.bit_length()
+    bits = 1 + int(levels).bit_length()
 
     def encode(upload: Params, rng: np.random.Generator) -> Params:
         given, packed = _sorted(upload)

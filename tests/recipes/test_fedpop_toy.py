@@ -1,0 +1,65 @@
+"""The recipe fedpop-toy: its measures by hand, its data as the paper has them, its page at scale ci."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from moiety.recipes import RECIPES
+from moiety.recipes.fedpop_toy import METHODS, TOYS, Toy, drawn, subspace_distance, vector_error
+
+
+def test_the_distance_of_two_planes_that_share_a_line():
+    """span(e1, e2) and span(e1, cos a e2 + sin a e3): the angles are 0 and a, whatever the bases."""
+    a = 0.3
+    one = np.array([[1.0, 2.0], [1.0, -1.0], [0.0, 0.0], [0.0, 0.0]])
+    other = np.array([[1.0, 3.0], [0.0, np.cos(a)], [0.0, np.sin(a)], [0.0, 0.0]])
+    assert subspace_distance(one, other) == pytest.approx(np.sin(a))
+    assert subspace_distance(other, one) == pytest.approx(np.sin(a))
+    assert subspace_distance(one, one @ np.array([[2.0, 1.0], [0.0, 3.0]])) == pytest.approx(0, abs=1e-12)
+    assert subspace_distance(one, np.eye(4)[:, 2:]) == pytest.approx(1)
+
+
+def test_the_error_of_vectors_does_not_depend_on_the_basis():
+    rng = np.random.default_rng(0)
+    phi = np.linalg.qr(rng.normal(size=(5, 2)))[0]
+    z, turn = rng.normal(size=(3, 2)), np.array([[0.0, -2.0], [0.5, 0.0]])
+    exact = [(phi @ turn, np.linalg.solve(turn, w)) for w in z]
+    assert vector_error(exact, phi, z) == pytest.approx(0, abs=1e-12)
+    moved = [(phi, w + [3.0, 4.0]) for w in z]
+    assert vector_error(moved, phi, z) == pytest.approx(5.0)
+
+
+def test_sizes_are_the_papers():
+    toy = TOYS[0]
+    assert (toy.clients, toy.raw, toy.latent, toy.few, toy.many) == (100, 20, 2, 5, 10)
+    data, phi, z = drawn(toy, 0)
+    assert sorted(data.sizes("train").tolist()) == [5] * 90 + [10] * 10
+    np.testing.assert_allclose(phi.T @ phi, np.eye(2), atol=1e-12)
+    # What is left of y beside phi z is the noise: 550 draws of variance 0.1, by five standard errors of a variance.
+    left = [data.client(i)["y"][:, 0] - data.client(i)["x"] @ phi @ z[i] for i in range(100)]
+    assert np.concatenate(left).var() == pytest.approx(0.1, abs=5 * 0.1 * np.sqrt(2 / 550))
+    assert {(t.clients, t.raw, t.latent) for t in TOYS} >= {(50, 20, 2), (200, 20, 2), (100, 50, 2), (100, 5, 2)}
+    assert Toy(name="", shown="").noise == 0.1
+
+
+def test_a_page_and_its_numbers(tmp_path):
+    outcome = RECIPES["fedpop-toy"](scale="ci", out=tmp_path)
+    page, table = (tmp_path / "table.md").read_text(), json.loads((tmp_path / "table.json").read_text())
+    assert outcome.report in page
+    for words in ("`moiety run fedpop-toy --scale ci`", "5 rounds, 2 seeds", "## Claims", "Decided here"):
+        assert words in page
+    assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
+    scores = [row for row in table["rows"] if row["verdict"] is None]
+    assert len(scores) == len(METHODS) * 2
+    seeds = [json.loads((tmp_path / "figure-2" / f"seed-{s}.json").read_text()) for s in (0, 1)]
+    for row in scores:
+        assert row["ours"] == pytest.approx(np.mean([seed[row["method"]][row["measure"]] for seed in seeds]))
+    claims = [row for row in table["rows"] if row["verdict"] is not None]
+    assert {row["verdict"] for row in claims} <= {"holds", "does not hold", "not decided at this scale"}
+    # What has ended is not run again.
+    before = (tmp_path / "table.json").read_text()
+    RECIPES["fedpop-toy"](out=tmp_path, resume=True)
+    assert json.loads((tmp_path / "table.json").read_text())["rows"] == json.loads(before)["rows"]
