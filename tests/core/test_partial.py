@@ -770,7 +770,8 @@ def work_of(problem: Problem, reuse: bool) -> Any:
     gradient = lambda objective, at: autograd_gradient(objective, at)  # noqa: E731
     keep = (lambda model, trained, batches: (problem.task.loss, batches)) if reuse else None
     examples, key = torch.tensor(3.0, dtype=torch.float64), torch.tensor(0)
-    return problem.work(lambda phase: [], gradient, examples, 1.0, keep, key=key, turn=0, elapsed=0.0)
+    moment = {"key": key, "turn": 0, "elapsed": 0.0, "round_trip": torch.tensor(0)}
+    return problem.work(lambda phase: [], gradient, examples, 1.0, keep, **moment)
 
 
 @pytest.mark.parametrize("reuse", [True, False], ids=["reuse", "whole"])
