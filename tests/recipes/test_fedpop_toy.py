@@ -28,7 +28,7 @@ def test_the_error_of_vectors_does_not_depend_on_the_basis():
     z, turn = rng.normal(size=(3, 2)), np.array([[0.0, -2.0], [0.5, 0.0]])
     exact = [(phi @ turn, np.linalg.solve(turn, w)) for w in z]
     assert vector_error(exact, phi, z) == pytest.approx(0, abs=1e-12)
-    moved = [(phi, w + [3.0, 4.0]) for w in z]
+    moved = [(phi, w + np.array([3.0, 4.0])) for w in z]
     assert vector_error(moved, phi, z) == pytest.approx(5.0)
 
 

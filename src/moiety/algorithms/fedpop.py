@@ -23,7 +23,7 @@ Deviations from the paper:
 3. Without ``clients`` the objective is divided by b, as in (6): step sizes are then b times Algorithm 1's, and the
    priors on phi and beta count once for each client. Clients count alike whatever their size, since their gradients
    are sums over examples. The mean over A_k times b is unbiased for cohorts of a fixed size, and for independent
-   (Bernoulli) participation given that anyone takes part.
+   (Bernoulli) participation given that anyone takes part (``fit(participation="bernoulli")``).
 4. Line 11 compresses the gradient of phi alone; ``fit(codec=...)`` compresses all that is sent.
 5. A chain that was never begun starts at the centre of the prior, where Algorithm 1 has any point. Without state, and
    for clients never seen, it goes ``burn_in`` times through its batches first, of which nothing is kept.

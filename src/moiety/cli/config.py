@@ -32,6 +32,7 @@ class RunSection(BaseModel):
 
     rounds: int | None = None
     cohort: int | None = None
+    participation: str | None = None
     seed: int = 0
     engine: str = "auto"
     evaluate_on: str | None = None

@@ -12,3 +12,13 @@ def uniform_cohort(clients: int, cohort: int, *, seed: int, round: int) -> np.nd
     if cohort == clients:
         return np.arange(clients)
     return np.sort(generator(seed, "cohort", round).choice(clients, size=cohort, replace=False, shuffle=False))
+
+
+def bernoulli_cohort(clients: int, expected: int, *, seed: int, round: int) -> np.ndarray:
+    """Each client by itself with probability ``expected / clients``, in ascending order; there may be none.
+
+    The number of them is binomial, and given the number any set of that size is as likely: work is O(cohort).
+    """
+    draw = generator(seed, "bernoulli cohort", round)
+    count = int(draw.binomial(clients, expected / clients))
+    return np.sort(draw.choice(clients, size=count, replace=False, shuffle=False))

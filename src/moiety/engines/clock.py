@@ -65,7 +65,7 @@ class SynchronousRounds(Clocked):
     ) -> RoundRecord:
         """The round is over when the last upload has arrived, whether it can be used or not."""
         assert isinstance(self.clock, Synchronous)
-        self.flight.time += max(self.seconds(self.clock.travel, a.client) for a in arrived)
+        self.flight.time += max((self.seconds(self.clock.travel, a.client) for a in arrived), default=0.0)
         return super().book(arrived, time=self.flight.time, staleness=staleness)
 
     def moment(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class DelayedRounds(Clocked):
         assert isinstance(self.clock, Delayed)
         t, late = now.round, self.clock.at == "arrival"
         flight.versions[t] = self.broadcast()
-        cohort = uniform_cohort(len(problem.data), self.cohort, seed=problem.seed, round=t)
+        cohort = self.asked()
         jobs = self._jobs(cohort, now.store.get(cohort), t)
         versions = [max(0, t - self.clock.of(job.client)[0]) for job in jobs]
         results = self._work(jobs, versions, t)
@@ -234,6 +234,7 @@ def clock_for(
     data: FederatedData,
     algorithm: Algorithm,
     cohort: int | None,
+    participation: str = "fixed",
     *,
     aggregator: object,
     attack: object,
@@ -256,6 +257,7 @@ def clock_for(
     must(cohort in (None, 1), "cohort", "1 or left out with an asynchronous clock", cohort, hint)
     alone = "left out with an asynchronous clock, where uploads arrive one by one"
     must(aggregator is None, "aggregator", alone, "one")
+    must(participation == "fixed", "participation", alone, participation)
     name = (spec_of(attack) or {}).get("name")
     must(name not in COLLUDING, "attack", "one that needs no other upload of its round", name)
     return clock, 1

@@ -40,6 +40,7 @@ def fit(
     split: Split | None = None,
     rounds: int,
     cohort: int | None = None,
+    participation: str = "fixed",
     seed: int = 0,
     engine: str = "auto",
     out: str | os.PathLike[str] | None = None,
@@ -71,6 +72,8 @@ def fit(
         split: what is shared and what is personal; FedAvg and local training have their own.
         rounds: how many rounds to train.
         cohort: how many clients are asked in a round; all by default.
+        participation: ``fixed`` cohorts, drawn without replacement, or ``bernoulli``: each client takes part by itself
+            with the probability cohort / clients, so that ``cohort`` is the expected number and a round may be empty.
         seed: everything random in the run derives from it.
         engine: ``sequential``, ``vectorised``, ``processes`` (all cores) or ``auto``, which measures them and keeps
             the fastest; or ``ray``, for a cluster.
@@ -109,10 +112,10 @@ def fit(
     twentieth = max(1, rounds // 20) if isinstance(rounds, int) else 1
     every = {"evaluate_every": twentieth if evaluate_every is None else evaluate_every}
     every["checkpoint_every"] = every["evaluate_every"] if checkpoint_every is None else checkpoint_every
-    clock, cohort = clock_for(clock, data, algorithm, cohort, aggregator=aggregator, attack=attack)
+    clock, cohort = clock_for(clock, data, algorithm, cohort, participation, aggregator=aggregator, attack=attack)
     check_numbers(data, rounds, cohort, seed, every)
     chosen_loss = loss or (default_loss(data) if isinstance(model, nn.Module) else "its own")
-    ways = ways_for(data, algorithm, seed, cohort, aggregator, codec, attack, attackers)
+    ways = ways_for(data, algorithm, seed, cohort, aggregator, codec, attack, attackers, participation)
     problem = problem_for(model, data, algorithm, split, seed, chosen_loss, metric, inputs, device, partial)
     earlier = None
     if start is not None:
@@ -122,6 +125,7 @@ def fit(
     run_config = {
         "rounds": rounds,
         "cohort": cohort,
+        "participation": participation if ways.bernoulli else None,
         "seed": seed,
         "engine": engine,
         "evaluate_on": part,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from moiety import tree
-from moiety.clients import DiskStore, MemoryStore, Store, uniform_cohort
+from moiety.clients import DiskStore, MemoryStore, Store, bernoulli_cohort, uniform_cohort
 from moiety.clients.clock import Clock
 from moiety.engines.choose import OPEN, Engine, fastest, make
 from moiety.engines.costs import Flops, flops_per_example, job_flops, job_search_flops, memory_on_device
@@ -91,7 +91,7 @@ class Rounds:
     def step(self) -> RoundRecord:
         """One round; the server and the states of its clients move, nothing else does."""
         problem, now = self.problem, self.progress
-        cohort = uniform_cohort(len(problem.data), self.cohort, seed=problem.seed, round=now.round)
+        cohort = self.asked()
         received = self.broadcast()
         jobs = self.jobs(cohort, now.store.get(cohort), now.round)
         results = self.work(jobs, received, now.round)
@@ -101,6 +101,11 @@ class Rounds:
         now.whole = True
         problem.data.release()
         return record
+
+    def asked(self) -> np.ndarray:
+        """The clients that take part in this round."""
+        draw = bernoulli_cohort if self.ways.bernoulli else uniform_cohort
+        return draw(len(self.problem.data), self.cohort, seed=self.problem.seed, round=self.progress.round)
 
     def moment(self) -> dict[str, Any]:
         """What a row of the history says beside scores and costs."""
@@ -122,6 +127,8 @@ class Rounds:
         scale = algorithm.schedule.factor(t, self.rounds)
         if not self.flops:
             self.flops = flops_per_example(problem, algorithm, received, self.progress.store.first())
+        if not jobs:
+            return []
         if self.engine in OPEN:
             some = jobs[: self.measured]
             self.chosen, self.reason = fastest(

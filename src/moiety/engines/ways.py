@@ -14,11 +14,13 @@ from moiety.aggregation.attacks import ATTACKS, Attack
 from moiety.aggregation.robust import Aggregator
 from moiety.data import FederatedData
 from moiety.engines.problem import Problem
-from moiety.errors import MoietyError, kind, message, must, number
+from moiety.errors import MoietyError, choice, kind, message, must, number
 from moiety.rng import generator
 from moiety.spec import Spec, build, spec_of
 from moiety.transport import CODECS
 from moiety.types import Algorithm, ClientUpdate, Codec, Params
+
+PARTICIPATION = ("fixed", "bernoulli")
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Ways:
     codec: Codec | None = None
     attack: Attack | None = None
     attackers: frozenset[int] = frozenset()
+    bernoulli: bool = False
+    """Whether each client takes part by itself, with the probability cohort / clients."""
 
     def poisoned(self, problem: Problem) -> Problem:
         """The problem with the labels of attackers' training rows as the attack has them; those of other rows stay."""
@@ -93,6 +97,7 @@ def ways_for(
     codec: object = None,
     attack: object = None,
     attackers: object = None,
+    participation: str = "fixed",
 ) -> Ways:
     """What was asked for, checked; ``cohort`` is how many uploads can be joined at most."""
     kind("aggregator", aggregator, (Aggregator, type(None)), "what moiety.aggregator makes")
@@ -104,8 +109,9 @@ def ways_for(
         sends = algorithm.uploads and algorithm.needs != "everything"
         must(thing is None or sends, name, wanted, name)
     must((attack is None) == (attackers is None), "attackers", "given with an attack, and only then", attackers)
+    choice("participation", participation, PARTICIPATION)
     evil = frozenset() if attackers is None else chosen_attackers(data, attackers, seed)
-    made = Ways(aggregator, codec, attack, evil)  # type: ignore[arg-type]
+    made = Ways(aggregator, codec, attack, evil, participation == "bernoulli")  # type: ignore[arg-type]
     if not made.enough(cohort):
         assert isinstance(aggregator, Aggregator)
         got = f"{aggregator.spec.get('name', 'one')}, which needs at least {aggregator.least}"
@@ -137,7 +143,10 @@ def ways_from(
     options, given = config["run"], dict(given or {})
     attackers, named = given.pop("attackers", None), options.get("attackers")
     seed = options["seed"]
-    made = ways_for(data, algorithm, seed, options["cohort"], **built(config, given), attackers=named)
+    how = options.get("participation") or "fixed"
+    made = ways_for(
+        data, algorithm, seed, options["cohort"], **built(config, given), attackers=named, participation=how
+    )
     if attackers is not None:
         same = named is not None and chosen_attackers(data, attackers, seed) == made.attackers
         hint = "Leave them out, or begin another run."
