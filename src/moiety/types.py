@@ -211,6 +211,8 @@ class Algorithm:
     personal_model: Callable[[Params, Tree], tuple[Params, Params]]
     adapt: Callable[[Work, Params, Tree], Tree]
     schedule: Schedule
+    alone: Callable[[Params, Tree], tuple[Params, Params]] | None = None
+    """The two parts of the shared model alone, where they are not those of a client in its first state."""
     stateful: bool = True
     default_split: str | None = None
     needs: str = "any"

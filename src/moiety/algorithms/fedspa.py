@@ -21,7 +21,7 @@ Deviations from the paper:
 3. The volume is exact: density times all parameters, dense ones included, which gives the bytes of the paper's Table 1.
    How it is rounded stands in ``split/masks.py``. The number of weights to prune in a layer is rounded down.
 4. A weight that was just pruned does not grow back in the same step, unless the layer has too few dormant ones.
-5. A client that was never asked is evaluated with the dense model: with ``masks="different"`` it has no mask yet.
+5. With ``masks="different"`` a client that was never asked is evaluated with the dense model: it has no mask yet.
    A client that is onboarded trains once and searches, as in the first round.
 6. Options the pseudocode does not have, all off by default: momentum (from 0 in each round), clipping of the masked
    gradient, other weightings and server optimisers, under which weights outside the cohort's masks may move too.
@@ -176,6 +176,10 @@ def fedspa(
         update = ClientUpdate(change, client_weight(work, weighting, batch_size), info)  # 19
         return update, Masked(statistics, new, torch.ones_like(state.asked))
 
+    def first_model(received: Params, state: Masked) -> tuple[Params, Params]:
+        """m_k * w: where masks begin the same, also for a client that was never asked."""
+        return masked(received, state.mask), state.personal
+
     def down(received: Params, state: Masked) -> tuple[int, int]:
         """Line 9: the client found its mask itself, so it is told one only when it is first asked."""
         return sparse_bytes(received, layer_counts(received, density, densities), known=bool(state.asked))
@@ -195,7 +199,8 @@ def fedspa(
         client_update=client_update,
         aggregator=weighted_mean,  # 11: over the whole cohort, wherever the masks are
         server_update=partial(averaging.server_update, optimiser),  # 11
-        personal_model=masked_model,
+        personal_model=first_model if masks == "same" else masked_model,
+        alone=lambda received, state: (received, state.personal),
         adapt=lambda work, received, state: client_update(work, received, state)[1],
         schedule=chosen_schedule(schedule),
         default_split="nothing",

@@ -86,8 +86,7 @@ def evaluate(
     tested = clients[sizes[clients] > 0]
     received = algorithm.broadcast(server)
     first = problem.first(algorithm)
-    alone = problem.split.alone(*algorithm.personal_model(received, first))
-    shared = pooled(problem, problem.compose(*alone), tested, part)
+    shared = pooled(problem, problem.alone(algorithm, received), tested, part)
     if not tree.leaves(first):
         personal = shared  # the very same model
     else:

@@ -69,6 +69,11 @@ class Problem:
             shared = {**shared, **algorithm.beside({**shared, **statistics}, self.personal())}
         return algorithm.init_server(shared, statistics)
 
+    def alone(self, algorithm: Algorithm, received: Params) -> Params:
+        """The shared model alone: the server's part, with the personal part as it was first."""
+        parts = (algorithm.alone or algorithm.personal_model)(received, self.first(algorithm))
+        return self.compose(*self.split.alone(*parts))
+
     def compose(self, shared: Params, personal: Params) -> Params:
         """A whole model of its two parts and the frozen one."""
         return self.split.compose(shared, personal, {n: self.task.init[n] for n in self.split.frozen})

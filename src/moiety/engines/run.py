@@ -59,8 +59,7 @@ class Run:
     def shared_parameters(self) -> Params:
         """The shared model alone: the server's part, with the personal part as it was first."""
         problem, algorithm, now = self._rounds.problem, self._rounds.algorithm, self._rounds.progress
-        parts = algorithm.personal_model(algorithm.broadcast(now.server), problem.first(algorithm))
-        return _copies(problem.compose(*problem.split.alone(*parts)))
+        return _copies(problem.alone(algorithm, algorithm.broadcast(now.server)))
 
     def export(self, client: int | str | None = None) -> nn.Module:
         """A copy of the model with that client's parameters in it, in evaluation mode; the shared model without one."""

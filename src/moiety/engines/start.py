@@ -45,8 +45,7 @@ class Ended(NamedTuple):
     def shared_model(self) -> Params:
         """The server's part with the personal part as it was first."""
         received = self.algorithm.broadcast(self.progress.server)
-        parts = self.algorithm.personal_model(received, self.problem.first(self.algorithm))
-        return self.problem.compose(*self.problem.split.alone(*parts))
+        return self.problem.alone(self.algorithm, received)
 
 
 def ended(

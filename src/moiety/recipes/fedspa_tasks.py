@@ -90,7 +90,7 @@ def laptop(
     said = (
         f"The paper has 500 rows and more a client, batches of 128 and 1,000 rounds; {rows} rows in batches of {batch}"
         " make as many steps in a turn. A client is asked in one round of ten, as in the paper, so in few: masks have"
-        " few turns to evolve in, and some clients were never asked, whose model is the dense shared one.",
+        " few turns to evolve in, and some clients were never asked, whose masks are the first ones.",
         "The learning rate is the paper's, 0.1 x 0.998^t, which hardly falls in so few rounds.",
     )
     return Task(
