@@ -129,6 +129,24 @@ def test_how_close_is_too_close(slope, verdict):
         assert got.splits[0].verdict == said
 
 
+def test_a_client_that_still_moves_theta_counts():
+    """Three clients as above, two without a slope and one with 3.
+
+    The median of what is left is 0, but the mean of F_m is 1, as large as the median gradient before (1, 1 and 4): theta moves, so something is left to share.
+    """
+    clients = [
+        {"a": np.ones((3, 1)), "b": np.ones((3, 1)), "y": -np.ones(3), "s": np.full(3, slope)}
+        for slope in (0.0, 0.0, 3.0)
+    ]
+    task = bilevel.task([0.0], [0.0], phi=False)
+    inner = task.loss
+    tilted = replace(task, loss=lambda p, d: (inner(p, d)[0] + d["s"] * p["u"], {}))
+    splits = {"w": split_of(["u"], ["v"], {"u": 1, "v": 1})}
+    found = mo.diagnose_split(tilted, data(clients), splits=splits, solver=EXACT).splits[0]
+    assert (found.f, found.mean_f, found.before) == pytest.approx((0.0, 1.0, 1.0), abs=1e-9)
+    assert found.verdict == "something is left to share"
+
+
 def test_unfinished_finetuning_is_said():
     """One gradient step of size g on w: F and what is left of grad_2 are those at w0 - g grad_2 f_m."""
     g = 0.01

@@ -59,7 +59,8 @@ def diagnose_split(
         rounds: of FFGG over the clients looked at, along which to look again; none by default.
         lr: its step size, needed for that.
         random_start: a seed to draw the start of the solver with, as in ``moiety.ffgg``.
-        close: the share of the gradient before finetuning below which what is left is too close to 0.
+        close: the share of the gradient before finetuning below which what is left is too close to 0, for the median
+            client and for the mean of all.
         clients: how many clients to look at; a random sample where there are more.
         loss: as in ``fit``.
         metric: as in ``fit``.
@@ -180,7 +181,9 @@ def _diagnosed(name: str, problem: Problem, algorithm: Algorithm, asked: Asked) 
         received = {n: p - asked.lr * mean[n] if n in mean else p for n, p in received.items()}
     first: dict[str, Any] = {key: value for key, value in path[0].items() if key != "round"}
     personal, shared = (_count(problem.task, part) for part in (problem.split.trained_personal, names))
-    verdict = NONE if not personal else LESS if first["left"] < asked.close else ENOUGH
+    # Most clients may leave nothing while a few still move theta: then something is left to share.
+    nothing_left = first["left"] < asked.close and first["mean_f"] <= asked.close * first["before"]
+    verdict = NONE if not personal else LESS if nothing_left else ENOUGH
     return SplitFound(name, personal, shared, **first, verdict=verdict, path=tuple(path) if asked.rounds else ())
 
 
