@@ -132,7 +132,8 @@ def test_how_close_is_too_close(slope, verdict):
 def test_a_client_that_still_moves_theta_counts():
     """Three clients as above, two without a slope and one with 3.
 
-    The median of what is left is 0, but the mean of F_m is 1, as large as the median gradient before (1, 1 and 4): theta moves, so something is left to share.
+    The median of what is left is 0, but the mean of F_m is 1, as large as the median gradient before (1, 1 and 4):
+    theta moves, so something is left to share.
     """
     clients = [
         {"a": np.ones((3, 1)), "b": np.ones((3, 1)), "y": -np.ones(3), "s": np.full(3, slope)}
