@@ -12,8 +12,8 @@ import moiety as mo
 from moiety.cli import main
 from moiety.recipes import RECIPES
 from moiety.recipes import ffgg_figure1_limits as limits
-from moiety.recipes.ffgg_figure1 import FULL, PLANS, descent, lines
-from moiety.recipes.ffgg_figure1_problem import Size, drawn, federated, split, task
+from moiety.recipes.ffgg_figure1 import FULL, PLANS, Size, descent, lines
+from moiety.recipes.ffgg_figure1_problem import drawn, federated, split, task
 from moiety.rng import generator
 
 SMALL = Size(clients=3, rows=40, shared=4, personal=3)

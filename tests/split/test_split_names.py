@@ -263,8 +263,17 @@ def test_the_spec_makes_the_split_again() -> None:
 def test_the_table_holds_every_builder_under_its_name() -> None:
     assert list(SPLITS) == sorted(SPLITS)
     assert set(SPLITS) == {
-        *("adapters", "additive", "by_name", "everything", "first_block", "full", "horizontal"),
-        *("input_layer", "last_block", "last_feed_forward", "lora", "norms", "nothing", "output_layer"),
+        *("adapters", "additive", "by_name", "everything", "fedbn", "first_block", "full", "horizontal"),
+        *(
+            "input_layer",
+            "last_block",
+            "last_feed_forward",
+            "lora",
+            "norms",
+            "nothing",
+            "output_layer",
+            "representation",
+        ),
     }
     assert all(builder.__name__ == name and builder.__doc__ for name, builder in SPLITS.items())
 

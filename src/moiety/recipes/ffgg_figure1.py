@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 from moiety.errors import MoietyError, message, whole
 from moiety.recipes.base import Outcome, Watch, unwatched
-from moiety.recipes.ffgg_figure1_problem import THETA, Quadratics, Size, drawn, federated, split, task
 from moiety.recipes.partial_table import asked_for, keep_asked
 
 if TYPE_CHECKING:
+    from moiety.recipes.ffgg_figure1_problem import Quadratics
     from moiety.solvers import Solver
     from moiety.types import Algorithm
 
@@ -36,6 +36,16 @@ NAME = "ffgg-figure1"
 PULL = 0.1
 """lambda of L2GD."""
 OTHERS = ("SCAFFOLD", "Local GD", "L2GD")
+
+
+@dataclass(frozen=True)
+class Size:
+    """Clients, rows n of each, shared dimensions d and personal dimensions e."""
+
+    clients: int
+    rows: int
+    shared: int
+    personal: int
 
 
 @dataclass(frozen=True)
@@ -134,6 +144,7 @@ def ffgg_figure1(
         scale: ``ci``, ``laptop`` (by default) or ``paper``; the latter two are the same.
     """
     from moiety.engines.choose import check_engine
+    from moiety.recipes.ffgg_figure1_problem import drawn
     from moiety.recipes.ffgg_figure1_report import report
 
     asked = asked_for(out, {"recipe": NAME, "scale": scale, "rounds": rounds, "seed": seed}, resume)
@@ -184,6 +195,7 @@ def _line(line: Line, plan: Plan, found: Quadratics, seed: int, engine: str, out
     """What is left of a line: read where it has ended, else run."""
     import moiety as mo
     from moiety.engines.checkpoint import write_file, writing
+    from moiety.recipes.ffgg_figure1_problem import THETA, federated, split, task
 
     file = None if out is None else out / "lines" / f"{line.name}.json"
     if file is not None and file.is_file():

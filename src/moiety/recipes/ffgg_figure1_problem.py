@@ -19,20 +19,11 @@ import numpy as np
 
 if TYPE_CHECKING:
     from moiety.data import FederatedData
+    from moiety.recipes.ffgg_figure1 import Size
     from moiety.split import Split
     from moiety.types import Task
 
 THETA, W = "theta", "w"
-
-
-@dataclass(frozen=True)
-class Size:
-    """Clients, rows n of each, shared dimensions d and personal dimensions e."""
-
-    clients: int
-    rows: int
-    shared: int
-    personal: int
 
 
 @dataclass(frozen=True)
