@@ -71,8 +71,8 @@ def test_the_table_is_what_histories_say(ended):
         if None in ratios:
             assert (row["ours"], row["verdict"]) == (None, "does not hold")
             continue
-        assert row["ours"] == pytest.approx(np.mean(ratios))
         logs = np.log(ratios)
+        assert row["ours"] == pytest.approx(np.exp(logs.mean()))
         half = T_2 * abs(logs[0] - logs[1]) / 2
         low, high = logs.mean() - half, logs.mean() + half
         assert row["verdict"] == ("holds" if low > 0 else "does not hold" if high < 0 else "not decided at this scale")
@@ -92,8 +92,9 @@ class Two:
 def test_rows_by_hand():
     """The target is 0.95 * 0.8 = 0.76, reached at 30 and 60 s by rounds that wait and at 10 s by the other form.
 
-    Ratios 3 and 6: mean 4.5; logarithms 1.0986 and 1.7918 with mean 1.445, and half of the interval is 12.7 * 0.347:
-    not decided. Client b is the slow one: it goes from 0.5 to 0.6 in both seeds, 10 points, certainly not within 2.
+    Ratios 3 and 6: geometric mean sqrt(18); logarithms 1.0986 and 1.7918, and half of the interval of their mean is
+    12.706 ln(2) / 2: not decided. Client b is the slow one: it goes from 0.5 to 0.6 in both seeds, 10 points, certainly
+    not within 2.
     """
     from dataclasses import replace
 
@@ -110,7 +111,10 @@ def test_rows_by_hand():
     assert by["asynchronous less synchronous (points)"]["verdict"] == "not decided at this scale"
     assert by["the same for the slowest quarter"]["ours"] == pytest.approx(10.0)
     assert by["the same for the slowest quarter"]["verdict"] == "does not hold"
-    assert by["times sooner"]["ours"] == pytest.approx(4.5)
+    sooner, half = by["times sooner"], 12.7062 * np.log(2) / 2
+    assert sooner["ours"] == pytest.approx(18**0.5)
+    bounds = 18**0.5 * np.exp([-half, half])
+    np.testing.assert_allclose([sooner["low"], sooner["high"]], bounds, rtol=1e-4)
     assert by["times sooner"]["verdict"] == "not decided at this scale"
     found["ffgg", "asynchronous", 1] = course([5, 10], [0.7, 0.75])
     last = judged(made, Two, found, "ffgg")[-1]

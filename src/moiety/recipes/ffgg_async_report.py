@@ -69,13 +69,22 @@ def judged(made: Trial, data: FederatedData, courses: Courses, method: str) -> l
     for form, found in zip(FORMS, (first, second), strict=True):
         label = f"{name}, {form}: virtual seconds to {made.share:.0%} of the synchronous end"
         known = [t for t in found if t is not None]
-        rows.append(table_row(label, known) if known else {"row": label, "paper": None, "ours": None, "seeds": 0})
+        rows.append(_times(label, known) if known else {"row": label, "paper": None, "ours": None, "seeds": 0})
     label = f"{name}: times sooner, above 1"
     pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
     if len(pairs) < len(seeds):  # the asynchronous form never came so far
         return [*rows, {"row": label, "paper": None, "ours": None, "seeds": len(pairs), "verdict": FAILS}]
     verdict = claim("", [math.log(a / b) for a, b in pairs]).verdict
-    return [*rows, table_row(label, [a / b for a, b in pairs], verdict=verdict)]
+    return [*rows, _times(label, [a / b for a, b in pairs], verdict=verdict)]
+
+
+def _times(row: str, values: Sequence[float], *, verdict: str | None = None) -> Row:
+    """A row of times, or of ratios of times: their geometric mean, with the interval of the mean logarithm."""
+    from moiety.analysis.intervals import table_row
+
+    found = table_row(row, [math.log(value) for value in values], verdict=verdict)
+    turned = {key: None if found[key] is None else math.exp(found[key]) for key in ("ours", "low", "high")}
+    return {**found, **turned, "std": None}
 
 
 def _slow(made: Trial, data: FederatedData, course: Course, seed: int) -> float:
@@ -123,8 +132,8 @@ def _parts(made: Trial, courses: Courses, rows: Sequence[Row]) -> list[str]:
     )
     verdicts = (
         "Ours is the mean over seeds, with its 95% interval (Student's t). *holds* and *does not hold*: the whole"
-        " interval says so; that of times is judged by their logarithm, and does not hold where some seed never got"
-        " so far."
+        " interval says so. Of times, and of how many times sooner, it is the geometric mean, with the interval of its"
+        " logarithm; sooner does not hold where some seed never got so far."
     )
     notes = "\n".join(["## Notes", "", *(f"- {note}" for note in made.notes)])
     return [made.title, about, "## Accuracy and virtual time", verdicts, markdown(rows), notes]
