@@ -110,6 +110,22 @@ def test_padding_by_hand():
     assert lengths(two, four) == [1, 1]
 
 
+def test_padding_that_is_free():
+    """Two steps of 5 rows beside two of 10 compute 40 rows for 30: 33% more, 10 rows in 2 steps, so 5 in a step.
+
+    With three of the smaller it is 4 * 20 = 80 rows for 50, 15 in a step.
+    """
+    few, many = [5, 5], [10, 10]
+
+    def lengths(free: float, *sizes: list[int]) -> list[int]:
+        return [len(b) for b in blocks([job(s) for s in sizes], most=99, room=lambda w: 99, free=free)]
+
+    assert lengths(4.9, few, many) == [1, 1]
+    assert lengths(5, few, many) == [2]
+    assert lengths(14.9, few, few, few, many) == [3, 1]
+    assert lengths(15, few, few, few, many) == [4]
+
+
 def test_phases_without_rows():
     """A phase of no steps, as when costs are counted, takes no part in the padding."""
     jobs = [job([2, 2], []) for _ in range(3)]

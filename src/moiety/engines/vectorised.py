@@ -28,6 +28,8 @@ GATHER_BYTES = 1 << 27
 """Up to this much the rows of a block's batches are gathered before its first step."""
 PADDING = 0.25
 """How much more rows a block may compute than its clients would one by one."""
+PADDING_BYTES = 1 << 18
+"""Padding is free up to this much of activations in a step: the time goes into calls then, and a block saves them."""
 
 
 class Batches:
@@ -50,10 +52,11 @@ class Batches:
             yield batch if self.mask is None else batch | {"mask": self.mask[k]}
 
 
-def blocks(jobs: Sequence[Job], *, most: int, room: Callable[[int], int]) -> Iterator[list[int]]:
+def blocks(jobs: Sequence[Job], *, most: int, room: Callable[[int], int], free: float = 0) -> Iterator[list[int]]:
     """The jobs in blocks of neighbours in length, so that padding stays below ``PADDING`` of the work.
 
-    A block has at most ``most`` clients, and at most ``room(width)`` where its batches are ``width`` rows wide.
+    A block has at most ``most`` clients, and at most ``room(width)`` where its batches are ``width`` rows wide. Padding
+    of up to ``free`` rows in a step is not counted.
     """
     shapes = [[(len(r.sizes), r.width) for r in job.rows.values()] for job in jobs]
     block: list[int] = []
@@ -63,7 +66,8 @@ def blocks(jobs: Sequence[Job], *, most: int, room: Callable[[int], int]) -> Ite
         cost = sum(steps * width for steps, width in shapes[i])
         joined = [(max(a, c), max(b, d)) for (a, b), (c, d) in zip(widest or shapes[i], shapes[i], strict=True)]
         together = (len(block) + 1) * sum(steps * width for steps, width in joined)
-        too_wide = together > (1 + PADDING) * (apart + cost)
+        allowed = max(PADDING * (apart + cost), free * sum(steps for steps, _ in joined))
+        too_wide = together - apart - cost > allowed
         if block and (too_wide or len(block) >= min(most, room(max(width for _, width in joined)))):
             yield block
             block, joined, apart = [], shapes[i], 0
@@ -104,7 +108,13 @@ class Vectorised:
             got = problem.task.unvectorised
             raise MoietyError(f"`engine` must be able to vectorise this loss and metric, got {got}. {INSTEAD}")
         results: list[Tree] = [None] * len(jobs)
-        for chosen in blocks(jobs, most=self.block, room=lambda width: BLOCK_BYTES // self._client_bytes(width)):
+        fitting = blocks(
+            jobs,
+            most=self.block,
+            room=lambda width: BLOCK_BYTES // self._client_bytes(width),
+            free=PADDING_BYTES / max(self._measured()[1], 1),
+        )
+        for chosen in fitting:
             block = self._block(call, [jobs[i] for i in chosen], received, scale, elapsed)
             for i, result in zip(chosen, tree.unstack(block, len(chosen)), strict=True):
                 results[i] = result
@@ -120,6 +130,12 @@ class Vectorised:
 
     def _client_bytes(self, width: int) -> int:
         """About what one client of a block takes: its copies of the model, and the activations of one batch."""
+        model, row = self._measured()
+        # The model, its gradient and the momentum, and one more for what is being computed.
+        return 4 * model + width * row
+
+    def _measured(self) -> tuple[int, int]:
+        """The bytes of a model, and of the activations of one row."""
         if self._sizes is None:
             few = {
                 name: column[:1].clone() for name, column in self.problem.columns.items()
@@ -128,8 +144,7 @@ class Vectorised:
             with torch_seed(self.problem.seed, "memory"):
                 kept = backprop_bytes(self.problem.task, few, names)
             self._sizes = value_bytes(self.problem.task.init), kept
-        # The model, its gradient and the momentum, and one more for what is being computed.
-        return 4 * self._sizes[0] + width * self._sizes[1]
+        return self._sizes
 
     def _block(self, function: Function, jobs: Sequence[Job], received: Params, scale: float, elapsed: float) -> Tree:
         problem = self.problem

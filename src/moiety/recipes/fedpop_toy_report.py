@@ -32,8 +32,8 @@ NOTES = [
     " knows the noise. Its authors' program takes the mode of z in closed form here; this one samples.",
     "Step sizes: Langevin 0.2 s^2 / 10, phi 0.4 s^2 / (few examples), prior 0.02 (objective divided by b); FedRep 0.2,"
     " FedAvg 0.01. Rates, head steps, rounds and the start were settled on seeds 0 and 1, by what came out for"
-    " all three, so use other seeds (``--seed 100``). The representation begins orthonormal, and the ordering depends"
-    " on that: from a start that is not, FedSOUL stayed far from the truth where noise is small.",
+    " all three; what is shown here is from seed 100 on. The representation begins orthonormal, and the ordering"
+    " depends on that: from a start that is not, FedSOUL stayed far from the truth where noise is small.",
 ]
 
 
