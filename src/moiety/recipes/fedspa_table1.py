@@ -30,6 +30,7 @@ from moiety.recipes.fedspa_tasks import (
     DST,
     FEDAVG,
     LOCAL,
+    PRUNED_FASTER,
     RSM,
     SUB,
     SUBSAMPLING,
@@ -113,8 +114,7 @@ def tasks(scale: str) -> list[Task]:
 
     paper = "The paper's numbers are those of EMNIST-Letters with LeNet-5, another data set."
     notes = (
-        "Sub-FedAvg prunes 20% of what is left in a turn, where the paper prunes 5%: with so few turns it would stay"
-        " nearly dense otherwise.",
+        PRUNED_FASTER,
         "The paper has FedSpa (DST) ahead of Ditto with VGG-11 and ResNet-18; with LeNet-5 its table has Ditto ahead.",
     )
     options: dict[str, Any] = {"paper": paper, "notes": notes}
