@@ -34,7 +34,8 @@ def uniform(key: Tensor, shape: tuple[int, ...], *words: str | int) -> Tensor:
     places = torch.arange(1, math.prod(shape) + 1, device=key.device)
     bits = _mixed(_mixed(key + hashed(*words)) + places * _signed(_GOLDEN))
     found: Tensor = ((bits >> 11) & ((1 << 53) - 1)).double()
-    return ((found + 0.5) * 2.0**-53).reshape(shape)
+    # The largest of them would be rounded to 1.
+    return ((found + 0.5) * 2.0**-53).clamp(max=1 - 2.0**-53).reshape(shape)
 
 
 def normal(key: Tensor, like: Tensor, *words: str | int) -> Tensor:

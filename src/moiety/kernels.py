@@ -14,6 +14,7 @@ step is a pure function, for one client or under ``torch.func.vmap`` for a block
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -159,6 +160,7 @@ def walk(
     phase: str,
     *,
     passes: int,
+    keep: int,
     log_prior: Callable[[Tensor], Tensor],
     loss_weight: float,
 ) -> tuple[list[Params], Tensor]:
@@ -170,12 +172,13 @@ def walk(
         model: the whole model, whose shared part is held fixed: what no personal parameter reaches is computed once.
         start: the first z, the personal parameters as one vector.
         phase: one step for each of its batches,
-        passes: which are gone through so many times; all but the last time is burn-in.
+        passes: which are gone through so many times.
+        keep: how many points to keep; what comes before them is burn-in.
         log_prior: of a vector z.
         loss_weight: what turns a loss into minus a log-likelihood.
 
     Returns:
-        The points after each step of the last pass, and the mean loss at the points where a gradient was taken.
+        The points after the last steps, and the mean loss at the points where a gradient was taken and it is finite.
     """
     like = {name: model[name] for name in work.personal}
     losses: list[Tensor] = []
@@ -197,14 +200,17 @@ def walk(
     if work.reuse is not None:
         loss_of, batches = work.reuse(model, frozenset(work.personal), batches)
     z, memory, k = start, None, 0
-    points: list[Params] = []
+    points: deque[Params] = deque(maxlen=keep)
     for _ in range(passes):
-        points = []
         for batch in batches:
             z, memory = kernel.step(target(loss_of, batch), z, memory, work.key, work.turn, "chain", k)
             points.append(cut(z, like))
             k += 1
-    return points, torch.stack(losses).mean() if losses else torch.zeros_like(work.examples)
+    if not losses:
+        return list(points), torch.zeros_like(work.examples)
+    seen = torch.stack(losses)
+    fine = seen.isfinite()  # a refused proposal may lie where the loss is not; a chain that went there shows in z
+    return list(points), torch.where(fine, seen, 0).sum() / fine.sum()
 
 
 def chosen(kernel: Kernel) -> Kernel:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moiety.errors import must, number, whole
+from moiety.errors import kind, must, number, whole
 from moiety.types import Batch, LossFunction, Names, Objective, Params, Phase, Work
 
 
@@ -163,6 +163,7 @@ def phase(name: str, epochs: int | None, steps: int | None, batch_size: int, shu
     for what, count in ((f"{name}epochs", epochs), (f"{name}steps", steps), ("batch_size", batch_size)):
         if count is not None or what == "batch_size":
             whole(what, count, 1)
+    kind("shuffle", shuffle, bool, "true or false")
     return Phase(1 if epochs is None and steps is None else epochs, steps, batch_size, shuffle)
 
 

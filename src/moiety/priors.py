@@ -119,6 +119,7 @@ def _location_scale(
 ) -> Prior:
     for name, value in {"scale": scale, "least": least, "most": most}.items():
         number(f"prior.{name}", value, "> 0 and finite", lambda x: 0 < x < math.inf)
+    must(least <= most, "prior.least", f"at most prior.most, {most}", least)
     must(least <= scale <= most, "prior.scale", f"from {least} to {most}", scale)
     for name, value in {"mean_decay": mean_decay, "scale_decay": scale_decay}.items():
         number(f"prior.{name}", value, ">= 0 and finite", lambda x: 0 <= x < math.inf)

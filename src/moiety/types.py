@@ -239,6 +239,14 @@ class Algorithm:
     densities: Callable[[Tree], dict[str, float]] | None = None
     """From a client's state before its turn to the share of active weights by parameter name, where layers are sparse;
     arithmetic is counted by it."""
+    joined: Callable[[Params, int, int], Params] | None = None
+    """From the aggregate, the number of uploads in it and that of all clients to what ``server_update`` gets."""
+    adapt_phases: Mapping[str, Phase] | None = None
+    """The phases of ``adapt``, where they are not those of training."""
+    uncompressed: Callable[[str], bool] | None = None
+    """Which names of an upload a codec leaves as they are."""
+    repeats: Callable[[int], Mapping[str, int]] | None = None
+    """From ``Work.turn`` to how often ``client_update`` goes through the rows of each phase, where that is not once."""
     search: Names = ()
     """The phases in which masks are searched with the whole model; their arithmetic stands on a line of its own."""
     spec: dict[str, Any] = field(default_factory=dict)

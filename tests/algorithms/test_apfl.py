@@ -233,6 +233,24 @@ def test_each_of_the_two_models_has_its_running_statistics(stats):
     assert int(run.parameters(0)["1.num_batches_tracked"]) == 2
 
 
+def test_shared_running_statistics_are_mixed_twice():
+    """BatchNorm on the data itself with momentum 1/10, two rounds of one pass, alpha 1/2; clients' means a and b.
+
+    With m = (a + b)/2 the shared mean is m/10 after a round and 19 m/100 after two. The first client's is a/10 after
+    one; then its pass starts at (a/10 + m/10)/2, so it keeps 9/10 of that and a/10, 29 a/200 + 9 m/200, and it
+    predicts with half of this and half of 19 m/100: 29 a/400 + 47 m/400.
+    """
+    net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)).double()
+    clients = image_clients([8, 6], dtype=np.float64)
+    split = mo.split.nothing(net, running_stats="shared")
+    run = mo.fit(net, federated(clients), mo.apfl(lr=0.1), split=split, rounds=2, engine="sequential")
+    a, b = (data["x"].mean(0) for data in clients)
+    m = (a + b) / 2
+    np.testing.assert_allclose(run.shared_parameters()["0.running_mean"].numpy(), 0.19 * m, rtol=1e-10)
+    wanted = (29 * a + 47 * m) / 400
+    np.testing.assert_allclose(run.parameters(0)["0.running_mean"].numpy(), wanted, rtol=1e-10)
+
+
 @pytest.mark.parametrize(
     ("wrong", "name"),
     [
@@ -242,6 +260,7 @@ def test_each_of_the_two_models_has_its_running_statistics(stats):
         ({"alpha": float("nan")}, "alpha"),
         ({"alpha_lr": 0}, "alpha_lr"),
         ({"steps": 0}, "steps"),
+        ({"shuffle": 1}, "shuffle"),
         ({"weighting": "size"}, "weighting"),
     ],
 )

@@ -19,7 +19,7 @@ def network():
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_trajectory_in_numpy(engine):
-    """Algorithms 1 and 2: two epochs in batches of 4 on (W_B, W_P) together, bases averaged by n_j / n."""
+    """The paper's procedure: two epochs in batches of 4 on (W_B, W_P) together, bases averaged by n_j / n."""
     clients = bilinear.clients(SIZES)
     algorithm = mo.fedper(lr=0.1, epochs=2, batch_size=4, shuffle=False)
     split = bilinear.split("h")
@@ -61,6 +61,13 @@ def test_the_last_layer_is_personal_by_default():
     run = mo.fit(network(), DATA, mo.fedper(lr=0.1), rounds=1, engine="sequential")
     ann, bob = run.parameters(1), run.parameters(3)
     assert [n for n in ann if not torch.equal(ann[n], bob[n])] == ["head.weight", "head.bias"]
+
+
+def test_personal_layers_begin_alike():
+    """Those of clients that were never asked are the given model's."""
+    run = mo.fit(network(), DATA, mo.fedper(lr=0.1), rounds=1, cohort=1, engine="sequential")
+    heads = [run.parameters(i)["head.weight"] for i in range(4)]
+    assert sum(torch.equal(head, network().head.weight) for head in heads) == 3
 
 
 @pytest.mark.parametrize(("wrong", "name"), [({"lr": 0}, "lr"), ({"steps": 0}, "steps"), ({"clip": -1.0}, "clip")])

@@ -18,6 +18,7 @@ from scipy.optimize import minimize
 from torch import nn
 
 import moiety as mo
+from moiety.engines.predicting import newcomer_key
 from moiety.engines.vectorised import Vectorised
 from moiety.evaluation.calibration import coverage
 from moiety.evaluation.predictive import Predictive
@@ -53,7 +54,7 @@ def adapted(clients, algorithm, u=U, mu=MU):
     """What the algorithm's rule for newcomers draws for each client, at known u and mu; [clients, samples, 2]."""
     problem = problem_of(vector_task(u, mu), federated(clients), SPLIT)
     states = [problem.first(algorithm)] * len(clients)
-    jobs = problem.jobs(algorithm.phases, range(len(clients)), states, "adapt", 0, part="train")
+    jobs = problem.jobs(algorithm.adapt_phases, range(len(clients)), states, "adapt", 0, part="train")
     received = algorithm.broadcast(problem.server(algorithm))
     found = serve(partial(Vectorised, block=1000), problem, algorithm.adapt, jobs, received, scale=1.0, round=0)
     return torch.stack([state.samples["v"] for state in found]).numpy()
@@ -231,7 +232,7 @@ def test_onboarding_is_the_chain_of_algorithm_1_from_the_learned_prior():
         [new], **start, rho=float(server.prior["log_scale"]), step=0.01, weight=1 / S**2, eta_shared=0.0,
         eta_prior=0.0, samples=4, thinning=2, burn_in=2, b=1,
     )  # fmt: skip
-    points = reference.chain(0, reference.mu, 0, purpose="onboard")
+    points = reference.chain(0, reference.mu, 0, purpose="onboard", key=newcomer_key(0, columns))
     np.testing.assert_allclose(run.onboard(columns).head.weight.detach().numpy()[0], np.mean(points, 0), rtol=1e-9)
     x = {"a": np.ones((3, 2)), "b": np.arange(6.0).reshape(3, 2)}
     seen = run.predictive(columns, x).outputs[:, :, 0]

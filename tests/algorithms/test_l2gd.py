@@ -124,6 +124,24 @@ def test_models_stay_at_home_and_the_ledger_counts_communications():
     torch.testing.assert_close(run.shared_parameters()["head.weight"], mean, rtol=0, atol=1e-14)
 
 
+@ENGINES
+@pytest.mark.parametrize(("probability", "coins"), [(0.1, 0), (0.1, 3), (0.02, 1)])
+def test_flops_are_those_of_the_local_steps_of_each_round(engine, probability, coins):
+    """4-5-3 layers: 2 (4 * 5 + 5 * 3) = 70 forward, 70 for the weights, 30 for the hidden layer: 170 a row and step.
+
+    A round has k local steps where (1 - p)^k is the first power below the coin's uniform number; 8 rows in all.
+    """
+    net, data = mo.models.mlp(4, 3, hidden=(5,), seed=2).double(), federated(image_clients((3, 5)))
+    algorithm = mo.l2gd(lr=0.01, pull=0.1, probability=probability, coins=coins)
+    run = mo.fit(net, data, algorithm, rounds=4, engine=engine)
+    steps = []
+    for t in range(4):
+        uniform = (hashed("l2gd", coins, hashed("train", t), "local") % 2**64 + 0.5) / 2**64
+        steps.append(next(k for k in range(1, 10_000) if (1 - probability) ** k < uniform))
+    assert len(set(steps)) > 1, "or rounds are not told apart"
+    assert run.ledger["flops"] == 170 * 8 * sum(steps)
+
+
 @pytest.mark.parametrize(
     ("wrong", "name"),
     [

@@ -1,7 +1,7 @@
 """Per-FedAvg by hand, from its pseudocode in NumPy with the batches of each gradient, and what is its own.
 
 The problem of the tests by hand is that of test_ditto.py: dF/dw = w - 3 for client 1 (one example) and 2 w - 1 for
-client 2 (four), start w = 1. With alpha = 1/4 and beta = 1/2 the step of line 9 is
+client 2 (four), start w = 1. With alpha = 1/4 and beta = 1/2 the step of w is
 
     client 1:  w~ = (3 w + 3)/4, grad there (3 w - 9)/4, times 1 - 1/4:  w <- (23 w + 27)/32, first order (5 w + 9)/8
     client 2:  w~ = (2 w + 1)/4, grad there w - 1/2, times 1 - 2/4:      w <- (6 w + 1)/8, first order (2 w + 1)/4
@@ -196,6 +196,87 @@ def test_attention_has_a_second_derivative():
     assert run.history[-1]["train_loss"] > 0
 
 
+class Recurrent(torch.nn.Module):
+    """The last output of an LSTM over four numbers, two at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells, self.head = torch.nn.LSTM(2, 5, batch_first=True), torch.nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.cells(x.reshape(-1, 2, 2))[0][:, -1])
+
+
+def test_an_lstm_has_a_second_derivative():
+    """One step of one client in float32 against the paper's difference of gradients in float64 by ordinary autograd."""
+    data = federated(image_clients([8]))
+    torch.manual_seed(4)
+    net = Recurrent()
+    exact = Recurrent().double()
+    x, y = torch.tensor(data.columns["x"]).double(), torch.tensor(data.columns["y"])
+    w = {n: p.detach().double() for n, p in net.named_parameters()}
+
+    def grad(at):
+        exact.load_state_dict(at)
+        loss = torch.nn.functional.cross_entropy(exact(x), y)
+        return dict(zip(w, torch.autograd.grad(loss, list(exact.parameters())), strict=True))
+
+    def along(point, direction, step):
+        return {n: point[n] + step * direction[n] for n in point}
+
+    g = grad(along(w, grad(w), -0.9))
+    plus, minus = grad(along(w, g, 1e-4)), grad(along(w, g, -1e-4))
+    product = {n: (plus[n] - minus[n]) / 2e-4 for n in w}
+    wanted = along(w, along(g, product, -0.9), -0.5)
+    algorithm = mo.per_fedavg(lr=0.5, personal_lr=0.9, batch_size=8)
+    found = mo.fit(net, data, algorithm, rounds=1, engine="sequential").shared_parameters()
+    assert max(float(product[n].abs().max()) for n in w) > 1e-2, "or the Hessian is not tested"
+    for name, p in wanted.items():
+        torch.testing.assert_close(found[name].double(), p, rtol=0, atol=1e-6)
+
+
+class Once(torch.autograd.Function):
+    """Twice its argument, with a gradient that is no function of anything."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        return 2 * g
+
+
+def test_what_has_no_second_derivative_needs_the_first_order():
+    class Doubles(torch.nn.Linear):
+        def forward(self, x):
+            return Once.apply(super().forward(x))
+
+    options = {"lr": 0.1, "personal_lr": 0.1}
+    line = r"^`model` must be one that can be differentiated twice for form='hessian_vector', got [^\n]*"
+    with pytest.raises(MoietyError, match=line + r" Use form='first_order'\.$"):
+        mo.fit(Doubles(4, 3), DATA, mo.per_fedavg(**options), rounds=1, engine="sequential")
+    run = mo.fit(Doubles(4, 3), DATA, mo.per_fedavg(form="first_order", **options), rounds=1, engine="sequential")
+    assert run.history[-1]["train_loss"] > 0
+
+
+def test_own_models_are_a_step_on_one_batch():
+    """y = m x + c at x = 0 with loss (c - y)^2, alpha 1/4 and batches of one row out of (0, 8), unshuffled.
+
+    The client's own c is halfway to the first row's y = 0, not halfway to their mean 4; with a batch of both it is.
+    """
+    line = torch.nn.Linear(1, 1).double()
+    with torch.no_grad():
+        line.weight.zero_()
+        line.bias.fill_(2.0)
+    data = federated([{"x": np.zeros((2, 1)), "y": np.array([[0.0], [8.0]])}])
+    for size, target in ((1, 0.0), (2, 4.0)):
+        algorithm = mo.per_fedavg(lr=1e-9, personal_lr=0.25, batch_size=size, shuffle=False)
+        run = mo.fit(line, data, algorithm, rounds=1, engine="sequential")
+        assert float(run.parameters(0)["bias"]) == pytest.approx((2 + target) / 2, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("wrong", "name"),
     [
@@ -205,6 +286,7 @@ def test_attention_has_a_second_derivative():
         ({"personal_steps": 0}, "personal_steps"),
         ({"steps": 1, "epochs": 1}, "epochs"),
         ({"clip": 0}, "clip"),
+        ({"shuffle": "no"}, "shuffle"),
     ],
 )
 def test_wrong_hyper_parameters_are_one_line(wrong, name):

@@ -1,5 +1,7 @@
 """Subsampling: a part of FedAvg's change, and its bill."""
 
+import math
+
 import pytest
 import torch
 from oracle_problems import federated, image_clients, problem_of, serve
@@ -8,6 +10,7 @@ import moiety as mo
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 from moiety.errors import MoietyError
+from moiety.transport import pack
 
 DATA = federated(image_clients((6, 13, 9)))
 COMMON = {"lr": 0.3, "epochs": 2, "batch_size": 4, "weighting": "uniform"}
@@ -69,7 +72,11 @@ def test_density_one_is_fedavg_bit_for_bit(engine):
 
 
 def test_bytes_by_hand():
-    """51 numbers down, 26 (25.5) up; with them goes a seed. Down is what FedAvg sends."""
+    """51 numbers down, 26 (25.5) up; with them goes a seed. Down is what FedAvg sends.
+
+    A message is safetensors: 8 bytes for the length of its header, the header as JSON, filled up to a multiple of 8,
+    then the seed (8 bytes) and 26 numbers of 4.
+    """
     ledger, dense = (
         mo.fit(mlp(), DATA, a, rounds=2, engine="sequential").ledger
         for a in (mo.subsampling(**COMMON), mo.fedavg(**COMMON))
@@ -77,7 +84,14 @@ def test_bytes_by_hand():
     assert ledger["down_values"] == dense["down_values"] == 6 * 51 * 4
     assert ledger["down_payload"] == dense["down_payload"]
     assert ledger["up_values"] == 6 * 26 * 4
-    assert ledger["up_payload"] > 6 * 26 * 4 + 6 * 8
+    header = (
+        '{"subsampling:seed":{"dtype":"I64","shape":[1],"data_offsets":[0,8]},'
+        '"subsampling:values":{"dtype":"F32","shape":[26],"data_offsets":[8,112]}}'
+    )
+    message = 8 + math.ceil(len(header) / 8) * 8 + 112
+    seed, values = torch.tensor([2**62]), torch.linspace(-1, 1, 26)
+    assert len(pack({"subsampling:seed": seed, "subsampling:values": values})) == message
+    assert ledger["up_payload"] == 6 * message
     assert ledger["flops"] == dense["flops"]
 
 

@@ -37,3 +37,10 @@ def test_a_block_of_clients_draws_what_each_draws_alone():
     keys, like = torch.tensor([5, -7, 11]), torch.zeros(2, 3)
     together = torch.func.vmap(lambda key: draws.normal(key, like, "step", 4))(keys)
     assert torch.equal(together, torch.stack([draws.normal(key, like, "step", 4) for key in keys]))
+
+
+def test_the_largest_hash_stays_below_1(monkeypatch):
+    """53 bits of ones and a half are 2^53 - 1/2, which float64 rounds to 2^53."""
+    monkeypatch.setattr(draws, "_mixed", lambda z: torch.full_like(z, -1))
+    assert draws.uniform(torch.tensor(0), (3,)).max() < 1
+    assert draws.normal(torch.tensor(0), torch.zeros(3, dtype=torch.float64)).isfinite().all()

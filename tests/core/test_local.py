@@ -253,6 +253,9 @@ def test_a_phase_is_one_epoch_unless_told():
             phase("local_", **wrong, batch_size=8, shuffle=True)
     with pytest.raises(MoietyError, match=r"^`batch_size` must be >= 1, got 0"):
         phase("", None, None, 0, True)
+    for odd in ("no", 1, None):
+        with pytest.raises(MoietyError, match=r"^`shuffle` must be true or false, got "):
+            phase("", None, None, 8, odd)
 
 
 @pytest.mark.parametrize("lr", [0, -1, float("nan"), float("inf")])

@@ -94,12 +94,11 @@ CASES = [
         },
     ),
     (
-        mo.scaffold(lr=0.1, option="I", participation=0.25, batch_size=8, server=mo.server.sgd(lr=0.5)),
+        mo.scaffold(lr=0.1, option="I", batch_size=8, server=mo.server.sgd(lr=0.5)),
         {
             "name": "scaffold",
             "lr": 0.1,
             "option": "I",
-            "participation": 0.25,
             "batch_size": 8,
             "server": {"name": "sgd", "lr": 0.5},
         },

@@ -34,6 +34,16 @@ def test_all_expected_is_everyone():
     same_runs(*same)
 
 
+def test_an_aggregator_may_need_more_than_are_expected():
+    """Two of five are expected, but as many as five may come: rounds with fewer than Krum needs are left out."""
+    data = federation((4, 9, 12, 7, 5))
+    options = {"cohort": 2, "rounds": 12, "aggregator": mo.aggregator.krum(byzantine=1), "engine": "sequential"}
+    with pytest.raises(mo.MoietyError, match="`aggregator` must be"):
+        mo.fit(mlp(), data, mo.fedavg(lr=0.1), **options)
+    with pytest.warns(UserWarning, match="is left out"):
+        mo.fit(mlp(), data, mo.fedavg(lr=0.1), participation="bernoulli", **options)
+
+
 @pytest.mark.parametrize("engine", ["sequential", "vectorised", "auto"])
 def test_an_empty_round_moves_nothing(engine):
     """With one of four expected, a round is empty with probability 0.75^4 = 0.32: of the first 12 some are."""

@@ -70,7 +70,73 @@ def test_auroc_counts_pairs():
 
 
 def test_coverage_counts():
-    assert cal.coverage(np.array([0.0, 0.0]), np.array([1.0, 1.0]), np.array([[0.5, 2.0], [1.0, 0.0]])) == 0.75
+    """Ends belong to an interval: of 0.5, 2, 1 and 0 three lie in [0, 1]."""
+    low, y = np.zeros((2, 2)), np.array([[0.5, 2.0], [1.0, 0.0]])
+    assert cal.coverage(low, low + 1, y) == 0.75
+
+
+def test_one_output_is_not_compared_with_the_values_of_other_examples():
+    """Intervals [i, i + 1] of a model with one output, and values that lie in those of their own place but for one."""
+    low, y = np.arange(8.0)[:, None], np.arange(8.0) + 0.5
+    y[3] = 0.5
+    for values in (y, y[:, None]):
+        assert cal.coverage(low, low + 1, values) == 7 / 8
+    assert cal.coverage(low[:, 0], low[:, 0] + 1, y[:, None]) == 7 / 8
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "y", "text"),
+    [
+        (np.zeros(3), np.ones(3), np.zeros(4), "`low` must be of the shape of y, (4,), got (3,)"),
+        (np.zeros((3, 2)), np.ones((3, 2)), np.zeros(3), "`low` must be of the shape of y"),
+        (np.zeros(3), np.ones(4), np.zeros(3), "`high` must be of the shape of y"),
+        (np.zeros((3, 1)), np.ones((3, 1)), np.zeros((1, 3)), "`low` must be of the shape of y"),
+        (0.0, 1.0, np.zeros(3), "`low` must be of the shape of y, (3,), got ()"),
+        (np.zeros(3), np.ones(3), np.array([0, np.nan, 1]), "`y` must be finite everywhere, got [nan]"),
+        (np.zeros(3), np.array([1, np.inf, 1]), np.zeros(3), "`high` must be finite everywhere"),
+        (np.ones(3), np.zeros(3), np.zeros(3), "`low` must be <= high everywhere"),
+        (np.zeros(0), np.zeros(0), np.zeros(0), "`y` must be at least one value"),
+        ([[0.0], [1.0, 2.0]], np.ones(2), np.zeros(2), "`low` must be an array, got values that NumPy refuses"),
+    ],
+)
+def test_bad_intervals_are_one_line(low, high, y, text):
+    with pytest.raises(mo.MoietyError) as caught:
+        cal.coverage(low, high, y)
+    assert str(caught.value).startswith(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bins", [3, 7, 10, 15, 100])
+def test_exact_edges_belong_to_the_bin_below(bins):
+    """Confidence k / bins is in ((k - 1) / bins, k / bins], whatever 100 * 0.57 is rounded to; just above is not."""
+    for k in range(bins // 2 + 1, bins):
+        edge = k / bins
+        for confidence, place in ((edge, k - 1), (np.nextafter(edge, 1), k), (np.nextafter(edge, 0), k - 1)):
+            (row,) = cal.reliability(np.array([[confidence, 1 - confidence]]), np.array([0]), bins=bins)
+            assert row["low"] == place / bins
+    (row,) = cal.reliability(np.array([[1.0, 0.0]]), np.array([0]), bins=bins)
+    assert row["high"] == 1.0
+
+
+def test_sets_by_hand():
+    """0.6 and 0.3 are 0.9, though their sum in floating numbers is less: two classes, of mass 0.9.
+
+    0.5, 0.35 and 0.15 are needed of the second example, all of its mass; 0.95 of the third. Labels are in, in, out.
+    """
+    assert 0.6 + 0.3 < 0.9
+    p = np.array([[0.3, 0.6, 0.1], [0.35, 0.15, 0.5], [0.95, 0.02, 0.03]])
+    found = cal.set_coverage(p, np.array([0, 1, 2]))
+    assert found == {"covered": 2 / 3, "mass": pytest.approx((0.9 + 1 + 0.95) / 3), "size": 2.0}
+
+
+def test_labels_drawn_from_the_probabilities_are_in_sets_as_often_as_their_mass_says():
+    """Binomial: within 4 standard errors of the mass, and far more often than the level."""
+    rng, n = np.random.default_rng(3), 20_000
+    p = rng.dirichlet(np.full(6, 0.5), size=n)
+    y = (p.cumsum(1) < rng.uniform(size=(n, 1))).sum(1)
+    found = cal.set_coverage(p, y, level=0.9)
+    assert abs(found["covered"] - found["mass"]) < 4 * np.sqrt(0.05 / n)
+    assert found["covered"] > 0.93
 
 
 @pytest.mark.parametrize(
@@ -82,9 +148,39 @@ def test_coverage_counts():
         (-P, Y, "`probabilities` must be >= 0"),
         (P, Y + 1, "`y` must be from 0 to 1"),
         (P, Y * 1.0, "`y` must be whole numbers"),
+        (P, list("abcde"), "`y` must be whole numbers"),
+        (P, [[0], [1, 2], 0, 0, 0], "`y` must be an array, got values that NumPy refuses"),
+        ([["a", "b"]] * 5, Y, "`probabilities` must be numbers, got <U1"),
+        ([[0.5, 0.5], [1.0]], Y[:2], "`probabilities` must be an array, got values that NumPy refuses"),
+        (P * 1j, Y, "`probabilities` must be numbers, got complex128"),
+        (P * np.nan, Y, "`probabilities` must be finite everywhere, got [nan]"),
+        (np.ones((5, 1)), Y * 0, "`probabilities` must be of two classes or more, got 1"),
     ],
 )
 def test_bad_input_is_one_line(p, y, text):
     with pytest.raises(mo.MoietyError) as caught:
         cal.scores(p, y)
+    assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "text"),
+    [
+        ([0.0, np.nan], [1.0], "`inside` must be finite everywhere, got [nan]"),
+        ([0.0], [[1.0, 2.0]], "`outside` must be one score for each example, and some, got (1, 2)"),
+        ([], [1.0], "`inside` must be one score for each example, and some, got (0,)"),
+        (["a"], [1.0], "`inside` must be numbers, got <U1"),
+    ],
+)
+def test_bad_scores_of_strangeness_are_one_line(inside, outside, text):
+    with pytest.raises(mo.MoietyError) as caught:
+        cal.out_of_distribution_auroc(inside, outside)
+    assert str(caught.value).startswith(text)
+
+
+def test_clients_have_the_same_classes():
+    found = {"a": (P, Y), "b": (np.full((2, 4), 0.25), np.array([0, 3]))}
+    with pytest.raises(mo.MoietyError) as caught:
+        cal.calibration_rows(found)
+    text = "`found` must be probabilities of the same classes for all clients, got {'a': 2, 'b': 4}"
     assert str(caught.value).startswith(text)

@@ -1,10 +1,13 @@
 """Predictions averaged over draws: by hand, through runs, and the same whichever engine trained."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from oracle_problems import federated, image_clients
-from scipy import stats
+from scipy import optimize, stats
+from torch import nn
 from torch.nn import functional
 
 import moiety as mo
@@ -22,6 +25,11 @@ def trained(engine="sequential", algorithm=None, **options):
     net = mo.models.mlp(4, 3, hidden=(6,), seed=1).double()
     split = mo.split.by_name(net, personal=["head"])
     return mo.fit(net, DATA, algorithm or fedpop(), split=split, rounds=3, engine=engine, **options)
+
+
+@functools.cache
+def once():
+    return trained()
 
 
 def test_entropy_and_mutual_information_by_hand():
@@ -53,6 +61,140 @@ def test_intervals_of_observations_are_quantiles_of_the_mixture():
     np.testing.assert_allclose(np.ravel(found), stats.norm(1, 2.5).ppf([0.05, 0.95]), rtol=1e-3)
     own = Predictive(exact[:, None]).interval(0.9)
     np.testing.assert_allclose(np.ravel(own), stats.norm(1, 2).ppf([0.05, 0.95]), rtol=1e-3)
+
+
+@pytest.mark.parametrize(("draws", "level"), [(3, 0.5), (4, 0.6), (9, 0.8), (19, 0.9), (39, 0.95)])
+def test_intervals_of_the_output_stand_at_order_statistics(draws, level):
+    """By hand: (1 - level) / 2 of M + 1 is 1 each time, so the interval is from the smallest draw to the largest.
+
+    Between these lies a further draw with probability (M - 1) / (M + 1), the level.
+    """
+    assert (draws - 1) / (draws + 1) == pytest.approx(level)
+    values = np.random.default_rng(draws).normal(size=(draws, 4))
+    np.testing.assert_allclose(Predictive(values).interval(level), [values.min(0), values.max(0)], rtol=1e-9)
+
+
+@pytest.mark.parametrize(("draws", "level"), [(5, 0.5), (10, 0.8), (20, 0.9), (50, 0.9), (50, 0.95)])
+def test_intervals_of_the_output_hold_their_level(draws, level):
+    """The k-th of M uniform draws is k / (M + 1) on average, and ends between two draws are means of these.
+
+    So the length of the interval, which is the share of a uniform posterior that it holds, is the level on average.
+    Over 4,000 sets of draws it is within 5 standard errors. Positions 1 + p (M - 1) would hold (M - 1) / (M + 1) of it.
+    """
+    found = np.random.default_rng(draws).uniform(size=(draws, 4_000))
+    low, high = Predictive(found).interval(level)
+    held = high - low
+    assert abs(held.mean() - level) < 5 * held.std() / np.sqrt(4_000)
+
+
+@pytest.mark.parametrize(
+    ("draws", "level", "text"),
+    [
+        (
+            10,
+            0.9,
+            "`level` must be <= 0.8182, the most that 10 draws can hold, got 0.9. Raise `samples` to 19 or lower",
+        ),
+        (
+            18,
+            0.9,
+            "`level` must be <= 0.8947, the most that 18 draws can hold, got 0.9. Raise `samples` to 19 or lower",
+        ),
+        (38, 0.95, "`level` must be <= 0.9487, the most that 38 draws can hold, got 0.95. Raise `samples` to 39 or"),
+        (1, 0.5, "`draws` must be several for an interval of the output, got 1. A model without a posterior has one"),
+        (10, 1.0, "`level` must be > 0 and < 1"),
+    ],
+)
+def test_a_level_that_draws_cannot_hold_is_refused(draws, level, text):
+    with pytest.raises(mo.MoietyError) as caught:
+        Predictive(np.zeros((draws, 2))).interval(level)
+    assert str(caught.value).startswith(text)
+
+
+def test_draws_of_observations_are_moved_apart_by_hand():
+    """Draws 0 and 2 are moved to 1 - sqrt(3) and 1 + sqrt(3): sqrt((M + 1) / (M - 1)) is sqrt(3); noise 0.7.
+
+    The interval of that mixture by SciPy's root finding.
+    """
+    mixture = [stats.norm(1 + sign * np.sqrt(3), 0.7) for sign in (-1, 1)]
+    wanted = [
+        optimize.brentq(lambda v, share=share: sum(part.cdf(v) for part in mixture) / 2 - share, -9, 9)
+        for share in (0.05, 0.95)
+    ]
+    found = Predictive(np.array([[0.0], [2.0]])).interval(0.9, noise=0.7)
+    np.testing.assert_allclose(np.ravel(found), wanted, rtol=1e-9)
+
+
+def test_the_variance_of_draws_moved_apart_is_that_of_a_further_one():
+    """Of M + 1 numbers each is left out in turn; the others are moved apart, and their variance is that of it.
+
+    Its squared distance from the mean of the others is their variance on average over which one it is: with S the sum
+    of squares of all round their mean, both are S (M + 1) / M^2, whatever the numbers are.
+    """
+    values = np.random.default_rng(5).exponential(size=6)
+    off, variance = [], []
+    for k in range(6):
+        others = np.delete(values, k)
+        off.append((values[k] - others.mean()) ** 2)
+        variance.append(Predictive(others[:, None])._apart().var())
+    assert np.mean(variance) == pytest.approx(np.mean(off), rel=1e-12)
+
+
+@pytest.mark.parametrize("noise", [0.25, 0.5, 2.0])
+def test_intervals_of_observations_cover_from_ten_draws(noise):
+    """A normal posterior, observations of the truth with noise: 85 to 90% are covered where 90% are asked for."""
+    rng, n = np.random.default_rng(6), 3_000
+    low, high = Predictive(rng.normal(size=(10, n))).interval(0.9, noise=noise)
+    truth = rng.normal(size=n)
+    held = stats.norm.cdf((high - truth) / noise) - stats.norm.cdf((low - truth) / noise)
+    assert 0.845 < held.mean() < 0.905
+
+
+@pytest.mark.parametrize("loss", ["mse", "one_versus_all", "ctc", "its own", None])
+def test_only_outputs_of_cross_entropy_have_probabilities(loss):
+    seen = Predictive(np.zeros((2, 3, 4)), loss)
+    for asked in ("probabilities", "entropy", "mutual_information"):
+        with pytest.raises(mo.MoietyError) as caught:
+            getattr(seen, asked)
+        got = "a function of your own" if loss is None else loss
+        assert str(caught.value).startswith(
+            f"`loss` must be cross_entropy where probabilities are asked for, got {got}. Where outputs are logits"
+        )
+    assert seen.mean.shape == (3, 4)
+
+
+def test_one_output_has_no_probabilities():
+    with pytest.raises(
+        mo.MoietyError, match="`outputs` must be logits of two classes or more for probabilities, got 1"
+    ):
+        _ = Predictive(np.zeros((2, 3, 1))).probabilities
+
+
+def own_loss(output, batch):
+    return functional.mse_loss(output[:, 0], batch["y"].to(output.dtype), reduction="none")
+
+
+@pytest.mark.parametrize(("loss", "got"), [("mse", "mse"), ("one_versus_all", "one_versus_all"), (own_loss, "a func")])
+def test_runs_with_other_losses_have_no_calibration(loss, got):
+    rng = np.random.default_rng(0)
+    outputs = 1 if loss == "mse" else 3
+    clients = [{"x": rng.normal(size=(5, 4)), "y": rng.integers(0, 3, size=5)} for _ in range(2)]
+    if loss == "mse":
+        clients = [{**rows, "y": rows["y"] * 1.0} for rows in clients]
+    fed = mo.data.from_clients(dict(enumerate(clients)), test=0.4)
+    run = mo.fit(
+        mo.models.mlp(4, outputs, hidden=(3,)), fed, mo.fedavg(lr=0.1), rounds=1, loss=loss, engine="sequential"
+    )
+    seen = run.predictive(0, np.zeros((2, 4)))
+    assert seen.mean.shape == (2, outputs)
+    for ask in (run.calibration, lambda: seen.entropy):
+        with pytest.raises(mo.MoietyError, match=f"`loss` must be cross_entropy .* got {got}"):
+            ask()
+
+
+def test_calibration_names_the_part_without_rows():
+    with pytest.raises(mo.MoietyError, match=r"`part` must be one that has rows, got validation\. Split the data"):
+        once().calibration("validation")
 
 
 def test_a_run_averages_the_models_of_all_stored_samples():
@@ -129,12 +271,19 @@ def test_calibration_of_a_run_is_that_of_its_predictions():
     assert heap["n"] == 18
 
 
-def test_a_client_without_data_has_the_mean_of_draws_from_the_prior():
+def test_a_client_without_data_has_the_centre_of_the_prior():
+    """The learned mean holds the 18 weights of the head, then its 3 biases; draws from the prior lie round it."""
     run = trained()
-    drawn = run.predictive(None, np.eye(4)).outputs
+    received = run._rounds.algorithm.broadcast(run._rounds.progress.server)
+    mean, shared = received["prior:mean"], run.shared_parameters()
+    hidden = torch.relu(functional.linear(torch.eye(4).double(), shared["hidden1.weight"], shared["hidden1.bias"]))
+    wanted = functional.linear(hidden, mean[:18].reshape(3, 6), mean[18:]).numpy()
     with torch.no_grad():
-        mean = run.onboard(None)(torch.eye(4, dtype=torch.float64)).numpy()
-    np.testing.assert_allclose(drawn.mean(0), mean, rtol=1e-9, atol=1e-12)
+        found = run.onboard(None)(torch.eye(4, dtype=torch.float64)).numpy()
+    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
+    drawn = run.predictive(None, np.eye(4)).outputs
+    assert (drawn.min(0) < wanted).all()
+    assert (drawn.max(0) > wanted).all()
 
 
 @pytest.mark.parametrize(
@@ -144,9 +293,53 @@ def test_a_client_without_data_has_the_mean_of_draws_from_the_prior():
         ({"y": np.zeros(2)}, "`x` must be columns with x"),
         (np.zeros((0, 4)), "`x` must be at least one example"),
         ({"x": np.zeros((2, 4)), "z": np.zeros(3)}, "`x` must be columns of one length"),
+        ([[0.0] * 4, [0.0] * 3], "`columns.x` must be an array, got values that NumPy refuses"),
+        ([["a"] * 4], "`columns.x` must be of numbers or booleans, got <U1"),
+        ([[object()] * 4], "`columns.x` must be of numbers or booleans, got object"),
+        (np.zeros((2, 4)) * 1j, "`columns.x` must be of numbers or booleans, got complex128"),
+        (np.full((2, 4), np.nan), "`columns.x` must be finite everywhere, got nan (row 0 of x)"),
+        ({"x": np.zeros((2, 4)), "k": 3}, "`columns.k` must be an array with an axis of rows, got a single value"),
+        ({"x": np.zeros((2, 4)), "k": ["a", "b"]}, "`columns.k` must be of numbers or booleans, got <U1"),
+        ({0: np.zeros((2, 4))}, "`columns` must be named by letters, digits and underscores, got 0"),
+        (3.5, "`x` must be examples, with an axis of rows, got 3.5 (float)"),
+        (None, "`x` must be examples, with an axis of rows, got None (NoneType)"),
+        (torch.tensor(1.0), "`columns.x` must be an array with an axis of rows, got a single value"),
     ],
 )
 def test_bad_examples_are_one_line(x, text):
     with pytest.raises(mo.MoietyError) as caught:
-        trained().predictive(0, x)
+        once().predictive(0, x)
     assert str(caught.value).startswith(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("column", [[[0.0] * 4, [0.0] * 3], [["a"] * 4] * 2, 3.0])
+def test_bad_columns_of_a_newcomer_are_one_line(column):
+    with pytest.raises(mo.MoietyError, match=r"`columns\.x` must be (an array|of numbers)"):
+        once().onboard({"x": column, "y": [0, 1]})
+
+
+def test_examples_may_be_lists_whole_numbers_and_tensors_that_require_gradients():
+    run = once()
+    x = np.arange(8).reshape(2, 4)
+    wanted = run.predictive(0, x.astype(np.float64)).outputs
+    for same in (x, x.tolist(), torch.tensor(x, dtype=torch.float64, requires_grad=True), {"x": x, "y": [0, 1]}):
+        np.testing.assert_array_equal(run.predictive(0, same).outputs, wanted)
+
+
+def test_examples_of_bytes_may_be_other_numbers_and_those_of_tokens_may_not():
+    """A linear model by NumPy on bytes; floating numbers are no tokens."""
+    rng = np.random.default_rng(1)
+    x = rng.integers(0, 256, size=(12, 4)).astype(np.uint8)
+    y = np.arange(12) % 3
+    fed = mo.data.from_arrays({"x": x, "y": y}, np.arange(12) % 2, test=0.25)
+    run = mo.fit(nn.Linear(4, 3).double(), fed, mo.fedavg(lr=1e-6), rounds=1, engine="sequential")
+    found = run.parameters(0)
+    wanted = x @ found["weight"].numpy().T + found["bias"].numpy()
+    for same in (x, x.astype(np.int64), x.astype(np.float32), x.tolist()):
+        np.testing.assert_allclose(run.predictive(0, same).outputs[0], wanted, rtol=1e-12)
+    tokens = mo.data.from_arrays({"x": y.repeat(2).reshape(12, 2), "y": y}, np.arange(12) % 2, test=0.25)
+    net = nn.Sequential(nn.Embedding(3, 2), nn.Flatten(), nn.Linear(4, 3))
+    run = mo.fit(net, tokens, mo.fedavg(lr=0.1), rounds=1, engine="sequential")
+    with pytest.raises(mo.MoietyError, match=r"`x\['x'\]` must be whole numbers, got float64"):
+        run.predictive(0, np.zeros((2, 2)))

@@ -19,8 +19,10 @@ from moiety import draws
 Columns = Mapping[str, np.ndarray]
 
 
-def noise(client: int, t: int, k: int, size: int, seed: int = 0, purpose: str = "train") -> np.ndarray:
-    key = draws.hashed("client", seed) ^ client
+def noise(
+    client: int, t: int, k: int, size: int, seed: int = 0, purpose: str = "train", key: int | None = None
+) -> np.ndarray:
+    key = draws.hashed("client", seed) ^ client if key is None else key
     like = torch.zeros(size, dtype=torch.float64)
     return draws.normal(torch.tensor(key), like, draws.hashed(purpose, t), "chain", k).numpy()
 
@@ -46,14 +48,14 @@ class Reference:
     hyper: tuple[float, float] = (0.0, 0.0)
     last: dict[int, list[np.ndarray]] = field(default_factory=dict)
 
-    def chain(self, i: int, z: np.ndarray, t: int, purpose: str = "train") -> list[np.ndarray]:
+    def chain(self, i: int, z: np.ndarray, t: int, purpose: str = "train", key: int | None = None) -> list[np.ndarray]:
         """Lines 6 to 8 for Langevin dynamics: the samples that are kept."""
         c, points, variance = self.clients[i], [], np.exp(2 * self.rho)
         once = self.samples * self.thinning
         for k in range((1 + self.burn_in) * once):
             r = c["a"] @ self.u + c["b"] @ z - c["y"]
             gradient = -self.weight * c["b"].T @ r - (z - self.mu) / variance
-            z = z + self.step * gradient + np.sqrt(2 * self.step) * noise(i, t, k, len(z), purpose=purpose)
+            z = z + self.step * gradient + np.sqrt(2 * self.step) * noise(i, t, k, len(z), purpose=purpose, key=key)
             points.append(z)
         return points[-once:][self.thinning - 1 :: self.thinning]
 

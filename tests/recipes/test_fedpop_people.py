@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from moiety.recipes import RECIPES
-from moiety.recipes.fedpop_people import LABELLED, METHODS, PLANS, people, scored, windows
-from moiety.recipes.fedpop_people_report import together
+from moiety.recipes.fedpop_people import GROUPS, LABELLED, METHODS, PLANS, people, scored, windows
+from moiety.recipes.fedpop_people_report import claims, table, together
 
 PLAN = PLANS["ci"]
 
@@ -33,11 +33,29 @@ def test_new_people_are_not_in_the_federation():
 
 
 def test_scores_of_a_group_by_hand():
-    """Two people: right, right, wrong; right. Sets of 90% have two, one, two and two classes."""
+    """Two people: right, right, wrong; right. Sets of 90% have two, one, two and two classes: masses 1, 0.95, 1, 1."""
     one = np.array([[0.6, 0.4], [0.95, 0.05], [0.7, 0.3]])
     found = scored([(one, np.array([0, 0, 1])), (np.array([[0.2, 0.8]]), np.array([1]))])["scores"]
     assert (found["n"], found["accuracy"], found["worst"]) == (4, 0.75, pytest.approx(2 / 3))
-    assert (found["covered"], found["size"]) == (1.0, 1.75)
+    assert (found["covered"], found["mass"], found["size"]) == (1.0, pytest.approx(3.95 / 4), 1.75)
+
+
+def test_sets_are_judged_by_their_mass_and_not_by_their_level():
+    """Sets that hold what they weigh (0.96) beat sets that hold 0.9 of the windows and weigh 0.98, in all seeds."""
+    shown = {"accuracy": 0.5, "worst": 0.5, "ece": 0.1, "nll": 1.0, "brier": 0.5, "size": 2.0}
+
+    def seed(shift):
+        right = {"scores": {**shown, "covered": 0.96 + shift, "mass": 0.96}}
+        level = {"scores": {**shown, "covered": 0.90 + shift, "mass": 0.98}}
+        return {method: dict.fromkeys(GROUPS, right if method == "FedPop" else level) for method in METHODS}
+
+    found = {0: seed(0.001), 1: seed(-0.001), 2: seed(0.002)}
+    judged = [row for row in claims(found) if row["measure"] == "gap"]
+    assert {row["verdict"] for row in judged} == {"holds"}
+    assert judged[0]["ours"] == pytest.approx(np.mean([0.079 - 0.001, 0.081 - 0.001, 0.078 - 0.002]))
+    ours = {(row["method"], row["measure"]): row["ours"] for row in table(found) if row["group"] == "new"}
+    assert ours["FedPop", "gap"] == pytest.approx(100 * np.mean([0.001, 0.001, 0.002]))
+    assert ours["FedRep", "mass"] == pytest.approx(98)
 
 
 def test_bins_of_several_seeds_are_one_heap():
@@ -49,15 +67,17 @@ def test_bins_of_several_seeds_are_one_heap():
 
 def test_a_page_and_its_numbers(tmp_path):
     outcome = RECIPES["fedpop-people"](scale="ci", out=tmp_path)
-    page, table = (tmp_path / "table.md").read_text(), json.loads((tmp_path / "table.json").read_text())
+    page, known = (tmp_path / "table.md").read_text(), json.loads((tmp_path / "table.json").read_text())
     assert outcome.report in page
     for words in ("`moiety run fedpop-people --scale ci`", "## New people", "## Claims", "Decided here"):
         assert words in page
     assert (tmp_path / "reliability.png").read_bytes().startswith(b"\x89PNG")
     seeds = [json.loads((tmp_path / f"seed-{s}.json").read_text()) for s in (0, 1)]
-    scores = [row for row in table["rows"] if row["verdict"] is None]
+    scores = [row for row in known["rows"] if row["verdict"] is None]
     assert {row["method"] for row in scores} == set(METHODS)
     for row in scores:
-        factor = 100 if row["measure"] in ("accuracy", "worst", "ece", "covered") else 1
-        values = [seed[row["method"]][row["group"]]["scores"][row["measure"]] for seed in seeds]
+        factor = 1 if row["measure"] in ("nll", "brier", "size") else 100
+        each = [seed[row["method"]][row["group"]]["scores"] for seed in seeds]
+        gap = row["measure"] == "gap"
+        values = [abs(s["covered"] - s["mass"]) if gap else s[row["measure"]] for s in each]
         assert row["ours"] == pytest.approx(factor * np.mean(values))

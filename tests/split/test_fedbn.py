@@ -53,7 +53,7 @@ def test_a_model_without_batchnorm_is_refused(norm):
 def test_algorithm_1_by_ordinary_pytorch():
     """Li et al. 2021: every client trains its whole model; then each layer that is no BatchNorm becomes the mean.
 
-    Two rounds of two passes, the mean weighted by examples.
+    Two rounds of two passes; the mean is plain, 1/K each, although one client has more examples.
     """
     clients = image_clients(SIZES, dtype=np.float64)
     models = [network() for _ in SIZES]
@@ -69,10 +69,10 @@ def test_algorithm_1_by_ordinary_pytorch():
         for model in models:
             for name, p in model.named_parameters():
                 if not name.startswith("1."):
-                    values = [n * dict(m.named_parameters())[name] for n, m in zip(SIZES, before, strict=True)]
-                    p.data = sum(values).detach() / sum(SIZES)
+                    values = [dict(m.named_parameters())[name] for m in before]
+                    p.data = sum(values).detach() / len(SIZES)
     net = network()
-    algorithm = mo.fedsim(shared_lr=0.1, personal_lr=0.1, epochs=2, batch_size=10, shuffle=False)
+    algorithm = mo.fedsim(shared_lr=0.1, personal_lr=0.1, epochs=2, batch_size=10, shuffle=False, weighting="uniform")
     run = mo.fit(net, federated(clients), algorithm, split=mo.split.fedbn(net), rounds=2, engine="sequential")
     for i, model in enumerate(models):
         for name, value in model.state_dict().items():

@@ -117,6 +117,27 @@ def test_rand_k_over_all_outcomes(k):
     assert ((outcomes - x) ** 2).sum(1).mean() == pytest.approx((4 / many - 1) * (x @ x))
 
 
+@pytest.mark.parametrize(
+    ("k", "count", "many"),
+    [
+        (0.07, 100, 7),  # in binary 7.000000000000001
+        (0.29, 100, 29),
+        (0.28, 25, 7),
+        (0.1, 1_000, 100),
+        (0.07, 101, 8),  # 7.07
+        (0.501, 1_000, 501),
+        (1e-9, 5, 1),
+        (1.0, 3, 3),
+        (np.float32(0.07), 100, 7),
+    ],
+)
+def test_a_share_is_rounded_up_from_the_decimal_that_was_written(k, count, many):
+    upload = {"x": torch.arange(1.0, count + 1)}
+    packed = mo.codec.rand_k(k=k).encode(upload, np.random.default_rng(0))
+    assert packed["rand_k:values"].numel() == many
+    assert int(mo.codec.rand_k(k=k).decode(packed, upload)["x"].count_nonzero()) == many
+
+
 def test_rand_k_draws_all_subsets_alike():
     """6 subsets of 2 out of 4, n = 3000 draws: a count is off n / 6 by sqrt(n log(2 / q) / 2) with probability q."""
     n, q = 3000, 1e-7

@@ -1,7 +1,7 @@
 """APFL: every client predicts with a mixture of the shared model and a model of its own, and learns the share of each.
 
-Deng, Kamani, Mahdavi. "Adaptive Personalized Federated Learning", arXiv:2003.13461, 2020, Algorithm 1, with the rule
-for the mixing weight of equation (10).
+Deng, Kamani, Mahdavi. "Adaptive Personalized Federated Learning", arXiv:2003.13461, 2020, with its rule for adapting
+the mixing weight.
 
     v-_i = alpha_i v_i + (1 - alpha_i) w_i,  and by the chain rule, with g = grad f_i(v-_i):
     grad_v f_i(v-_i) = alpha_i g,  d f_i(v-_i) / d alpha_i = <v_i - w_i, g>
@@ -27,7 +27,7 @@ short of 1/4.
 Deviations from the paper:
 
 1. eta may differ for w, v and alpha. Without ``alpha_lr`` alpha stays as it is given. With it, alpha moves in every
-   step, as equation (10) reads; the authors' program moves it in the first step of a round.
+   step, as the rule reads; the authors' program moves it in the first step of a round.
 2. A client sends w_i - w instead of w_i, so that the server may use any optimiser; the mean over the cohort is plain as
    in the paper by default. Samples are drawn without replacement.
 3. The projection of w and v on a bounded set is left out.
@@ -39,7 +39,9 @@ Deviations from the paper:
    and of g, before any factor), schedules, other weightings and server optimisers. A client whose update is not finite
    is left out of the round.
 7. Running statistics of BatchNorm, which the paper does not have: those of w move with the passes of w, the client's
-   own with those of the mixture. Where they are shared they are mixed like parameters.
+   own with those of the mixture. Where they are shared they are mixed like parameters, twice: what v keeps begins each
+   pass at alpha v + (1 - alpha) w, and is mixed with w once more where the client predicts, so it lies nearer to w's
+   than alpha says. With alpha 0 a client so has FedAvg's.
 """
 
 from __future__ import annotations
@@ -144,7 +146,7 @@ def apfl(
         buffers, statistics = work.parts(passed)
         # v_i <- v_i - eta grad_v f_i(v-_i; xi), which is alpha_i grad f_i(v-_i; xi)
         v = moved(work, {**buffers, **{n: now.v[n] for n in work.shared}}, {n: now.alpha * g[n] for n in g}, own_lr)
-        # Equation (10): alpha_i <- alpha_i - eta <v_i - w_i, grad f_i(v-_i; xi)>
+        # The mixing weight: alpha_i <- alpha_i - eta <v_i - w_i, grad f_i(v-_i; xi)>
         share = now.alpha
         if alpha_lr is not None:
             along = torch.stack([((now.v[n] - now.w[n]) * g[n]).sum() for n in work.shared]).sum()

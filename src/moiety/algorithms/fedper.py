@@ -1,7 +1,6 @@
 """FedPer: a shared base, personal last layers, both trained together.
 
-Arivazhagan, Aggarwal, Singh, Choudhary. "Federated Learning with Personalization Layers", arXiv:1912.00818, 2019,
-Algorithms 1 (server) and 2 (client).
+Arivazhagan, Aggarwal, Singh, Choudhary. "Federated Learning with Personalization Layers", arXiv:1912.00818, 2019.
 
 Symbols: W_B ``received``; W_P_j ``state.personal``; eta ``lr``; e ``epochs``; b ``batch_size``; gamma_j = n_j / sum n
 ``weighting="examples"``.
@@ -14,11 +13,13 @@ Deviations from the paper:
 
 1. Those of ``fedsim``, of which numbers 1 and 2 matter here: differences are sent instead of values, and each epoch is
    shuffled anew.
-2. All clients take part in every round of Algorithm 1. Here those of the cohort do, which is all by default; the
+2. All clients take part in every round of the paper. Here those of the cohort do, which is all by default; the
    weights gamma_j are over the cohort.
 3. The number of personal layers, the paper's main question, is the split's: the last layer by default, more by
    ``moiety.split.by_name``.
 4. The learning rate eta_j may differ between clients in the paper; here it is one for all.
+5. Every client draws the first values of its personal layers at random in the paper. Here all begin with those of the
+   given model, as does a client never seen.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ loop over k, and comments are not counted.
 Symbols: phi the shared parameters in ``received``; beta its names ``prior:...``, for the default prior (mu, log sigma);
 z^(i) the personal parameters as one vector, Z_k^(i,1:M) ``state.samples``; Q_gamma ``kernel``; M ``samples``;
 eta^(1) ``prior_lr``, eta^(2) ``shared_lr``; b ``clients``; A_k the cohort; log p(D | phi, z) = -``loss_weight`` times
-the sum of the losses (1 for cross-entropy; 1 / (2 s^2) for squared errors with noise of variance s^2).
+the sum of the losses (1 for cross-entropy; k / (2 s^2) for the mean of k squared errors with noise of variance s^2).
 
 Reduces, with the default prior, to FedAvg's objective at z = mu where sigma tends to 0, and to clients that fit z on
 their own (FedRep) where it tends to infinity; without shared parameters it is the model of DG-LMC (section 4).
@@ -20,18 +20,21 @@ Deviations from the paper:
    supplement's S2 write, z - gamma grad log p, has the wrong sign.
 2. What a client sends is multiplied by the step size and has its share 1 / b of the gradients of log p(phi) and log
    p(beta) (as in S6), so that the server may use any optimiser. With the default server the sum is lines 13 and 14.
-3. Without ``clients`` the objective is divided by b, as in (6): step sizes are then b times Algorithm 1's, and the
+3. Without ``clients`` the objective is divided by b: step sizes are then b times Algorithm 1's, and the
    priors on phi and beta count once for each client. Clients count alike whatever their size, since their gradients
    are sums over examples. The mean over A_k times b is unbiased for cohorts of a fixed size, and for independent
    (Bernoulli) participation given that anyone takes part (``fit(participation="bernoulli")``).
-4. Line 11 compresses the gradient of phi alone; ``fit(codec=...)`` compresses all that is sent.
+4. Line 11 compresses the gradient of phi, and ``fit(codec=...)`` does; beta's goes as it is.
 5. A chain that was never begun starts at the centre of the prior, where Algorithm 1 has any point. Without state, and
-   for clients never seen, it goes ``burn_in`` times through its batches first, of which nothing is kept.
-   ``thinning`` keeps every so many-th step.
-6. sigma is learned through its logarithm. Projections are a ball for phi (``radius``) and what the prior says for beta.
+   for clients never seen, it makes ``burn_in`` times as many steps first, of which nothing is kept. ``thinning`` keeps
+   every so many-th step. gamma is constant, where S1.3 has gamma_k.
+6. sigma is learned, and averaged, through its logarithm. Projections, after each step, are a ball for phi (``radius``)
+   and what the prior says for beta. One ``schedule`` serves both step sizes; an optimiser that divides by the size of
+   gradients (Adam) undoes it.
 7. Where one model is asked for, it is the mean of the samples: for a personal part that is linear in z (an output
    layer) it gives the mean of the outputs, and it does not jump from round to round as the last sample does. A client
-   that was never asked has the centre of the prior. ``run.predictive`` uses all samples.
+   that was never asked has the centre of the prior. ``run.predictive`` uses all samples. They are those of a client's
+   last turn, where section 5 draws anew at the end: ``run.predictive(..., refresh=True)``.
 8. ``averaged`` keeps the mean of the iterates weighted by their step sizes (Theorem 1). Chains are run at the last
    iterate, models and newcomers are served with the mean; both go down, and the schedule's factor goes up.
 9. A prior that is held fixed (``learn_prior=False``) goes down with phi all the same.
@@ -49,7 +52,7 @@ from torch import Tensor
 
 from moiety.aggregation import weighted_mean
 from moiety.aggregation.server import chosen as chosen_server
-from moiety.errors import must, number, whole
+from moiety.errors import kind, must, number, whole
 from moiety.kernels import Kernel, walk
 from moiety.kernels import chosen as chosen_kernel
 from moiety.local import cut, flat, gradient_over_samples, phase, positive_lr
@@ -58,9 +61,9 @@ from moiety.priors import chosen as chosen_prior
 from moiety.schedules import chosen as chosen_schedule
 from moiety.solvers import batch_or_whole
 from moiety.spec import recorded
-from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Tree, Work
+from moiety.types import Algorithm, ClientUpdate, Params, Phase, Schedule, ServerOptimiser, Tree, Work
 
-PRIOR, MEAN, STEP = "prior:", "average:", "step"
+PRIOR, MEAN, STEP = "prior:", "average:", "average:step"
 
 
 class Client(NamedTuple):
@@ -138,11 +141,14 @@ def fedpop(
         whole("clients", clients, 1)
     if radius is not None:
         number("radius", radius, "> 0", lambda x: x > 0)
+    for name, flag in {"learn_prior": learn_prior, "averaged": averaged, "stateful": stateful}.items():
+        kind(name, flag, bool, "true or false")
     optimiser = chosen_server(server)
+    minibatches = sampler.batch_size is not None
     b = 1 if clients is None else clients
 
     def chain(
-        work: Work, shared: Params, beta: Params, state: Client, passes: int
+        work: Work, shared: Params, beta: Params, state: Client, *, anew: bool
     ) -> tuple[list[Params], Params, Tensor]:
         """Lines 3 to 8: the samples Z_k^(i,1:M), the last of which is where the chain stands; the model, the loss."""
         _check(work, state)
@@ -152,7 +158,10 @@ def fedpop(
         model = work.compose(shared, cut(start, last))
         # Lines 6-8: Z^(i,m+1) ~ Q_gamma(Z^(i,m), .)
         density: dict[str, Any] = {"log_prior": partial(population.log_density, beta), "loss_weight": loss_weight}
-        points, loss = walk(work, sampler, model, start, "sample", passes=passes, **density)
+        passes = (
+            1 + burn_in if anew and not minibatches else 1
+        )  # the phase is as much longer where there are minibatches
+        points, loss = walk(work, sampler, model, start, "sample", passes=passes, keep=samples * thinning, **density)
         # An engine that looks at shapes or costs gives fewer batches: there are M samples all the same.
         return (_points(state.samples) + points[thinning - 1 :: thinning])[-samples:], model, loss
 
@@ -177,7 +186,7 @@ def fedpop(
 
     def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
         shared, beta = _now(received)
-        points, model, loss = chain(work, shared, beta, state, 1 if stateful else 1 + burn_in)
+        points, model, loss = chain(work, shared, beta, state, anew=not stateful)
         eta, rate = (lr * work.scale * b for lr in (shared_lr, prior_rate))
         upload = {name: torch.zeros_like(p) for name, p in shared.items()}  # of buffers, which do not move
         upload |= {name: eta * g for name, g in shared_gradient(work, model, points).items()}
@@ -190,7 +199,7 @@ def fedpop(
         return update, _begun(points, state) if stateful else state
 
     def adapt(work: Work, received: Params, state: Client) -> Client:
-        return _begun(chain(work, *believed(received), state, 1 + burn_in)[0], state)
+        return _begun(chain(work, *believed(received), state, anew=True)[0], state)
 
     def believed(received: Params) -> tuple[Params, Params]:
         """The shared part and beta that models are made with."""
@@ -248,14 +257,14 @@ def fedpop(
         beta = believed(received)[1]
         return _begun([cut(population.draw(beta, key, "population", m), like) for m in range(samples)], state)
 
-    rows = batch_or_whole(sampler.batch_size)
-    shuffle = sampler.batch_size is not None
+    def steps(anew: bool) -> Phase:
+        count = samples * thinning * (1 + burn_in if anew and minibatches else 1)
+        return phase("", None, count, batch_or_whole(sampler.batch_size), minibatches)
+
     return Algorithm(
         name="fedpop",
-        phases={
-            "sample": phase("", None, samples * thinning, rows, shuffle),
-            "shared": phase("", 1, None, batch_or_whole(batch_size), False),
-        },
+        phases={"sample": steps(not stateful), "shared": phase("", 1, None, batch_or_whole(batch_size), False)},
+        adapt_phases={"sample": steps(True)},
         init_server=init_server,
         init_client=lambda shared, personal: Client(
             {name: p.expand(samples, *p.shape).clone() for name, p in personal.items()},
@@ -272,6 +281,7 @@ def fedpop(
         needs="personal",
         crosses=crosses,
         beside=beside,
+        uncompressed=lambda name: name.startswith((PRIOR, STEP)),
         samples=draws,
         population=newcomer,
     )

@@ -111,6 +111,7 @@ def l2gd(
         schedule=chosen_schedule(schedule),
         default_split="nothing",
         needs="nothing",
+        repeats=lambda turn: {"local": tosses(probability, coins, turn)[1]},
     )
 
 

@@ -21,10 +21,12 @@ Deviations from the paper:
    replacement; a client with fewer examples than a batch has the same ones in all three.
 3. A client sends w_i - w instead of w_i, so that the server may use any optimiser.
 4. Options the pseudocode does not have, all off by default: weight decay and clipping of the step on w, schedules (of
-   ``lr`` alone: alpha is part of the problem that is solved), other weightings than the plain mean of line 13, several
-   steps for a client's own model. A client whose update is not finite is left out of the round.
+   ``lr`` alone: alpha is part of the problem that is solved), other weightings than the plain mean, several steps for
+   a client's own model. A client whose update is not finite is left out of the round.
 5. Clients keep nothing. Their own models are made where they are evaluated, by ``personal_steps`` steps from the newest
-   shared model on their training data; so are those of clients never seen.
+   shared model on their training data; so are those of clients never seen. The gradient of f_i in w_i, which is over
+   all of the client's data, is there that of one batch of ``batch_size`` examples: with one of at least the size of
+   the client's data it is the paper's.
 6. Running statistics of BatchNorm, which the paper does not have, are those of the passes at w - alpha grad f_i(w), the
    model that predicts.
 """
@@ -42,7 +44,7 @@ from moiety.aggregation import averaging, check_weighting, client_weight, weight
 from moiety.aggregation.server import chosen as chosen_server
 from moiety.clients.own import Own, never_asked, own_model
 from moiety.descent import slope
-from moiety.errors import choice, whole
+from moiety.errors import MoietyError, choice, message, whole
 from moiety.local import SgdOptions, clipped, difference, either, mean_loss, phase, positive_lr, sgd
 from moiety.schedules import chosen as chosen_schedule
 from moiety.spec import recorded
@@ -100,10 +102,10 @@ def per_fedavg(
     def ahead(work: Work, model: Params, *batches: Batch | None) -> tuple[Params, Tensor, Params]:
         """The gradient of F_i at the model, the loss one step ahead, and the buffers that the pass there changed."""
         inner, outer, *curved = batches
-        # Lines 7-8: w~ = w - alpha grad f_i(w; D)
+        # One step ahead: w~ = w - alpha grad f_i(w; D)
         g = _slope(work, model, inner)[0]
         there = {**model, **{n: model[n] - personal_lr * g[n] for n in work.shared}}
-        # Line 9: (I - alpha grad^2 f_i(w; D'')) grad f_i(w~; D')
+        # The gradient of F_i: (I - alpha grad^2 f_i(w; D'')) grad f_i(w~; D')
         g, loss, changed = _slope(work, there, outer)
         if curved and curved[0] is not None:
             bent = _hessian_product(work, model, g, curved[0])
@@ -111,17 +113,17 @@ def per_fedavg(
         return g, loss, changed
 
     def client_update(work: Work, received: Params, state: Own) -> tuple[ClientUpdate, Own]:
-        model = work.compose(received, state.personal)  # line 5
+        model = work.compose(received, state.personal)
         total, count = torch.zeros_like(work.examples), torch.zeros_like(work.examples)
         # Where the cost of one kind of batch is counted alone, the others have none.
-        for batches in zip_longest(*map(work.batches, turns)):  # line 6
+        for batches in zip_longest(*map(work.batches, turns)):
             g, loss, changed = ahead(work, model, *batches)
             g = g if options.clip is None else clipped(g, options.clip)
             moved = {n: model[n] - lr * work.scale * (g[n] + options.weight_decay * model[n]) for n in work.shared}
             real = _real(work, *batches)
             model = {**model, **either(real, {**changed, **moved}, model)}
             total, count = total + torch.where(real, loss, 0), count + real
-        change = difference(work.parts(model)[0], received)  # line 11
+        change = difference(work.parts(model)[0], received)
         info = {"loss": total / count.clamp(min=1)}
         return ClientUpdate(change, client_weight(work, weighting, batch_size), info), state
 
@@ -138,9 +140,9 @@ def per_fedavg(
         phases={**dict.fromkeys(turns, local), "personal": Phase(None, personal_steps, batch_size, shuffle)},
         init_server=partial(averaging.init_server, optimiser),
         init_client=_nothing_yet,
-        broadcast=averaging.broadcast,  # line 3
+        broadcast=averaging.broadcast,
         client_update=client_update,
-        aggregator=weighted_mean,  # line 13
+        aggregator=weighted_mean,
         server_update=partial(averaging.server_update, optimiser),
         personal_model=own_model,
         adapt=adapt,
@@ -164,9 +166,14 @@ def _hessian_product(work: Work, model: Params, vector: Params, batch: Batch) ->
     def loss(block: Params) -> Tensor:
         return mean_loss(work.task.loss({**model, **block}, batch)[0], batch)
 
-    with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
-        _, backward = torch.func.vjp(torch.func.grad(loss), {n: model[n] for n in work.shared})  # type: ignore[misc]
-        (product,) = backward(vector)  # symmetric: from the left is from the right
+    # Fused attention has no second derivative; fused LSTMs have one, but only where autograd is on around them.
+    try:
+        with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+            _, backward = torch.func.vjp(torch.func.grad(loss), {n: model[n] for n in work.shared})  # type: ignore[misc]
+            (product,) = backward(vector)  # symmetric: from the left is from the right
+    except RuntimeError as error:  # first derivatives were had before: what fails here is the second
+        constraint = "one that can be differentiated twice for form='hessian_vector'"
+        raise MoietyError(message("model", constraint, error, "Use form='first_order'.")) from error
     return product  # type: ignore[no-any-return]
 
 

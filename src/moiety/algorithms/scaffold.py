@@ -8,15 +8,15 @@ A client's gradient plus c - c_i points where the mean gradient does.
 
 Symbols: x ``received``; y_i the client's model; c ``control`` of the server, sent under the names "control:" + name;
 c_i ``state.control``; eta_l ``lr``; eta_g ``server=moiety.server.sgd(lr=eta_g)``; K ``steps``, or as many as ``epochs``
-give; |S| / N ``participation``; options I and II of line 12 ``option``.
+give; S the clients whose updates arrived, N all clients; options I and II of line 12 ``option``.
 
 Reduces to FedAvg as long as all controls are 0 (the first round). With one step of all clients on all of their data
 the corrections cancel in the mean: gradient descent of rate eta_g eta_l.
 
 Deviations from the paper:
 
-1. The server does not know the number N of clients; ``participation`` tells |S| / N, 1 by default. With a cohort of s
-   of N clients give s / N.
+1. |S| of line 17 is the number of updates that were joined: so c stays the mean of all c_i also where each client takes
+   part by chance, or drops out. A codec compresses x alone, for the same reason.
 2. eta_g is the learning rate of the server's optimiser, 1 by default; other optimisers may be used for x. Line 17 is
    the paper's for c with any of them.
 3. Option I, g_i(x), is the gradient on all of the client's data, an extra pass.
@@ -40,7 +40,7 @@ from torch import Tensor
 
 from moiety.aggregation import averaging, check_weighting, client_weight, weighted_mean
 from moiety.aggregation.server import chosen as chosen_server
-from moiety.errors import choice, number
+from moiety.errors import choice
 from moiety.local import SgdOptions, difference, phase, positive_lr, rates, sgd
 from moiety.schedules import chosen as chosen_schedule
 from moiety.solvers import WHOLE, batch_or_whole
@@ -72,7 +72,6 @@ def scaffold(
     *,
     lr: float,
     option: str = "II",
-    participation: float = 1.0,
     epochs: int | None = None,
     steps: int | None = None,
     batch_size: int | None = 32,
@@ -87,7 +86,6 @@ def scaffold(
         lr: learning rate on clients, eta_l.
         option: how a client's control is renewed: ``I`` by its gradient at the received model, an extra pass, or ``II``
             by the mean of the gradients of its steps.
-        participation: the share of all clients that is asked in a round, |S| / N.
         epochs: passes over the client's data; 1 where neither this nor the next is given.
         steps: or a number of steps, K.
         batch_size: examples per step; None takes all that the client has.
@@ -101,8 +99,6 @@ def scaffold(
     """
     positive_lr("lr", lr)
     choice("option", option, ("I", "II"))
-    hint = "Give the cohort over the number of clients."
-    number("participation", participation, "> 0 and at most 1", lambda x: 0 < x <= 1, hint)
     check_weighting(weighting)
     plain = SgdOptions(0.0, 0.0, None)
     optimiser = chosen_server(server)
@@ -141,10 +137,13 @@ def scaffold(
         update = ClientUpdate(change, client_weight(work, weighting, examples), {"loss": loss})
         return update, Client(statistics, new)
 
+    # Line 17: x <- x + eta_g Delta x, c <- c + |S|/N Delta c
+    def joined(change: Params, uploads: int, clients: int) -> Params:
+        return {n: uploads / clients * d if n.startswith(CONTROL) else d for n, d in change.items()}
+
     def server_update(now: Server, change: Params) -> Server:
-        # Line 17: x <- x + eta_g Delta x, c <- c + |S|/N Delta c
         moved = averaging.server_update(optimiser, averaging.Server(*now[:3]), change)
-        return Server(*moved, {n: c + participation * change[CONTROL + n] for n, c in now.control.items()})
+        return Server(*moved, {n: c + change[CONTROL + n] for n, c in now.control.items()})
 
     def init_server(shared: Params, statistics: Params) -> Server:
         begun = averaging.init_server(optimiser, shared, statistics)
@@ -166,6 +165,8 @@ def scaffold(
         broadcast=lambda now: {**now.shared, **now.statistics, **named(now.control)},  # line 5
         client_update=client_update,
         aggregator=weighted_mean,  # line 16
+        joined=joined,
+        uncompressed=lambda name: name.startswith(CONTROL),
         server_update=server_update,
         personal_model=lambda received, state: (parted(received)[0], state.personal),
         adapt=adapt,

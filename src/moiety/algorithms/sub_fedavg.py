@@ -2,8 +2,7 @@
 
 Vahidian, Morafah, Lin. "Personalized Federated Learning by Structured and Unstructured Pruning under Data
 Heterogeneity", ICDCS Workshops 2021, the form Sub-FedAvg (Un). A baseline of Huang et al. 2022 (FedSpa), who name its
-thresholds (section 5.1) and describe it (appendix B.3). The pseudocode is not quoted there: the steps below are written
-from memory of it, with the words of its parts in the place of line numbers.
+thresholds (section 5.1) and describe it (appendix B.3). Its steps are named in words below.
 
 A client trains m_k * w. It derives one candidate mask after its first local epoch and one after its last, each without
 the ``prune_rate`` smallest of the active weights of every layer. It takes the later one for its own where three things

@@ -112,6 +112,8 @@ def status(train_loss: float, evaluation: Mapping[str, Any], *, short: bool = Fa
     'train loss 1.2500  test loss 0.5000  accuracy 25.0%  1 dropped'
     >>> status(1.25, row, short=True)
     'loss 1.2500  test 0.5000  accuracy 25.0%  1 dropped'
+    >>> status(1.25, {"part": "test", "loss": None, "metric": None, "metric_name": "mse"})  # not finite
+    'train loss 1.2500  test loss -  mse -'
     """
     words = [f"{'' if short else 'train '}loss {_loss(train_loss)}"]
     if "metric" in evaluation:
@@ -143,5 +145,5 @@ def _named(config: dict[str, Any], section: str) -> str:
     return printable(str(table.get("name", table.get("own"))))
 
 
-def _loss(number: float) -> str:
-    return f"{number:.4f}" if math.isfinite(number) else "-"
+def _loss(number: float | None) -> str:
+    return f"{number:.4f}" if number is not None and math.isfinite(number) else "-"

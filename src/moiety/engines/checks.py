@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from moiety.data import FederatedData
+from moiety.data.checks import as_column
 from moiety.engines.problem import Problem
 from moiety.errors import MoietyError, choice, kind, message, must, near, whole
 from moiety.rng import torch_seed
@@ -88,7 +89,7 @@ def like_columns(wanted: FederatedData, given: Mapping[str, Any]) -> dict[str, A
     """The given columns, whole numbers made floating where the run's column is floating."""
     made = {}
     for name, values in given.items():
-        array = np.asarray(values)
+        array = as_column(name, values)
         floating = name in wanted.columns and wanted.columns[name].dtype.kind == "f" and array.dtype.kind in "iub"
         made[name] = array.astype(wanted.columns[name].dtype) if floating else array
     return made

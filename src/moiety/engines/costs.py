@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -26,7 +27,8 @@ class Flops(NamedTuple):
     """Operations for a row in one phase: ``once`` for each distinct row, ``each`` for every time it is used.
 
     Where layers are sparse, ``layers`` has those of each masked weight's layer, part of ``each``, and ``densities``
-    says from a client's state how much of them is left. ``search`` marks a phase that searches for masks.
+    says from a client's state how much of them is left. ``search`` marks a phase that searches for masks. ``repeats``
+    says for a turn how often its rows are gone through.
     """
 
     once: float
@@ -34,6 +36,7 @@ class Flops(NamedTuple):
     layers: Mapping[str, float] = MappingProxyType({})
     densities: Callable[[Tree], dict[str, float]] | None = None
     search: bool = False
+    repeats: Callable[[int], int] = lambda turn: 1
 
 
 def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, state: Tree) -> dict[str, Flops]:
@@ -41,7 +44,8 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
 
     The algorithm's own ``client_update`` is run on two rows in one phase and none in the others, over them once and
     then twice: F1 = once + each and F2 = once + 2 each, where partial evaluation computes ``once`` only once.
-    Where layers are sparse they are counted apart; a search for masks is by the whole model.
+    Where layers are sparse they are counted apart; a search for masks is by the whole model. Where the algorithm says
+    that it goes through a phase's rows several times, what is counted is divided by that.
     """
     two = np.arange(2) % problem.data.total
     none = Rows(two[:0], np.zeros(0, dtype=np.int64))
@@ -51,24 +55,28 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
 
     sparse = tuple(algorithm.densities(state)) if algorithm.densities else ()
 
+    def repeats(phase: str, turn: int) -> int:
+        return algorithm.repeats(turn).get(phase, 1) if algorithm.repeats else 1
+
     def count(phase: str, passes: int) -> tuple[float, dict[str, float]]:
         some = Rows(np.tile(two, passes), np.full(passes, 2))
-        rows = {name: some if name == phase else none for name in algorithm.phases}
+        job = Job(0, {name: some if name == phase else none for name in algorithm.phases}, 2, state)
         with FlopCounterMode(display=False) as counter:
-            engine.map("train", [Job(0, rows, 2, state)], received, scale=1.0, round=0)
-        return float(counter.get_total_flops()) / 2, {n: f / 2 for n, f in _by_layer(counter, sparse).items()}
+            engine.map("train", [job], received, scale=1.0, round=0)
+        used = 2 * repeats(phase, job.turn)
+        return float(counter.get_total_flops()) / used, {n: f / used for n, f in _by_layer(counter, sparse).items()}
 
     found = {}
     for phase, length in algorithm.phases.items():
         searched = phase in algorithm.search
-        rest = (None, True) if searched else (algorithm.densities, False)
+        densities, times = None if searched else algorithm.densities, partial(repeats, phase)
         if length.epochs == 1:  # no row comes round twice
-            found[phase] = Flops(0.0, *count(phase, 1), *rest)
+            found[phase] = Flops(0.0, *count(phase, 1), densities, searched, times)
             continue
         count(phase, 2)  # the first time, partial evaluation tries its cut on a few rows, which is not training
         (one, layers), (two_passes, again) = count(phase, 1), count(phase, 2)
         each = {name: again[name] - layers[name] for name in layers}
-        found[phase] = Flops(2 * one - two_passes, two_passes - one, each, *rest)
+        found[phase] = Flops(2 * one - two_passes, two_passes - one, each, densities, searched, times)
     return found
 
 
@@ -103,7 +111,7 @@ def _phase_flops(cost: Flops, used: int, job: Job) -> float:
     if cost.densities is not None:
         left = cost.densities(job.state)
         each -= sum((1 - left[name]) * flops for name, flops in cost.layers.items())
-    return cost.once * min(used, job.examples) + each * used
+    return cost.once * min(used, job.examples) + each * used * cost.repeats(job.turn)
 
 
 def memory_on_device(problem: Problem, state: Tree) -> int:

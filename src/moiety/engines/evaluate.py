@@ -27,12 +27,16 @@ def asked(data: FederatedData, options: Mapping[str, Any], seed: int) -> np.ndar
 
 def served(algorithm: Algorithm) -> dict[str, Served]:
     """What engines run for clients: local work, the algorithm's rule for newcomers, and scoring."""
-    phases = tuple(algorithm.phases)
     return {
-        "train": Served(training(algorithm), phases),
-        "adapt": Served(algorithm.adapt, phases),
+        "train": Served(training(algorithm), tuple(algorithm.phases)),
+        "adapt": Served(algorithm.adapt, tuple(adapt_phases(algorithm))),
         "score": Served(scoring(algorithm), ("score",)),
     }
+
+
+def adapt_phases(algorithm: Algorithm) -> Mapping[str, Phase]:
+    """The phases of the algorithm's own rule: those of training, unless it says otherwise."""
+    return algorithm.phases if algorithm.adapt_phases is None else algorithm.adapt_phases
 
 
 def training(algorithm: Algorithm) -> Function:
@@ -119,7 +123,7 @@ def current_states(
     states = store.get(clients)
     if algorithm.stateful:
         return states
-    jobs = problem.jobs(algorithm.phases, clients, states, "adapt", round, part="train")
+    jobs = problem.jobs(adapt_phases(algorithm), clients, states, "adapt", round, part="train")
     # Copied: scoring comes next, in the memory that holds them.
     adapted = engine.map("adapt", jobs, received, scale=1.0, round=round)
     return [tree.map_leaves(torch.clone, state) for state in adapted]

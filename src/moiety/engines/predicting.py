@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,16 +10,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from moiety import tree
 from moiety.data import from_clients
+from moiety.data.checks import as_column, check_column_names, check_finite
 from moiety.draws import hashed
 from moiety.engines.checks import check_columns, check_targets, like_columns
-from moiety.engines.evaluate import EVALUATION_BATCH, current_states, served
+from moiety.engines.evaluate import EVALUATION_BATCH, adapt_phases, current_states, served
 from moiety.engines.problem import Problem, as_tensors, to_tensors
 from moiety.engines.rounds import Rounds
 from moiety.engines.sequential import Sequential
 from moiety.errors import kind, must
 from moiety.evaluation.predictive import Predictive
 from moiety.types import Batch, Params, Tree
+
+SMALLER = "Smaller steps may help."
 
 
 def own_state(loop: Rounds, client: int | str, refresh: bool) -> Tree:
@@ -33,11 +38,16 @@ def own_state(loop: Rounds, client: int | str, refresh: bool) -> Tree:
     received = algorithm.broadcast(now.server)
     engine = Sequential(problem, served(algorithm))
     (state,) = current_states(problem, algorithm, engine, received, now.store, [at], now.round)
+    must(bool(tree.is_finite(state)), "client", "one whose draws stay finite", client, SMALLER)
     return state
 
 
 def new_state(loop: Rounds, loss: str | None, data: Mapping[str, Any] | None, passes: int) -> Tree:
-    """The state of a client never seen, by the algorithm's own rule; nothing of it is sent or kept."""
+    """The state of a client never seen, by the algorithm's own rule; nothing of it is sent or kept.
+
+    Its chance comes from its data, so that newcomers differ and one that comes twice does not. One without data has
+    draws from the population.
+    """
     problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
     received, first = algorithm.broadcast(now.server), problem.first(algorithm)
     if data is None:
@@ -54,11 +64,19 @@ def new_state(loop: Rounds, loss: str | None, data: Mapping[str, Any] | None, pa
         output = problem.task.predict(problem.task.init, few)
     check_targets(loss, guest.columns, fed, output)
     state: Tree = first
+    key = newcomer_key(problem.seed, fed.columns)
     engine = Sequential(guest, served(algorithm))
     for k in range(passes):
-        jobs = guest.jobs(algorithm.phases, [0], [state], "onboard", k, part="train")
-        (state,) = engine.map("adapt", jobs, received, scale=1.0, round=now.round + k)
+        (job,) = guest.jobs(adapt_phases(algorithm), [0], [state], "onboard", k, part="train")
+        (state,) = engine.map("adapt", [job._replace(key=key)], received, scale=1.0, round=now.round + k)
+    must(bool(tree.is_finite(state)), "data", "rows on which local work stays finite", "values that are not", SMALLER)
     return state
+
+
+def newcomer_key(seed: int, columns: Mapping[str, np.ndarray]) -> int:
+    """The key of a client never seen, for ``moiety.draws``: from its rows."""
+    rows = {name: hashlib.blake2b(column.tobytes()).hexdigest() for name, column in columns.items()}
+    return hashed("new client", seed, *(f"{name} {rows[name]}" for name in sorted(rows)))
 
 
 def predictive(loop: Rounds, state: Tree, columns: Batch) -> Predictive:
@@ -86,14 +104,23 @@ def predictive(loop: Rounds, state: Tree, columns: Batch) -> Predictive:
 def input_columns(problem: Problem, inputs: Sequence[str], x: Any) -> Batch:
     """The examples to predict as tensors: columns by name, or an array where the model takes one column."""
     if not isinstance(x, Mapping):
+        single = f"{x!r:.60} ({type(x).__name__})" if x is None or np.isscalar(x) else None
+        must(single is None, "x", "examples, with an axis of rows", single)
         must(len(inputs) == 1, "x", f"columns by name {', '.join(inputs)}".rstrip(), type(x).__name__)
         x = {inputs[0]: x}
-    given = {name: np.asarray(column) for name, column in x.items()}
+    check_column_names(x)
+    given = {name: as_column(name, v.detach() if isinstance(v, torch.Tensor) else v) for name, v in x.items()}
     for name in inputs or given:
-        must(name in given, "x", f"columns with {name}", ", ".join(given) or "none")
-        wanted = problem.data.columns[name].shape[1:] if name in problem.data.columns else given[name].shape[1:]
-        must(given[name].ndim > 0 and len(given[name]) > 0, "x", "at least one example", "none")
-        must(given[name].shape[1:] == wanted, f"x[{name!r}]", f"of shape {wanted} per example", given[name].shape[1:])
+        must(name in given, "x", f"columns with {name}", ", ".join(given))
+        column, like = given[name], problem.data.columns.get(name, given[name])
+        must(len(column) > 0, "x", "at least one example", "none")
+        wanted, got = like.shape[1:], column.shape[1:]
+        must(got == wanted, f"x[{name!r}]", f"of shape {wanted} per example", got)
+        check_finite(name, column, lambda row: f"row {row} of x")
+        floating = like.dtype.kind == "f" or like.dtype == np.uint8  # models take bytes as floating numbers, too
+        must(floating or column.dtype.kind != "f", f"x[{name!r}]", "whole numbers", column.dtype)
+        if floating and column.dtype.kind != "f":
+            given[name] = column.astype(np.float64)
     sizes = {len(column) for column in given.values()}
     must(len(sizes) == 1, "x", "columns of one length", sorted(sizes))
-    return as_tensors(like_columns(problem.data, given), problem.task, torch.device("cpu"))
+    return as_tensors(given, problem.task, torch.device("cpu"))

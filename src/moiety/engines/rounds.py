@@ -162,7 +162,8 @@ class Rounds:
             check(forged.upload, self.up, where=f"client {name}, round {t + 1}")
             update = forged
             if ways.codec is not None:
-                update, packed = sent(ways.codec, forged, generator(problem.seed, "codec", t, arrival.client))
+                rng = generator(problem.seed, "codec", t, arrival.client)
+                update, packed = sent(ways.codec, forged, rng, self.uncompressed)
                 now.ledger.upload(packed)
             elif algorithm.traffic is not None:
                 now.ledger.up(*algorithm.traffic.up(forged))
@@ -179,6 +180,8 @@ class Rounds:
             kept, dropped = [], [str(problem.data.ids[a.client]) for a in arrived]
         if kept:
             aggregate = ways.join(algorithm, [a.update for a in kept], problem.seed, t)
+            if algorithm.joined is not None:
+                aggregate = algorithm.joined(aggregate, len(kept), len(problem.data))
             now.server = algorithm.server_update(now.server, aggregate)
             self.keep([(a.client, a.state) for a in kept if a.state is not None])
         now.round = t + 1
@@ -186,6 +189,11 @@ class Rounds:
         now.dropped += [f"{t + 1}:{name}" for name in dropped]
         cohort = tuple(a.client for a in arrived)
         return RoundRecord(t + 1, cohort, train_loss(kept), tuple(dropped), None, time, staleness)
+
+    def uncompressed(self, name: str) -> bool:
+        """Whether a codec leaves a tensor alone: what the algorithm says, and statistics, which must stay sane."""
+        said = self.algorithm.uncompressed
+        return name in self.problem.shared()[1] or (said is not None and said(name))
 
     def keep(self, states: list[tuple[int, Tree]]) -> None:
         """Keep new states of clients, where there is anything to keep."""

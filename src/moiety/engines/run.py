@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +70,14 @@ class Run:
 
         Args:
             data: the new client's training columns, as the run's own. None stands for a client without data, where
-                the algorithm knows the population that clients are from: its model is then the mean of draws from it.
+                the algorithm knows the population that clients are from: its model is then that of its centre.
             passes: how many times the rule is applied, one after the other.
         """
         whole("passes", passes, 1)
         loop = self._rounds
         state = new_state(loop, self.config["run"].get("loss"), data, passes)
+        if data is None:
+            state = loop.problem.first(loop.algorithm)
         received = loop.algorithm.broadcast(loop.progress.server)
         return self._module(loop.problem.compose(*loop.algorithm.personal_model(received, state)))
 
@@ -101,24 +103,26 @@ class Run:
             state = new_state(loop, self.config["run"].get("loss"), client, passes)
         else:
             state = own_state(loop, client, refresh)
-        return predictive(loop, state, columns)
+        return replace(predictive(loop, state, columns), loss=self.config["run"].get("loss"))
 
-    def calibration(self, part: str = "test", *, bins: int = 15) -> tuple[list[Row], Row]:
+    def calibration(self, part: str = "test", *, bins: int = 15, refresh: bool = False) -> tuple[list[Row], Row]:
         """Accuracy, calibration error, Brier score and log-likelihood of every client's averaged predictions.
 
         Args:
             part: ``train``, ``validation`` or ``test`` rows.
             bins: of confidence, for the calibration error.
+            refresh: as in ``predictive``.
 
         Returns:
             A row for each client that has such rows, and one for all their examples together.
         """
         choice("part", part, PARTS)
         data, inputs = self._rounds.problem.data, self._inputs()
+        must(bool(data.sizes(part).any()), "part", "one that has rows", part, "Split the data so that it has some.")
         found = {}
         for at in np.flatnonzero(data.sizes(part)):
             rows = data.client(int(at), part)
-            seen = self.predictive(int(at), {name: rows[name] for name in inputs or rows})
+            seen = self.predictive(int(at), {name: rows[name] for name in inputs or rows}, refresh=refresh)
             found[str(data.ids[int(at)])] = (seen.probabilities, rows["y"])
         return calibration_rows(found, bins=bins)
 

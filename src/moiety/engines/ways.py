@@ -99,7 +99,7 @@ def ways_for(
     attackers: object = None,
     participation: str = "fixed",
 ) -> Ways:
-    """What was asked for, checked; ``cohort`` is how many uploads can be joined at most."""
+    """What was asked for, checked; ``cohort`` is how many clients a round has, or is expected to have."""
     kind("aggregator", aggregator, (Aggregator, type(None)), "what moiety.aggregator makes")
     kind("codec", codec, (Codec, type(None)), "what moiety.codec makes")
     kind("attack", attack, (Attack, type(None)), "what moiety.attack makes")
@@ -112,11 +112,12 @@ def ways_for(
     choice("participation", participation, PARTICIPATION)
     evil = frozenset() if attackers is None else chosen_attackers(data, attackers, seed)
     made = Ways(aggregator, codec, attack, evil, participation == "bernoulli")  # type: ignore[arg-type]
-    if not made.enough(cohort):
+    most = len(data) if made.bernoulli else cohort
+    if not made.enough(most):
         assert isinstance(aggregator, Aggregator)
         got = f"{aggregator.spec.get('name', 'one')}, which needs at least {aggregator.least}"
         hint = "Ask more clients in a round, or expect fewer Byzantine ones."
-        must(False, "aggregator", f"one that can join {cohort} uploads, the most that a round has", got, hint)
+        must(False, "aggregator", f"one that can join {most} uploads, the most that a round has", got, hint)
     return made
 
 
@@ -172,7 +173,12 @@ def built(config: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> 
     return made
 
 
-def sent(codec: Codec, update: ClientUpdate, rng: np.random.Generator) -> tuple[ClientUpdate, Params]:
+def sent(
+    codec: Codec, update: ClientUpdate, rng: np.random.Generator, uncompressed: Callable[[str], bool] | None = None
+) -> tuple[ClientUpdate, Params]:
     """An update as it arrives, and what was on the wire."""
-    packed = codec.encode(update.upload, rng)
-    return update._replace(upload=codec.decode(packed, update.upload)), packed
+    plain = {name: p for name, p in update.upload.items() if uncompressed is not None and uncompressed(name)}
+    rest = {name: p for name, p in update.upload.items() if name not in plain}
+    packed = codec.encode(rest, rng)
+    arrived = {**codec.decode(packed, rest), **plain}
+    return update._replace(upload={name: arrived[name] for name in update.upload}), {**packed, **plain}

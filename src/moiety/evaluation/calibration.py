@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from moiety.errors import must, number, whole
+from moiety.errors import MoietyError, message, must, number, whole
 
 Row = dict[str, Any]
+
+ROUNDING = 1e-12
+"""What sums of probabilities may be off by: 0.6 + 0.3 is a little less than 0.9."""
 
 
 def reliability(probabilities: np.ndarray, y: np.ndarray, *, bins: int = 15) -> list[Row]:
@@ -29,7 +32,7 @@ def reliability(probabilities: np.ndarray, y: np.ndarray, *, bins: int = 15) -> 
     p, labels = _checked(probabilities, y)
     confidence = p.max(1)
     right = p.argmax(1) == labels
-    place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    place = np.searchsorted(np.arange(1, bins) / bins, confidence)  # not confidence * bins, which rounds
     found = []
     for k in range(bins):
         some = place == k
@@ -77,30 +80,55 @@ def calibration_rows(found: Mapping[str, tuple[np.ndarray, np.ndarray]], *, bins
     examples in a bin make a client's own error large by chance.
     """
     must(len(found) > 0, "found", "predictions of at least one client", "none")
-    rows = [{"client": client, **scores(p, y, bins=bins)} for client, (p, y) in found.items()]
-    heap = [np.concatenate(parts) for parts in zip(*found.values(), strict=True)]
+    known = {client: _checked(p, y) for client, (p, y) in found.items()}
+    classes = {client: p.shape[1] for client, (p, _) in known.items()}
+    must(len(set(classes.values())) == 1, "found", "probabilities of the same classes for all clients", classes)
+    rows = [{"client": client, **scores(p, y, bins=bins)} for client, (p, y) in known.items()]
+    heap = [np.concatenate(parts) for parts in zip(*known.values(), strict=True)]
     return rows, {"client": "all", **scores(heap[0], heap[1], bins=bins)}
 
 
-def set_coverage(probabilities: np.ndarray, y: np.ndarray, *, level: float = 0.9) -> tuple[float, float]:
-    """The share of labels within the smallest sets of classes that hold ``level`` of the probability; the mean size.
+def set_coverage(probabilities: np.ndarray, y: np.ndarray, *, level: float = 0.9) -> Row:
+    """How often the smallest sets of classes that hold at least ``level`` of the probability hold the label.
 
-    >>> set_coverage(np.array([[0.6, 0.35, 0.05], [0.95, 0.03, 0.02]]), np.array([1, 2]))
-    (0.5, 1.5)
+    Classes are not divided, so sets hold more than ``level``: ``covered``, the share of labels within their sets, is to
+    be judged by ``mass``, the mean probability of the sets, which it has where probabilities are right. ``size`` is
+    the mean number of classes in a set.
+
+    >>> found = set_coverage(np.array([[0.6, 0.35, 0.05], [0.97, 0.02, 0.01]]), np.array([1, 2]))
+    >>> found["covered"], round(found["mass"], 2), found["size"]
+    (0.5, 0.96, 1.5)
     """
     number("level", level, "> 0 and < 1", lambda x: 0 < x < 1)
     p, labels = _checked(probabilities, y)
     order = np.argsort(-p, axis=1, kind="stable")
-    before = np.take_along_axis(p, order, axis=1).cumsum(1) - np.take_along_axis(p, order, axis=1)
-    taken = before < level  # a class is in where those before it do not suffice
+    sorted_p = np.take_along_axis(p, order, axis=1)
+    # A class is in where those before it do not suffice.
+    taken = sorted_p.cumsum(1) - sorted_p < level - ROUNDING
     place = np.argmax(order == labels[:, None], axis=1)
-    return float(taken[np.arange(len(p)), place].mean()), float(taken.sum(1).mean())
+    return {
+        "covered": float(taken[np.arange(len(p)), place].mean()),
+        "mass": float((sorted_p * taken).sum(1).mean()),
+        "size": float(taken.sum(1).mean()),
+    }
 
 
 def coverage(low: np.ndarray, high: np.ndarray, y: np.ndarray) -> float:
-    """The share of values that lie within their intervals."""
-    a, b, values = np.broadcast_arrays(low, high, y)
+    """The share of values that lie within their intervals, one interval for each value.
+
+    All three have one shape, but a last axis of length 1 may be left out: a model with one output has intervals
+    [examples, 1] and values [examples].
+
+    >>> coverage(np.array([[0.0], [0.0]]), np.array([[1.0], [1.0]]), np.array([0.5, 2.0]))
+    0.5
+    """
+    given = {"low": _numbers("low", low), "high": _numbers("high", high), "y": _numbers("y", y)}
+    axes = min(values.ndim for values in given.values())
+    a, b, values = (v[..., 0] if v.ndim == axes + 1 and v.shape[-1] == 1 else v for v in given.values())
+    for name, one in (("low", a), ("high", b)):
+        must(one.shape == values.shape, name, f"of the shape of y, {values.shape}", one.shape)
     must(values.size > 0, "y", "at least one value", "none")
+    must(bool((a <= b).all()), "low", "<= high everywhere", "others")
     return float(((a <= values) & (values <= b)).mean())
 
 
@@ -111,17 +139,37 @@ def out_of_distribution_auroc(inside: np.ndarray, outside: np.ndarray) -> float:
     """
     from sklearn.metrics import roc_auc_score
 
-    must(len(inside) > 0 and len(outside) > 0, "scores", "some inside and some outside", "none on one side")
-    labels = np.repeat([0, 1], [len(inside), len(outside)])
-    return float(roc_auc_score(labels, np.concatenate([inside, outside])))
+    given = {"inside": _numbers("inside", inside), "outside": _numbers("outside", outside)}
+    for name, values in given.items():
+        must(values.ndim == 1 and len(values) > 0, name, "one score for each example, and some", values.shape)
+    labels = np.repeat([0, 1], [len(values) for values in given.values()])
+    return float(roc_auc_score(labels, np.concatenate(list(given.values()))))
 
 
 def _checked(probabilities: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    p, labels = np.asarray(probabilities, dtype=np.float64), np.asarray(y)
+    p, labels = _numbers("probabilities", probabilities), _array("y", y)
     must(p.ndim == 2 and len(p) > 0, "probabilities", "a table [examples, classes] with rows", p.shape)
+    must(p.shape[1] > 1, "probabilities", "of two classes or more", p.shape[1])
     must(labels.shape == p.shape[:1], "y", f"one label for each of {len(p)} examples", labels.shape)
-    must(bool(np.isfinite(p).all() and (p >= 0).all()), "probabilities", ">= 0 and finite", "others")
+    must(bool((p >= 0).all()), "probabilities", ">= 0", float(p.min()))
     must(bool(np.allclose(p.sum(1), 1, atol=1e-4)), "probabilities", "rows that sum to 1", "others")
     must(labels.dtype.kind in "iu", "y", "whole numbers", labels.dtype)
     must(bool((labels >= 0).all() and (labels < p.shape[1]).all()), "y", f"from 0 to {p.shape[1] - 1}", "others")
     return p, labels
+
+
+def _numbers(name: str, values: Any) -> np.ndarray:
+    """The values as floating numbers, all of them finite."""
+    array = _array(name, values)
+    must(array.dtype.kind in "biuf", name, "numbers", array.dtype)
+    array = array.astype(np.float64)
+    odd = array[~np.isfinite(array)]
+    must(odd.size == 0, name, "finite everywhere", odd[:1])
+    return array
+
+
+def _array(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise MoietyError(message(name, "an array", f"values that NumPy refuses ({error})")) from None

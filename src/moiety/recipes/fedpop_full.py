@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moiety.recipes.base import Outcome, Watch, unwatched
-from moiety.recipes.fedpop_images import FEDPOP, METHODS, Plan, Setting, image_table, pictures
+from moiety.recipes.fedpop_images import FEDPOP, METHODS, TUNED, Plan, Setting, image_table, pictures
 from moiety.recipes.fedpop_small import digits
 
 if TYPE_CHECKING:
@@ -27,8 +27,10 @@ NOTES = (
     "At scale laptop a client has 50 pictures, averaged to 16 x 16 pixels, and rounds are few. All methods but FedSOUL"
     " and L2GD make five passes over a client's rows in a round (FedRep ten on the head and one on the rest); FedSOUL"
     " makes one gradient of the shared layers and 20 steps of each chain.",
-    "One deal of the data serves all seeds. Rates are the same for all that have SGD on clients, and were not tuned.",
-    "LG-FedAvg keeps the convolutions personal; Per-FedAvg is the first-order one; the mixture of APFL is even.",
+    f"One deal of the data serves all seeds. {TUNED}",
+    "LG-FedAvg keeps the convolutions personal and begins from scratch, where its authors begin from FedAvg's model;"
+    " Per-FedAvg is the first-order one, with five steps to a client's own model; the mixture of APFL is even; L2GD"
+    " makes about ten steps a round, each on all rows of a client.",
     "FedSOUL's accuracy is that of the mean of its samples, one model a client.",
 )
 
@@ -68,7 +70,7 @@ def plans(scale: str) -> Plan:
         )
         for classes, numbers in TABLE2.items()
     )
-    return Plan(settings=settings, seeds=5 if paper else 2, rounds=1000 if paper else 50, cohort=10)
+    return Plan(settings=settings, seeds=5 if paper else 3, rounds=1000 if paper else 50, cohort=10)
 
 
 def _data(paper: bool, classes: int, seed: int) -> FederatedData:

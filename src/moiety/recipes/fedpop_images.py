@@ -46,6 +46,8 @@ class Plan:
     rounds: int
     cohort: int
     batch_size: int = 10
+    seed: int = 0
+    """Of one run, for methods that draw by a seed of their own."""
 
 
 def image_table(
@@ -106,7 +108,7 @@ def accuracy(plan: Plan, method: str, fed: FederatedData, seed: int, engine: str
     import moiety as mo
 
     net = network(fed, seed)
-    algorithm, split = METHODS[method](plan, net)
+    algorithm, split = METHODS[method](replace(plan, seed=seed), net)
     run = mo.fit(
         net,
         fed,
@@ -147,7 +149,7 @@ def fedsoul(plan: Plan) -> Any:
     import moiety as mo
 
     return mo.fedpop(
-        kernel=mo.kernel.langevin(step=0.002),
+        kernel=mo.kernel.langevin(step=0.0005),
         shared_lr=1.0,
         server=mo.server.adam(lr=0.003),
         prior=mo.prior.gaussian(scale=0.3),
@@ -168,7 +170,8 @@ def _moiety(name: str, **options: Any) -> Callable[[Plan], Any]:
 def _l2gd(plan: Plan) -> Any:
     import moiety as mo
 
-    return mo.l2gd(lr=0.01, pull=0.1, probability=0.2)
+    # About ten steps on all rows a round, and 0.3 of the way to the mean.
+    return mo.l2gd(lr=0.15, pull=0.2, probability=0.1, coins=plan.seed)
 
 
 def _lg_fedavg(plan: Plan, net: nn.Module) -> tuple[Any, Any]:
@@ -179,18 +182,24 @@ def _lg_fedavg(plan: Plan, net: nn.Module) -> tuple[Any, Any]:
 
 
 METHODS: dict[str, Callable[[Plan, Any], tuple[Any, Any]]] = {
-    "local": _whole(_moiety("local_only", lr=0.05, epochs=5)),
+    "local": _whole(_moiety("local_only", lr=0.15, epochs=5)),
     "FedAvg": _whole(_moiety("fedavg", lr=0.05, epochs=5)),
     "SCAFFOLD": _whole(_moiety("scaffold", lr=0.05, epochs=5)),
     "LG-FedAvg": _lg_fedavg,
-    "Per-FedAvg": _whole(_moiety("per_fedavg", lr=0.05, personal_lr=0.05, epochs=5, form="first_order")),
+    "Per-FedAvg": _whole(
+        _moiety("per_fedavg", lr=0.02, personal_lr=0.02, personal_steps=5, epochs=5, form="first_order")
+    ),
     "L2GD": _whole(_l2gd),
     "APFL": _whole(_moiety("apfl", lr=0.05, alpha=0.5, epochs=5)),
     "Ditto": _whole(_moiety("ditto", lr=0.05, personal_lr=0.05, pull=0.5, epochs=5, personal_epochs=5)),
-    "FedRep": _head(_moiety("fedrep", lr=0.05, personal_epochs=10, shared_epochs=1)),
+    "FedRep": _head(_moiety("fedrep", lr=0.15, personal_epochs=10, shared_epochs=1)),
     FEDPOP: _head(fedsoul),
 }
-"""By name: from the plan and the network to the algorithm and the split."""
+"""By name: from the plan and the network to the algorithm and the split; how rates were found, ``TUNED`` says."""
+TUNED = (
+    "Rates: for each method the best of two to five, by the accuracy of one run of 60 rounds with 5 classes a client on"
+    " another deal and seed (50)."
+)
 
 
 @lru_cache(maxsize=1)

@@ -202,7 +202,6 @@ def scored(found: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
     from moiety.evaluation import calibration
 
     p, y = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    covered, size = calibration.set_coverage(p, y, level=0.9)
     worst = min(float((each.argmax(1) == labels).mean()) for each, labels in found)
-    scores = {**calibration.scores(p, y, bins=BINS), "worst": worst, "covered": covered, "size": size}
+    scores = {**calibration.scores(p, y, bins=BINS), "worst": worst, **calibration.set_coverage(p, y, level=0.9)}
     return {"scores": scores, "bins": calibration.reliability(p, y, bins=BINS)}

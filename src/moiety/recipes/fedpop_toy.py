@@ -37,7 +37,7 @@ HEAD_STEPS = 10
 """Steps of a round in the personal part, for FedSOUL and FedRep alike."""
 SAMPLES = 5
 FIRST_SEED = 100
-"""Settings were found on seeds 0 and 1; what is reported comes from others."""
+"""Settings were found on seeds below it; what is reported comes from others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,7 @@ def algorithm(toy: Toy, method: str) -> Algorithm:
     if method == "FedAvg":
         return mo.fedavg(lr=0.01, steps=HEAD_STEPS, batch_size=toy.many, weighting="uniform")
     if method == "FedRep":
-        return mo.fedrep(lr=0.2, personal_steps=HEAD_STEPS, shared_steps=1, batch_size=toy.many)
+        return mo.fedrep(lr=0.02 * toy.few, personal_steps=HEAD_STEPS, shared_steps=1, batch_size=toy.many)
     variance = toy.noise**2
     return mo.fedpop(
         kernel=mo.kernel.langevin(step=0.2 * variance / toy.many),

@@ -1,4 +1,4 @@
-"""Figures 4, S8 and S9 of Kotelevskii et al. 2022: are clients' probabilities calibrated, and is the strange noticed?
+"""Figures 4 and S9 of Kotelevskii et al. 2022: are clients' probabilities calibrated, and is the strange noticed?
 
 Calibration: CIFAR-10, 2 or 5 classes a client, reliability diagrams of FedSOUL beside FedRep. Elsewhere: clients that
 trained on MNIST see Fashion-MNIST; the entropy of their predictions should be larger there (AUROC).
@@ -153,11 +153,11 @@ def looked_at(run: Run, fed: FederatedData, other: FederatedData | None, count: 
     predictions, inside, outside = {}, [], []
     for client in range(min(count, len(fed))):
         rows = fed.client(client, "test")
-        seen = run.predictive(client, rows["x"])
+        seen = run.predictive(client, rows["x"], refresh=True)
         predictions[str(fed.ids[client])] = (seen.probabilities, rows["y"])
         inside.append(seen.entropy)
         if other is not None:
-            outside.append(run.predictive(client, other.client(client, "test")["x"]).entropy)
+            outside.append(run.predictive(client, other.client(client, "test")["x"], refresh=True).entropy)
     each, heap = calibration.calibration_rows(predictions, bins=BINS)
     p, y = (np.concatenate(parts) for parts in zip(*predictions.values(), strict=True))
     scores = {key: heap[key] for key in ("accuracy", "ece", "nll", "brier")}

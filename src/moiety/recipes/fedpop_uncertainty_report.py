@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moiety.recipes.fedpop_images import FEDPOP
+from moiety.recipes.fedpop_images import FEDPOP, TUNED
 from moiety.recipes.fedpop_people_report import together
 from moiety.recipes.fedpop_uncertainty import NAME, SHOWN, Plan
 from moiety.recipes.partial_report import head
@@ -26,14 +26,16 @@ MEASURES = {
 SHARES = ("accuracy", "ece", "client_ece", "auroc")
 CLAIMS = {"ece": (-1, "is better calibrated than"), "auroc": (1, "tells strange pictures better than")}
 ABOUT = (
-    'Kotelevskii et al. 2022, "FedPop: A Bayesian Approach for Personalised Federated Learning", Figures 4, S8 and S9,'
+    'Kotelevskii et al. 2022, "FedPop: A Bayesian Approach for Personalised Federated Learning", Figures 4 and S9,'
     " which the paper shows for single clients and without others beside them. In brackets is the 95% interval of the"
     " mean over seeds (Student's t); a claim is judged by the differences of the same seed."
 )
 NOTES = (
-    "Predictions of FedSOUL are averaged over its samples; FedRep has one model a client. Rates were not tuned.",
+    "Predictions of FedSOUL are averaged over its samples, drawn anew at the parameters that training ended with;"
+    " FedRep has one model a client, that of its last turn.",
     "The calibration error is over all pictures of the clients looked at; a client's own, of few pictures, is larger by"
     " chance. AUROC is the mean over clients: 50 is chance.",
+    TUNED,
     "At scale laptop pictures are averaged to half their side, clients have 50 of them, and rounds are few.",
     "CIFAR-10 against SVHN (Figure S8) is left out: SVHN is not among the sources.",
 )

@@ -14,13 +14,13 @@ _SHARES = (
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
-def value(number: float, metric: str) -> str:
-    """A metric's value.
+def value(number: float | None, metric: str) -> str:
+    """A metric's value; None is how a history has one that is not finite.
 
-    >>> value(0.7938, "accuracy"), value(0.7938, "mse"), value(float("nan"), "mse")
-    ('79.4%', '0.7938', '-')
+    >>> value(0.7938, "accuracy"), value(0.7938, "mse"), value(float("nan"), "mse"), value(None, "mse")
+    ('79.4%', '0.7938', '-', '-')
     """
-    if not math.isfinite(number):
+    if number is None or not math.isfinite(number):
         return "-"
     return f"{100 * number:.1f}%" if metric in _SHARES else f"{number:.4g}"
 

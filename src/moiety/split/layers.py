@@ -144,9 +144,9 @@ def norms(model: nn.Module, *, frozen: Patterns = (), shared: Patterns = (), run
 def fedbn(model: nn.Module, *, frozen: Patterns = (), shared: Patterns = ()) -> Split:
     """Keep BatchNorm layers personal, their running statistics included, and share all others.
 
-    FedBN (Li, Jiang, Zhang, Kamp, Dou 2021) is this split with ``moiety.fedsim`` at one learning rate: clients train
-    the whole model and all but BatchNorm is averaged. Unlike in ``norms``, normalisation layers of other kinds are
-    shared. ``frozen`` and ``shared`` are as in ``by_name``.
+    FedBN (Li, Jiang, Zhang, Kamp, Dou 2021) is this split with ``moiety.fedsim`` at one learning rate and
+    ``weighting="uniform"``: clients train the whole model, and the plain mean is taken of all but BatchNorm. Unlike in
+    ``norms``, normalisation layers of other kinds are shared. ``frozen`` and ``shared`` are as in ``by_name``.
 
     >>> fedbn(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.LayerNorm(3))).trained_personal
     ('1.weight', '1.bias')

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -103,7 +104,8 @@ def rand_k(*, k: int | float) -> Codec:
         whole("codec.k", k, 1)
 
     def kept(count: int) -> int:
-        many = math.ceil(k * count) if share else int(k)
+        # The decimal that was written, not the binary number next to it: 0.07 of 100 is 7.
+        many = math.ceil(Fraction(str(k)) * count) if share else int(k)
         must(
             many <= count, "codec.k", f"<= {count}, the numbers of an upload", k, "A share of them is a number below 1."
         )
