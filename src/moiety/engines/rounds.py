@@ -114,7 +114,7 @@ class Rounds:
     def broadcast(self) -> Params:
         """What goes down now, seen by the guard."""
         received = self.algorithm.broadcast(self.progress.server)
-        check(received, self.down, where=f"broadcast, round {self.progress.round + 1}")
+        check(received, self.down, where=f"round {self.progress.round + 1}", what="broadcast")
         return received
 
     def jobs(self, clients: Iterable[int], states: Iterable[Tree], t: int) -> list[Job]:

@@ -10,23 +10,24 @@ class PrivacyError(MoietyError):
     """An upload or a broadcast held something that must not cross."""
 
 
-def check(payload: Params, declared: Params, *, where: str) -> None:
+def check(payload: Params, declared: Params, *, where: str, what: str = "upload") -> None:
     """Raise unless ``payload`` has exactly the names, shapes and types of ``declared``.
 
     Args:
         payload: what is about to cross.
         declared: the shared part as the server holds it; only names, shapes and types are looked at.
-        where: client, round and direction, for the message.
+        where: client and round, for the message.
+        what: ``upload`` or ``broadcast``, likewise.
     """
     if payload.keys() - declared.keys():
         name = sorted(payload.keys() - declared.keys())[0]
-        raise PrivacyError(f"`upload` must be the declared shared parameters alone, got {name} too ({where}).")
+        raise PrivacyError(f"`{what}` must be the declared shared parameters alone, got {name} too ({where}).")
     if declared.keys() - payload.keys():
         name = sorted(declared.keys() - payload.keys())[0]
-        raise PrivacyError(f"`upload` must be all declared shared parameters, got none named {name} ({where}).")
+        raise PrivacyError(f"`{what}` must be all declared shared parameters, got none named {name} ({where}).")
     for name, tensor in payload.items():
         wanted = declared[name]
         if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
             got = f"{name} of shape {tuple(tensor.shape)}, {tensor.dtype}"
             asked = f"of shape {tuple(wanted.shape)}, {wanted.dtype}"
-            raise PrivacyError(f"`upload` must be {asked}, got {got} ({where}).")
+            raise PrivacyError(f"`{what}` must be {asked}, got {got} ({where}).")
