@@ -64,7 +64,7 @@ def plans(scale: str) -> Plan:
         for few in (5, 10)
         for share in (10, 50, 90)
     )
-    return Plan(settings=settings, seeds=5 if paper else 3, rounds=1000 if paper else 120, cohort=20)
+    return Plan(settings=settings, seeds=5 if paper else 3, rounds=1000 if paper else 100, cohort=20 if paper else 10)
 
 
 def _data(paper: bool, few: int, share: int, seed: int) -> FederatedData:
