@@ -119,8 +119,8 @@ def tasks(scale: str) -> list[Task]:
     )
     options: dict[str, Any] = {"paper": paper, "notes": notes}
     return [
-        laptop("fashion_mnist", methods, rounds=30, seeds=3, every=10, **options),
-        laptop("mnist", methods, rounds=16, seeds=2, every=4, **options),
+        laptop("fashion_mnist", methods, rounds=25, seeds=3, every=5, **options),
+        laptop("mnist", methods, rounds=15, seeds=3, every=5, **options),
     ]
 
 
