@@ -213,4 +213,8 @@ def scale_text(scale: Mapping[str, Any]) -> str:
     flat = {k: last[k] / first[k] for k in ("seconds", "resident_mb")}
     own = (last["resident_mb"] - last["mapped_mb"]) / (first["resident_mb"] - first["mapped_mb"])
     said = f"From {first['clients']:,} to {last['clients']:,} clients: time a round {flat['seconds']:.2f}x, resident "
-    return f"{_markdown(lines)}\n\n{said}memory {flat['resident_mb']:.2f}x, without mapped files {own:.2f}x."
+    peak = (
+        "The peak is in the last evaluation: its clients lie all over the data file, whose pages, with those that the"
+        " system maps around them, count as resident until they are let go."
+    )
+    return f"{_markdown(lines)}\n\n{said}memory {flat['resident_mb']:.2f}x, without mapped files {own:.2f}x. {peak}"
