@@ -26,21 +26,21 @@ def curvature(vector, data, rows, matrices):
 
 
 def per_fedavg_local(w, data, index, *, alpha, beta, matrices, hessian, clip=None, weight_decay=0.0):
-    """Lines 5 to 9 of Algorithm 1 of Fallah et al. 2020; ``index`` has D, D' and D'' of every step."""
+    """The local steps of Algorithm 1 of Fallah et al. 2020; ``index`` has D, D' and D'' of every step."""
     for inner, outer, curved in index:
         g, _ = ref.gradients(w, data, inner, matrices)
-        ahead = {k: w[k] - alpha * g[k] for k in w}  # line 8
+        ahead = {k: w[k] - alpha * g[k] for k in w}  # one step ahead
         g, _ = ref.gradients(ahead, data, outer, matrices)
         if hessian:
             bent = curvature(g, data, curved, matrices)
             g = {k: g[k] - alpha * bent[k] for k in w}
         g = limited(g, clip)
-        w = {k: w[k] - beta * (g[k] + weight_decay * w[k]) for k in w}  # line 9
+        w = {k: w[k] - beta * (g[k] + weight_decay * w[k]) for k in w}  # a step of w by the gradient there
     return w
 
 
 def per_fedavg_limit(clients, weights, alpha, matrices, *, hessian):
-    """The w where the mean of the steps of line 9 is 0, and w - alpha grad F_i(w) for each client.
+    """The w where the mean of the steps of w is 0, and w - alpha grad F_i(w) for each client.
 
     With J_i = I - alpha A_i, w~ = J_i w + alpha b_i and grad F_i(w~) = A_i J_i w - J_i b_i, once more times J_i with
     the Hessian. Without it w solves sum A_i J_i w = sum J_i b_i, with it sum J_i A_i J_i w = sum J_i J_i b_i.
@@ -60,7 +60,7 @@ def per_fedavg_limit(clients, weights, alpha, matrices, *, hessian):
 
 
 def apfl_local(w, v, share, data, index, *, eta, eta_v, eta_share, matrices, clip=None, weight_decay=0.0):
-    """The steps of Algorithm 1 of Deng et al. 2020 between two synchronisations, with equation (10)."""
+    """The steps of Deng et al. 2020 between two synchronisations, with their rule for alpha."""
     for rows in index:
         mixture = {k: share * v[k] + (1 - share) * w[k] for k in w}
         at_w = limited(ref.gradients(w, data, rows, matrices)[0], clip)
