@@ -31,7 +31,7 @@ from moiety.task import from_functions
 
 __all__ = ["without_fsync"]
 pytestmark = pytest.mark.usefixtures("without_fsync")
-ENGINES = ["sequential", "vectorised", "processes"]
+ENGINES = ["sequential", "vectorised", "processes:sequential"]
 FED = federation()
 
 
@@ -160,7 +160,7 @@ def test_flipped_labels_are_those_of_data_that_had_them(engine):
         y[start:stop] = 2 - y[start:stop]
     model, algorithm = mlp(), mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5)
     how = {"split": mo.split.by_name(model, personal=["head"]), "rounds": 2, "cohort": 4, "engine": engine}
-    if engine == "processes":
+    if engine.startswith("processes"):
         how["workers"] = 2
     flipped = mo.fit(model, replace(FED, columns={**FED.columns, "y": y}), algorithm, **how)
     attacked = mo.fit(model, FED, algorithm, **how, attack=mo.attack.label_flip(classes=3), attackers=["c0", "c3"])
