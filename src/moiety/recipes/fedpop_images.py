@@ -197,8 +197,8 @@ METHODS: dict[str, Callable[[Plan, Any], tuple[Any, Any]]] = {
 }
 """By name: from the plan and the network to the algorithm and the split; how rates were found, ``TUNED`` says."""
 TUNED = (
-    "Rates: for each method the best of two to five, by the accuracy of one run of 60 rounds with 5 classes a client on"
-    " another deal and seed (50)."
+    "Rates: for each method the best of two or three, for FedSOUL of five, by the test accuracy of one run of 60 rounds"
+    " with 5 classes a client, on another deal of the same pictures and another seed (50)."
 )
 
 
