@@ -33,8 +33,8 @@ NOTES = [
     "Step sizes: Langevin 0.2 s^2 / 10, phi 0.4 s^2 / (few examples), prior 0.02 (objective divided by b); FedRep 0.02"
     " (few examples); FedAvg 0.01. Rates, head steps, rounds and the start were settled on seeds below 100, by what"
     " came out for all three; what is shown is from seed 100 on. One thing was changed after a look at those: FedRep's"
-    " rate was halved, since it diverged on some of them with 2 examples and in S3. On seeds 0 to 5 of Figure 2 and S2 both"
-    " rates end alike on average, though not on every seed."
+    " rate was halved, since it diverged on some of them with 2 examples and in S3. On seeds 0 to 5 of Figure 2 and S2"
+    " both rates end alike on average, though not on every seed."
     " The representation begins orthonormal, and the ordering depends on that: from a start that is not, FedSOUL stayed"
     " far from the truth where noise is small.",
 ]
