@@ -467,7 +467,7 @@ def test_interrupted_from_the_keyboard(tmp_path):
     assert wait_until(lambda: gone(workers), 5)
     (checkpoint,) = (out / "checkpoint").glob("round-*")
     done = json.loads((checkpoint / "state.json").read_text())["round"]
-    assert 2 <= done < 40
+    assert 1 <= done < 40  # the row of round 2 is seen before its checkpoint is there
     # No worker had a traceback to show.
     assert error.count("Traceback") <= 1, error
     run = mo.resume(out, data=DATA)

@@ -26,6 +26,7 @@ from engine_cases import (
 from torch import nn
 
 import moiety as mo
+from moiety.clients import DiskStore
 from moiety.engines import checkpoint, training
 from moiety.engines.rounds import Rounds
 from moiety.types import Algorithm
@@ -200,6 +201,31 @@ def test_a_second_interrupt_leaves_the_checkpoint_there_is(tmp_path: Path, monke
     assert left is not None
     assert left.name == "round-00000002"
     same_runs(whole, resume(case, tmp_path / "parts"))
+
+
+@pytest.mark.parametrize("at", ["settle", "rmtree"])
+def test_an_interrupt_after_a_checkpoint_has_its_name(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between the rename of the checkpoint of round 2 and the removal of that of round 1: only one is left."""
+    case, calls = CASES["fedalt"], []
+    whole = fit(case, "sequential", tmp_path / "whole", checkpoint_every=1)
+    place = checkpoint.shutil if at == "rmtree" else DiskStore
+    real = getattr(place, at)
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        found = sorted((tmp_path / "parts" / "checkpoint").glob("round-*"))
+        if len(found) == 2 and not calls:
+            calls.append(1)
+            raise KeyboardInterrupt
+        return real(*args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(place, at, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fit(case, "sequential", tmp_path / "parts", checkpoint_every=1)
+    assert calls
+    assert [path.name for path in (tmp_path / "parts" / "checkpoint").iterdir()] == ["round-00000002"]
+    same_runs(whole, resume(case, tmp_path / "parts"))
+    same_folders(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_resuming_after_the_end_repeats_the_results(tmp_path: Path) -> None:

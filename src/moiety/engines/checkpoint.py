@@ -80,8 +80,15 @@ def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) 
     parent = folder / "checkpoint"
     final = parent / f"round-{progress.round:08d}"
     with writing(final):
-        if final.exists():
-            return
+        if not final.exists():
+            _write(final, progress, identity)
+    for old in parent.iterdir():
+        if old.name != final.name:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _write(final: Path, progress: Progress, identity: dict[str, Any]) -> None:
+    """A new checkpoint, whole or not at all."""
     server = tree.leaves(progress.server)
     files = {
         "server.safetensors": save({k: v.contiguous() for k, v in server.items() if isinstance(v, Tensor)}),
@@ -102,23 +109,19 @@ def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) 
         state |= {"version": CLOCKED, "flight": note}
     state["files"] = {name: {"bytes": len(b), "blake2b": digest(b)} for name, b in files.items()}
     files["state.json"] = json.dumps(state, indent=1).encode()
-    aside = parent / f".writing-{os.getpid()}"
-    with writing(final):
-        try:
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-            for name, content in files.items():
-                write_file(aside / name, content)
-            os.rename(aside, final)
-            sync_folder(parent)
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
-        # Only now may the states' own file move: until the rename it had to match the older checkpoint.
-        progress.store.settle(progress.round)
-    for old in parent.iterdir():
-        if old.name != final.name:
-            shutil.rmtree(old, ignore_errors=True)
+    aside = final.with_name(f".writing-{os.getpid()}")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        for name, content in files.items():
+            write_file(aside / name, content)
+        os.rename(aside, final)
+        sync_folder(final.parent)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    # Only now may the states' own file move: until the rename it had to match the older checkpoint.
+    progress.store.settle(progress.round)
 
 
 def latest(folder: Path) -> Path | None:
