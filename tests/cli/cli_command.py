@@ -61,7 +61,7 @@ def start(*argv: object, cwd: Path) -> subprocess.Popen[str]:
 def shell(*argv: object, cwd: Path) -> Result:
     """The command in a process of its own, from start to end."""
     process = start(*argv, cwd=cwd)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=300)
     return Result(process.returncode, out, err)
 
 

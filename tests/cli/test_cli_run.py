@@ -125,7 +125,7 @@ def test_interrupted_says_how_to_continue_and_can_be_continued(capsys, here):
     assert process.stdout is not None
     process.stdout.readline()  # the heading: the first round is done
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert one_line(err)
     wanted = "moiety run own.toml --set run.checkpoint_every=1 --rounds 100000 --resume --out runs/own"

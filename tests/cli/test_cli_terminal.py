@@ -36,7 +36,7 @@ def on_a_terminal(*argv: str, cwd: Path, **env: str) -> tuple[int, str]:
             break
         read += chunk
     os.close(master)
-    return process.wait(timeout=60), read.decode()
+    return process.wait(timeout=300), read.decode()
 
 
 def test_a_bar_with_round_loss_and_metric(tmp_path: Path):

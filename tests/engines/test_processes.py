@@ -260,7 +260,7 @@ def test_workers_killed_between_rounds():
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
         if record.round == 1:
-            time.sleep(0.1)  # it is dead by the time it is asked; after the next round it may not be
+            assert wait_until(lambda: gone(set(victims)))  # dead when next asked; after the next round it may not be
 
     run = fit("processes:sequential", workers=2, rounds=4, on_round=on_round)
     assert [len(now) for now in pids] == [2, 2, 2, 2]
@@ -423,7 +423,7 @@ fit("processes:sequential", model=mlp(), rounds=40, workers=2, out=sys.argv[1], 
 """
 
 
-def wait_until(condition: Any, seconds: float = 60.0) -> bool:
+def wait_until(condition: Any, seconds: float = 300.0) -> bool:
     """Whether it becomes true in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -457,14 +457,14 @@ def test_interrupted_from_the_keyboard(tmp_path):
         workers = {p.pid for p in psutil.Process(child.pid).children(recursive=True)}
         assert len(workers) == 2
         os.killpg(child.pid, signal.SIGINT)
-        _, error = child.communicate(timeout=60)
+        _, error = child.communicate(timeout=300)
     finally:
         with contextlib.suppress(ProcessLookupError):
             child.kill()
         child.wait()
     assert "KeyboardInterrupt" in error
     assert child.returncode in (-signal.SIGINT, 130)
-    assert wait_until(lambda: gone(workers), 5)
+    assert wait_until(lambda: gone(workers))
     (checkpoint,) = (out / "checkpoint").glob("round-*")
     done = json.loads((checkpoint / "state.json").read_text())["round"]
     assert 1 <= done < 40  # the row of round 2 is seen before its checkpoint is there
@@ -489,7 +489,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert len(workers) == 2
-    assert wait_until(lambda: gone(workers), 10)
+    assert wait_until(lambda: gone(workers))
 
 
 # The pieces.
