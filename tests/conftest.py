@@ -1,3 +1,4 @@
+import signal
 import sys
 from pathlib import Path
 
@@ -6,6 +7,10 @@ import torch
 
 # The oracles are plain modules that tests in several folders use.
 sys.path.insert(0, str(Path(__file__).parent / "oracles"))
+
+
+# A shell that starts us in the background has Ctrl-C ignored, and what tests start and interrupt would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -21,5 +26,5 @@ def pytest_terminal_summary(terminalreporter):
     terminalreporter.write_line(
         f"{count} test{'s' * (count != 1)} skipped: MOIETY_DATA is not set"
         if count
-        else "no tests needed a MOIETY_DATA that is not set"
+        else "no test was skipped for want of MOIETY_DATA"
     )

@@ -119,7 +119,7 @@ def test_a_fixed_prior_stays_and_its_score_is_not_sent():
 
 
 def test_projections():
-    run = fit(fedpop(samples=2, clients=100, radius=0.25, prior=mo.prior.gaussian(scale=0.8, most=0.9)), 3)
+    run = fit(fedpop(samples=2, shared_lr=1.0, prior_lr=1.0, radius=0.25, prior=mo.prior.gaussian(scale=0.8, most=0.9)), 3)
     u, _, rho = served(run)
     assert np.linalg.norm(u) == pytest.approx(0.25)
     assert rho <= np.log(0.9) + 1e-12
@@ -178,6 +178,11 @@ def data():
     return mo.data.from_clients(
         {f"c{i}": {"x": rng.normal(size=(6, 3)), "y": rng.integers(0, 2, size=6)} for i in range(3)}, test=0.3
     )
+
+
+def test_another_number_of_clients_is_refused():
+    with pytest.raises(mo.MoietyError, match="`clients` must be the number of clients there are, 3, got 100"):
+        fit(fedpop(clients=100), 1)
 
 
 def test_batch_norm_is_refused():

@@ -158,9 +158,8 @@ def fedpop(
         model = work.compose(shared, cut(start, last))
         # Lines 6-8: Z^(i,m+1) ~ Q_gamma(Z^(i,m), .)
         density: dict[str, Any] = {"log_prior": partial(population.log_density, beta), "loss_weight": loss_weight}
-        passes = (
-            1 + burn_in if anew and not minibatches else 1
-        )  # the phase is as much longer where there are minibatches
+        # Where there are minibatches the phase is as much longer.
+        passes = 1 + burn_in if anew and not minibatches else 1
         points, loss = walk(work, sampler, model, start, "sample", passes=passes, keep=samples * thinning, **density)
         # An engine that looks at shapes or costs gives fewer batches: there are M samples all the same.
         return (_points(state.samples) + points[thinning - 1 :: thinning])[-samples:], model, loss
@@ -208,6 +207,10 @@ def fedpop(
             return shared, beta
         mean_shared, mean_beta = _now(_taken(received, MEAN))
         return {**shared, **mean_shared}, {**beta, **mean_beta}
+
+    def counted(change: Params, uploads: int, present: int) -> Params:
+        must(clients in (None, present), "clients", f"the number of clients there are, {present}", clients)
+        return change
 
     def server_update(server: Server, change: Params) -> Server:
         # Lines 13-14
@@ -281,6 +284,7 @@ def fedpop(
         needs="personal",
         crosses=crosses,
         beside=beside,
+        joined=counted,
         uncompressed=lambda name: name.startswith((PRIOR, STEP)),
         samples=draws,
         population=newcomer,
