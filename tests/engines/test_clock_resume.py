@@ -113,7 +113,7 @@ def test_killed_with_updates_under_way() -> None:
     """A real process, a real SIGKILL, before changes of the folder while the second and third checkpoint are made."""
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as memory:
         command = [sys.executable, str(HERE / "clock_harness.py"), memory]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=HERE)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1200, cwd=HERE)
     assert done.returncode == 0, done.stderr
     runs: list[dict[str, Any]] = json.loads(done.stdout)
     for run in runs:

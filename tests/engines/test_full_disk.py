@@ -16,6 +16,7 @@ from engine_cases import federation, mlp, refused, same_folders, tree_hash, with
 
 import moiety as mo
 from moiety.engines.checkpoint import latest
+from moiety.engines.folder import LOCK
 
 __all__ = ["without_fsync"]
 
@@ -36,7 +37,7 @@ def go_on(out: Path) -> mo.Run:
 
 
 def nothing_half_written(out: Path) -> None:
-    assert not [p for p in out.rglob("*") if p.name.startswith(".")]
+    assert not [p for p in out.rglob("*") if p.name.startswith(".") and p.name != LOCK]
     history = out / "history.jsonl"
     for line in history.read_text().splitlines() if history.exists() else []:
         json.loads(line)

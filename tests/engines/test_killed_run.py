@@ -26,7 +26,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runs]:
     disk = tmp_path_factory.mktemp("killed")
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as memory:
         command = [sys.executable, str(HERE / "kill_harness.py"), str(disk), memory, "1"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=HERE)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1200, cwd=HERE)
     assert done.returncode == 0, done.stderr
     found: dict[str, Runs] = json.loads(done.stdout)
     return found

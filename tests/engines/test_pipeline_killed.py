@@ -25,7 +25,7 @@ def test_killed_between_stages_and_inside_them():
     """A real process, a real SIGKILL, before chosen changes of the folder; a kill loses no write that was made."""
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as memory:
         command = [sys.executable, str(HERE / "pipeline_harness.py"), memory]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=HERE)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1200, cwd=HERE)
     assert done.returncode == 0, done.stderr
     runs: list[dict[str, Any]] = json.loads(done.stdout)
     for run in runs:

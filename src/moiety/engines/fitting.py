@@ -151,7 +151,8 @@ def fit(
     }
     folder, progress = _begin(problem, algorithm, out, config, earlier, clock)
     loop = loop_for(clock)(problem, algorithm, progress, rounds, cohort, engine, workers, ways, clock=clock)
-    return train(loop, config, folder, [], model, on_round)
+    with files.alone(folder):
+        return train(loop, config, folder, [], model, on_round)
 
 
 def check_options(

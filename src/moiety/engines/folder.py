@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,12 @@ from moiety.errors import MoietyError, kind, message, must
 from moiety.evaluation import Row
 from moiety.types import Params, Tree
 
-CONFIG, PIPELINE = "config.toml", "pipeline.toml"
+try:
+    import fcntl
+except ImportError:  # Windows has none; nobody is kept out there
+    fcntl = None  # type: ignore[assignment]
+
+CONFIG, PIPELINE, LOCK = "config.toml", "pipeline.toml", ".lock"
 OURS = (CONFIG, PIPELINE, "history.jsonl", "checkpoint", "clients")
 
 
@@ -59,6 +65,31 @@ def empty(out: str | os.PathLike[str]) -> Path:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+@contextlib.contextmanager
+def alone(folder: Path | None) -> Iterator[None]:
+    """Keep other processes from training in the folder meanwhile: two that write one history lose both.
+
+    The lock is a POSIX one, which ends with its process however that ends; workers, which may outlive a process that
+    was killed by a moment, do not inherit it.
+    """
+    if folder is None or fcntl is None:
+        yield
+        return
+    with writing(folder):
+        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            hint = "Wait until it has ended, or stop it."
+            raise MoietyError(message("folder", "one that nobody trains in now", f"{folder}, in use", hint)) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(file)
 
 
 def write_config(folder: Path, config: dict[str, Any], name: str = CONFIG) -> None:

@@ -59,22 +59,25 @@ def resume(
     whole("rounds", rounds, 1)
     engine = engine or options["engine"]
     check_engine(engine)
-    found = reopen(path, config, model, data, algorithm, split, loss, metric)
-    at = found.progress.round
-    must(rounds >= at, "rounds", f">= {at}, the rounds already trained", rounds)
-    ways = ways_from(config, found.problem.data, found.algorithm, given)
-    problem = ways.poisoned(found.problem)
-    history = files.read_history(path, at, options["evaluate_every"])
-    files.tidy(path)
-    files.write_history(path, history)
-    if engine != options["engine"]:
-        options["engine_reason"] = "as asked"
-    options.update(rounds=rounds, engine=engine)
-    files.write_config(path, config)
-    workers = workers or options.get("workers")
-    kind_of, cohort = loop_for(found.clock), options["cohort"]
-    loop = kind_of(problem, found.algorithm, found.progress, rounds, cohort, engine, workers, ways, clock=found.clock)
-    return train(loop, config, path, history, found.model, on_round)
+    with files.alone(path):
+        found = reopen(path, config, model, data, algorithm, split, loss, metric)
+        at = found.progress.round
+        must(rounds >= at, "rounds", f">= {at}, the rounds already trained", rounds)
+        ways = ways_from(config, found.problem.data, found.algorithm, given)
+        problem = ways.poisoned(found.problem)
+        history = files.read_history(path, at, options["evaluate_every"])
+        files.tidy(path)
+        files.write_history(path, history)
+        if engine != options["engine"]:
+            options["engine_reason"] = "as asked"
+        options.update(rounds=rounds, engine=engine)
+        files.write_config(path, config)
+        workers = workers or options.get("workers")
+        kind_of, cohort = loop_for(found.clock), options["cohort"]
+        loop = kind_of(
+            problem, found.algorithm, found.progress, rounds, cohort, engine, workers, ways, clock=found.clock
+        )
+        return train(loop, config, path, history, found.model, on_round)
 
 
 class Reopened(NamedTuple):
