@@ -139,11 +139,12 @@ class Traffic(NamedTuple):
     """How to count bytes where less crosses than whole tensors: those of the values alone, and those on the wire.
 
     ``down(received, state)`` is for what one client is sent, with its state before its turn; ``up(update)`` for what it
-    sends.
+    sends. ``beside(update)`` is for what goes up beside the tensors of the upload, also where a codec packs these.
     """
 
     down: Callable[[Params, Tree], tuple[int, int]]
     up: Callable[[ClientUpdate], tuple[int, int]]
+    beside: Callable[[ClientUpdate], int] = lambda update: 0
 
 
 class Phase(NamedTuple):
@@ -230,6 +231,9 @@ class Algorithm:
     where the algorithm has a posterior."""
     population: Callable[[Tensor, Params, Tree], Tree] | None = None
     """From a key for ``moiety.draws``, what is received and the first state to the state of a client without data."""
+    begin: Callable[[Tensor, Params, Tree], Tree] | None = None
+    """From a client's key, what is received and the first state to its state before it is first asked, where that has
+    chance of its own (a mask)."""
     longest_round_trip: int | None = None
     """The largest ``Work.round_trip`` that the states of clients have room for; None where it is not looked at."""
     evaluates_at: str | None = None

@@ -12,6 +12,7 @@ from moiety import tree
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 from moiety.errors import MoietyError
+from moiety.split.masks import layer_counts
 from moiety.transport import pack
 from moiety.transport.sparse import sparse_pack
 
@@ -172,15 +173,14 @@ def test_volume_is_constant_and_the_server_moves_only_on_the_union_of_masks(mask
         received = algorithm.broadcast(server)
         jobs = problem.jobs(algorithm.phases, cohort, [held[k] for k in cohort], "train", t, part="train")
         done = serve(Sequential, problem, algorithm.client_update, jobs, received, scale=1.0, round=t, elapsed=t / 3)
-        # What a client sent is 0 outside the mask it worked with; only where masks are drawn first is that not known.
-        for k, (update, _) in zip(cohort, done, strict=True):
-            if masks == "same" or bool(held[k].asked):
-                assert all((update.upload[n][~m] == 0).all() for n, m in held[k].mask.items())
-            assert all(int((update.upload[n] != 0).sum()) <= volumes[n] for n in volumes)
+        # What a client sent is 0 outside the mask it worked with.
+        worked = [algorithm.begin(torch.tensor(job.key), received, job.state).mask for job in jobs]
+        for mask, (update, _) in zip(worked, done, strict=True):
+            assert all((update.upload[n][~m] == 0).all() for n, m in mask.items())
         server = algorithm.server_update(server, algorithm.aggregator([u for u, _ in done]))
         after = algorithm.broadcast(server)
         for name in volumes:
-            union = torch.stack([u.upload[name] != 0 for u, _ in done]).any(0)
+            union = torch.stack([mask[name] for mask in worked]).any(0)
             assert torch.equal(after[name][~union], received[name][~union])
         for k, (_, state) in zip(cohort, done, strict=True):
             assert {n: int(m.sum()) for n, m in state.mask.items()} == volumes
@@ -196,6 +196,22 @@ def test_different_masks_are_drawn_by_each_client_and_kept():
     assert any((one[0].mask[n] != one[1].mask[n]).any() for n in one[0].mask)
     same = states(mlp_run(mo.fedspa(lr=0.1, density=0.4, search="rsm")), range(3))
     assert all(torch.equal(m, same[1].mask[n]) for n, m in same[0].mask.items())
+
+
+def test_a_client_that_was_never_asked_has_its_first_mask():
+    """Algorithm 1, line 3: every client has one. It is the mask it works with when all are asked, which RSM keeps."""
+    algorithm = mo.fedspa(lr=0.1, density=0.4, search="rsm", masks="different")
+    everyone = states(mlp_run(algorithm, rounds=1), range(3))
+    run = mlp_run(algorithm, rounds=1, cohort=1)
+    assert len(run._rounds.progress.store.owners()) == 1
+    x, y = torch.tensor(DATA.columns["x"]), torch.tensor(DATA.columns["y"])
+    bounds = np.cumsum([0, 6, 13, 9])
+    for client, state in enumerate(everyone):
+        model = {n: torch.where(state.mask[n], p, 0) if n in state.mask else p for n, p in run.broadcast().items()}
+        assert all(torch.equal(p, run.parameters(client)[n]) for n, p in model.items())
+        a, b = bounds[client : client + 2]
+        hits = torch.func.functional_call(mlp(), model, (x[a:b],)).argmax(1) == y[a:b]
+        assert run.clients[client]["metric"] == pytest.approx(float(hits.float().mean()))
 
 
 def test_a_new_mask_takes_the_dense_weights_of_the_server():
@@ -259,6 +275,66 @@ def test_the_sparse_codec_changes_no_number():
     one, other = (mlp_run(algorithm, codec=codec) for codec in (None, mo.codec.sparse()))
     assert all(torch.equal(p, other.shared_parameters()[n]) for n, p in one.shared_parameters().items())
     assert other.ledger["down_payload"] == one.ledger["down_payload"]
+
+
+def test_a_codec_does_not_hide_new_masks():
+    """Whatever packs the values: 3 clients find a new mask in the first of two rounds, none in the last."""
+    weights = {n: p.detach() for n, p in mlp().named_parameters()}
+    mask = mo.fedspa(lr=0.1).init_client(weights, {}).mask
+    told, alone = (len(pack(sparse_pack(weights, mask, known=known))) for known in (False, True))
+    dst, rsm = (
+        mlp_run(mo.fedspa(lr=0.1, search=s, batch_size=4), rounds=2, codec=mo.codec.qsgd(levels=7)).ledger
+        for s in ("dst", "rsm")
+    )
+    assert dst["up_payload"] - rsm["up_payload"] == 3 * (told - alone)
+    assert dst["up_values"] == rsm["up_values"]
+
+
+class Bare(nn.Module):
+    """A weight of the model's own, and a layer after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.linspace(-1, 1, 24).reshape(4, 6))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(torch.relu(x @ self.w))
+
+
+def test_flops_of_a_weight_that_no_layer_owns():
+    """As in the test by hand below, without the 6 biases of the first layer: 45 numbers, half of them 23, 20 weights.
+
+    Shares 20 * 24/42 = 11.43 and 8.57, so 11 and 9; per row 96 of the first weight, 108 of the head.
+    """
+    options = {"lr": 0.1, "density": 0.5, "densities": "uniform", "batch_size": 4, "search": "rsm"}
+    ledger = mo.fit(Bare(), DATA, mo.fedspa(**options), rounds=2, engine="sequential").ledger
+    assert ledger["flops"] == pytest.approx(2 * 28 * (96 * 11 / 24 + 108 * 9 / 18))
+
+
+class Attending(nn.Module):
+    """Attention, in which one call serves two masked weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = x[:, None]
+        return self.head(self.attention(x, x, x, need_weights=False)[0][:, 0])
+
+
+def test_what_cannot_be_told_apart_counts_as_dense():
+    """The head alone is sparse: 24 per row forward, 48 backward."""
+    options = {"lr": 0.1, "densities": "uniform", "batch_size": 4, "search": "rsm"}
+    half, dense = (
+        mo.fit(Attending(), DATA, mo.fedspa(density=d, **options), rounds=1, engine="sequential").ledger["flops"]
+        for d in (0.6, 1.0)
+    )
+    counts = layer_counts(dict(Attending().named_parameters()), 0.6, "uniform")
+    assert counts["attention.in_proj_weight"] < 48
+    assert dense - half == pytest.approx(28 * 72 * (1 - counts["head.weight"] / 12))
 
 
 @ENGINES

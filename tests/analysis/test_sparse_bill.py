@@ -43,6 +43,26 @@ def test_flops_of_vgg_by_hand():
     assert search == 3 * sum(wanted.values()) * 10_000 * 128
 
 
+def test_a_model_that_computes_with_weights_of_its_own():
+    """x [1, 4] times w [4, 6] is 48 operations, the head 36; a layer alone is a model too."""
+
+    class Bare(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(4, 6))
+            self.head = torch.nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.head(x @ self.w)
+
+    assert layer_flops(Bare(), torch.zeros(1, 4)) == {"": 48.0, "head": 36.0}
+    assert layer_flops(torch.nn.Linear(6, 3), torch.zeros(1, 6)) == {"": 36.0}
+    run = {"rounds": 1, "clients": 1, "epochs": 1, "examples": 1}
+    # 45 numbers, half of them are 23, 20 of them weights: 11 of 24 and 9 of 18.
+    found = flops_of_run(Bare(), torch.zeros(1, 4), density=0.5, densities="uniform", **run)
+    assert found["training"] == pytest.approx(3 * (48 * 11 / 24 + 36 * 9 / 18))
+
+
 def test_uniform_densities_cost_about_half_and_erk_more():
     """As the paper's Table 4: small layers, which ERK keeps dense, see large images."""
     erk, uniform = (flops_of_run(VGG, IMAGE, density=0.5, densities=d, **WORK)["training"] for d in ("erk", "uniform"))

@@ -63,6 +63,7 @@ from moiety.solvers import batch_or_whole
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Phase, Schedule, ServerOptimiser, Tree, Work
 
+MIXED = "one with BatchNorm, or with running statistics"
 PRIOR, MEAN, STEP = "prior:", "average:", "average:step"
 
 
@@ -92,7 +93,7 @@ def fedpop(
     prior_lr: float | None = None,
     prior: Prior | None = None,
     learn_prior: bool = True,
-    samples: int = 10,
+    samples: int = 20,
     thinning: int = 1,
     burn_in: int = 10,
     loss_weight: float = 1.0,
@@ -293,7 +294,7 @@ def fedpop(
 
 def _check(work: Work, state: Client) -> None:
     hint = "Use group or layer normalisation."
-    must(not work.task.mixes_examples, "model", "one whose examples are independent for fedpop", "BatchNorm", hint)
+    must(not work.task.mixes_examples, "model", "one whose examples are independent for fedpop", MIXED, hint)
     odd = [name for name in state.samples if name not in work.personal]
     must(not odd, "split", "one whose personal part is trained parameters alone for fedpop", ", ".join(odd))
 

@@ -18,11 +18,11 @@ Deviations from the paper:
    of learning rate 1, is line 11.
 2. The server broadcasts w_t and the client masks it (line 9). Arithmetic and bill are those of a server that masks: the
    ledger counts what Algorithm 1 sends (see ``docs/algorithms/fedspa.md``).
-3. The volume is exact: density times all parameters, dense ones included, which gives the bytes of the paper's Table 1.
-   How it is rounded stands in ``split/masks.py``. The number of weights to prune in a layer is rounded down.
+3. The volume is exact: density times all that is shared, dense parameters (and running statistics, where these are
+   shared) included, which gives the bytes of the paper's Table 1. How it is rounded stands in ``split/masks.py``. The
+   number of weights to prune in a layer is rounded down.
 4. A weight that was just pruned does not grow back in the same step, unless the layer has too few dormant ones.
-5. With ``masks="different"`` a client that was never asked is evaluated with the dense model: it has no mask yet.
-   A client that is onboarded trains once and searches, as in the first round.
+5. A client that is onboarded trains once and searches, as in the first round.
 6. Options the pseudocode does not have, all off by default: momentum (from 0 in each round), clipping of the masked
    gradient, other weightings and server optimisers, under which weights outside the cohort's masks may move too.
    Running statistics of BatchNorm may stay with the client. A client whose update is not finite is left out.
@@ -33,6 +33,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from moiety.aggregation import averaging, check_weighting, client_weight, weighted_mean
 from moiety.aggregation.server import chosen as chosen_server
@@ -124,11 +125,11 @@ def fedspa(
         counts = layer_counts(shared, density, densities)
         return never_asked(shared, personal, common_masks(shared, counts, mask_seed))
 
-    def first_mask(work: Work, received: Params, state: Masked, counts: dict[str, int]) -> Params:
-        """m_{k,t}: the client's own, where masks differ drawn with its own key when it is first asked."""
+    def own_mask(key: Tensor, received: Params, state: Masked) -> Params:
+        """m_{k,t}: the client's; the first is the common one, or where masks differ drawn with the client's key."""
         if masks == "same":
             return state.mask
-        drawn = random_masks(work.key, received, counts, "mask", mask_seed)
+        drawn = random_masks(key, received, layer_counts(received, density, densities), "mask", mask_seed)
         return either(state.asked, state.mask, drawn)
 
     def dense_gradient(work: Work, model: Params, names: dict[str, int]) -> Params:
@@ -136,7 +137,7 @@ def fedspa(
         found = {name: torch.zeros_like(model[name]) for name in names}
         for batch in work.batches("search"):
 
-            def objective(block: Params, batch: Batch = batch) -> tuple[torch.Tensor, Params]:
+            def objective(block: Params, batch: Batch = batch) -> tuple[Tensor, Params]:
                 return mean_loss(work.task.loss({**model, **block}, batch)[0], batch), {}
 
             found = work.gradient(objective, {name: model[name] for name in names})[0]
@@ -159,7 +160,7 @@ def fedspa(
 
     def client_update(work: Work, received: Params, state: Masked) -> tuple[ClientUpdate, Masked]:
         counts = layer_counts(received, density, densities)
-        mask = first_mask(work, received, state, counts)
+        mask = own_mask(work.key, received, state)
         start = masked(received, mask)  # 9: w_{k,t,0} = m_{k,t} * w_t: the server's weights, dense under any mask
         # 13 to 16: w_{k,t,tau+1} = w_{k,t,tau} - eta m_{k,t} * g_{k,t,tau}
         model, loss = sgd(
@@ -176,10 +177,6 @@ def fedspa(
         update = ClientUpdate(change, client_weight(work, weighting, batch_size), info)  # 19
         return update, Masked(statistics, new, torch.ones_like(state.asked))
 
-    def first_model(received: Params, state: Masked) -> tuple[Params, Params]:
-        """m_k * w: where masks begin the same, also for a client that was never asked."""
-        return masked(received, state.mask), state.personal
-
     def down(received: Params, state: Masked) -> tuple[int, int]:
         """Line 9: the client found its mask itself, so it is told one only when it is first asked."""
         return sparse_bytes(received, layer_counts(received, density, densities), known=bool(state.asked))
@@ -188,6 +185,11 @@ def fedspa(
         """Line 19: with the next mask where it is a new one."""
         counts = layer_counts(update.upload, density, densities)
         return sparse_bytes(update.upload, counts, known=not update.info["new_mask"])
+
+    def new_mask(update: ClientUpdate) -> int:
+        """What the next mask adds to that."""
+        counts = layer_counts(update.upload, density, densities)
+        return up(update)[1] - sparse_bytes(update.upload, counts, known=True)[1]
 
     phases = {"local": phase("", epochs, steps, batch_size, shuffle)}
     return Algorithm(
@@ -199,13 +201,14 @@ def fedspa(
         client_update=client_update,
         aggregator=weighted_mean,  # 11: over the whole cohort, wherever the masks are
         server_update=partial(averaging.server_update, optimiser),  # 11
-        personal_model=first_model if masks == "same" else masked_model,
+        personal_model=masked_model,
         alone=lambda received, state: (received, state.personal),
         adapt=lambda work, received, state: client_update(work, received, state)[1],
         schedule=chosen_schedule(schedule),
         default_split="nothing",
         needs="nothing",
-        traffic=Traffic(down, up),
+        begin=lambda key, received, state: state._replace(mask=own_mask(key, received, state)),
+        traffic=Traffic(down, up, new_mask),
         densities=mask_densities,
         search=("search",) if by_gradient else (),
     )

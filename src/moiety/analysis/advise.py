@@ -150,7 +150,13 @@ def _problem(
     chosen = loss or (default_loss(data) if isinstance(model, nn.Module) else "its own")
     problem = problem_for(model, data, algorithm, split, seed, chosen, None, inputs, device, False)
     hint = "GroupNorm or LayerNorm in its place would do."
-    must(not problem.task.mixes_examples, "model", "one whose rows do not affect each other", "BatchNorm", hint)
+    must(
+        not problem.task.mixes_examples,
+        "model",
+        "one whose rows do not affect each other",
+        "one with BatchNorm or the like",
+        hint,
+    )
     return problem
 
 

@@ -29,7 +29,8 @@ from moiety.types import Algorithm
 def layer_flops(model: nn.Module, example: Tensor) -> dict[str, float]:
     """Operations of one forward pass for one row, by the module that makes them, as ``FlopCounterMode`` counts them.
 
-    ``example`` is an input of one row. A module's number is its own, without those of the modules inside it.
+    ``example`` is an input of one row. A module's number is its own, without those of the modules inside it; the
+    model itself, where it computes with parameters of its own, has the name "".
 
     >>> layer_flops(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)), torch.zeros(1, 3))
     {'0': 30.0, '2': 20.0}
@@ -41,7 +42,7 @@ def layer_flops(model: nn.Module, example: Tensor) -> dict[str, float]:
     inside = {
         path: sum(n for other, n in counts.items() if other.rpartition(".")[0] == path and other) for path in counts
     }
-    own = {path: float(n - inside[path]) for path, n in counts.items() if path}
+    own = {path: float(n - inside[path]) for path, n in counts.items()}
     return {path: n for path, n in own.items() if n}
 
 

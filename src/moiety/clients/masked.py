@@ -37,10 +37,9 @@ def differ(state: Masked, one: Params, other: Params) -> Tensor:
 
 
 def masked_model(received: Params, state: Masked) -> tuple[Params, Params]:
-    """The two parts that a client predicts with: mask times shared weights, or all as long as it was never asked."""
-    kept = {name: m | ~state.asked for name, m in state.mask.items()}
-    shared = {name: torch.where(kept[name], p, 0) if name in kept else p for name, p in received.items()}
-    return shared, state.personal
+    """The two parts that a client predicts with: m_k * w, and what it has of its own."""
+    mask = state.mask
+    return {name: torch.where(mask[name], p, 0) if name in mask else p for name, p in received.items()}, state.personal
 
 
 def masked_work(work: Work, mask: Params) -> Work:

@@ -81,17 +81,23 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
 
 
 def _by_layer(counter: FlopCounterMode, names: Names) -> dict[str, float]:
-    """The operations of the layers that own the given weights, one each; a module with more inside is left out."""
+    """The operations of the layers that own the given weights, without those of layers within them.
+
+    Left out, and so counted as dense, is what cannot be told apart: layers with several of the weights, and layers that
+    compute for one within them that is never called (the projection at the end of ``nn.MultiheadAttention``).
+    """
     counts = counter.get_flop_counts()
     # Modules are named from the root, whose own name is its class.
     modules = {path.partition(".")[2]: sum(ops.values()) for path, ops in counts.items()}
-    owners = Counter(name.rpartition(".")[0] for name in names)
-    inner = {path.rpartition(".")[0] for path in modules}
-    alone = {name: name.rpartition(".")[0] for name in names}
+    within = Counter(dict.fromkeys(modules, 0))
+    for path, ops in modules.items():
+        if path:
+            within[path.rpartition(".")[0]] += ops
+    owner = {name: name.rpartition(".")[0] for name in names}
+    several = {path for path, many in Counter(owner.values()).items() if many > 1}
+    several |= {path.rpartition(".")[0] for path in owner.values() if path and path not in modules}
     return {
-        name: float(modules.get(owner, 0))
-        for name, owner in alone.items()
-        if owner and owners[owner] == 1 and owner not in inner
+        name: float(modules[path] - within[path]) for name, path in owner.items() if path in modules.keys() - several
     }
 
 

@@ -121,6 +121,11 @@ def current_states(
 ) -> list[Tree]:
     """The clients' states as they would predict with now."""
     states = store.get(clients)
+    if algorithm.begin is not None:
+        asked = set(store.owners())
+        for i, client in enumerate(map(int, clients)):
+            if client not in asked:
+                states[i] = algorithm.begin(torch.tensor(problem.key(client)), received, states[i])
     if algorithm.stateful:
         return states
     jobs = problem.jobs(adapt_phases(algorithm), clients, states, "adapt", round, part="train")

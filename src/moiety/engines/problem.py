@@ -132,15 +132,19 @@ class Problem:
     ) -> list[Job]:
         """A turn for each of ``clients``; ``words`` (purpose, round) tell one turn's shuffles from another's."""
         made = []
-        turn, key = hashed(*words), hashed("client", self.seed)
+        turn = hashed(*words)
         for client, state in zip(map(int, clients), states, strict=True):
             start, stop = self.data.rows(client, part)
             rows = {
                 name: phase_rows(phase, start, stop, name, *words, client, seed=self.seed)
                 for name, phase in phases.items()
             }
-            made.append(Job(client, rows, stop - start, state, key ^ client, turn))
+            made.append(Job(client, rows, stop - start, state, self.key(client), turn))
         return made
+
+    def key(self, client: int) -> int:
+        """The client's own key for ``moiety.draws``."""
+        return hashed("client", self.seed) ^ client
 
 
 FEATURE_BYTES = 1 << 29

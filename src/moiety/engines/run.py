@@ -17,7 +17,7 @@ from moiety.engines.evaluate import asked, current_states, evaluate, served
 from moiety.engines.predicting import input_columns, new_state, own_state, predictive
 from moiety.engines.rounds import Rounds
 from moiety.engines.sequential import Sequential
-from moiety.errors import choice, must, whole
+from moiety.errors import choice, kind, must, whole
 from moiety.evaluation import Row
 from moiety.evaluation.calibration import calibration_rows
 from moiety.evaluation.predictive import Predictive
@@ -61,6 +61,13 @@ class Run:
         problem, algorithm, now = self._rounds.problem, self._rounds.algorithm, self._rounds.progress
         return _copies(problem.alone(algorithm, algorithm.broadcast(now.server)))
 
+    def broadcast(self) -> Params:
+        """What goes down to clients now, by name: the shared parameters and what the algorithm sends with them.
+
+        FedPop's learned prior, for instance, is ``prior:mean`` and ``prior:log_scale``.
+        """
+        return _copies(self._rounds.algorithm.broadcast(self._rounds.progress.server))
+
     def export(self, client: int | str | None = None) -> nn.Module:
         """A copy of the model with that client's parameters in it, in evaluation mode; the shared model without one."""
         return self._module(self.shared_parameters() if client is None else self.parameters(client))
@@ -97,9 +104,10 @@ class Run:
             passes: for a client never seen, as in ``onboard``.
         """
         loop = self._rounds
+        kind("refresh", refresh, bool, "true or false")
+        whole("passes", passes, 1)
         columns = input_columns(loop.problem, self._inputs(), x)
         if client is None or isinstance(client, Mapping):
-            whole("passes", passes, 1)
             state = new_state(loop, self.config["run"].get("loss"), client, passes)
         else:
             state = own_state(loop, client, refresh)

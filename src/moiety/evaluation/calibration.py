@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from moiety.errors import MoietyError, message, must, number, whole
+from moiety.errors import MoietyError, kind, message, must, number, whole
 
 Row = dict[str, Any]
 
@@ -79,7 +79,10 @@ def calibration_rows(found: Mapping[str, tuple[np.ndarray, np.ndarray]], *, bins
     The calibration error of the heap is not the mean of the clients': errors of opposite sign cancel in it, and a few
     examples in a bin make a client's own error large by chance.
     """
+    kind("found", found, Mapping, "probabilities and labels by client")
     must(len(found) > 0, "found", "predictions of at least one client", "none")
+    for client, both in found.items():
+        must(isinstance(both, tuple | list) and len(both) == 2, f"found[{client!r}]", "(probabilities, labels)", both)
     known = {client: _checked(p, y) for client, (p, y) in found.items()}
     classes = {client: p.shape[1] for client, (p, _) in known.items()}
     must(len(set(classes.values())) == 1, "found", "probabilities of the same classes for all clients", classes)
@@ -122,7 +125,7 @@ def coverage(low: np.ndarray, high: np.ndarray, y: np.ndarray) -> float:
     >>> coverage(np.array([[0.0], [0.0]]), np.array([[1.0], [1.0]]), np.array([0.5, 2.0]))
     0.5
     """
-    given = {"low": _numbers("low", low), "high": _numbers("high", high), "y": _numbers("y", y)}
+    given = {"low": numbers("low", low), "high": numbers("high", high), "y": numbers("y", y)}
     axes = min(values.ndim for values in given.values())
     a, b, values = (v[..., 0] if v.ndim == axes + 1 and v.shape[-1] == 1 else v for v in given.values())
     for name, one in (("low", a), ("high", b)):
@@ -139,7 +142,7 @@ def out_of_distribution_auroc(inside: np.ndarray, outside: np.ndarray) -> float:
     """
     from sklearn.metrics import roc_auc_score
 
-    given = {"inside": _numbers("inside", inside), "outside": _numbers("outside", outside)}
+    given = {"inside": numbers("inside", inside), "outside": numbers("outside", outside)}
     for name, values in given.items():
         must(values.ndim == 1 and len(values) > 0, name, "one score for each example, and some", values.shape)
     labels = np.repeat([0, 1], [len(values) for values in given.values()])
@@ -147,7 +150,7 @@ def out_of_distribution_auroc(inside: np.ndarray, outside: np.ndarray) -> float:
 
 
 def _checked(probabilities: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    p, labels = _numbers("probabilities", probabilities), _array("y", y)
+    p, labels = numbers("probabilities", probabilities), _array("y", y)
     must(p.ndim == 2 and len(p) > 0, "probabilities", "a table [examples, classes] with rows", p.shape)
     must(p.shape[1] > 1, "probabilities", "of two classes or more", p.shape[1])
     must(labels.shape == p.shape[:1], "y", f"one label for each of {len(p)} examples", labels.shape)
@@ -158,7 +161,7 @@ def _checked(probabilities: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.n
     return p, labels
 
 
-def _numbers(name: str, values: Any) -> np.ndarray:
+def numbers(name: str, values: Any) -> np.ndarray:
     """The values as floating numbers, all of them finite."""
     array = _array(name, values)
     must(array.dtype.kind in "biuf", name, "numbers", array.dtype)

@@ -9,6 +9,7 @@ import numpy as np
 from scipy.special import logsumexp, ndtr, ndtri
 
 from moiety.errors import must, number
+from moiety.evaluation.calibration import numbers
 
 HALVINGS = 80
 """Steps of the bisection for a quantile; each halves the error."""
@@ -25,6 +26,12 @@ class Predictive:
 
     outputs: np.ndarray
     loss: str | None = "cross_entropy"
+
+    def __post_init__(self) -> None:
+        """Take what NumPy takes for an array."""
+        outputs = numbers("outputs", self.outputs)
+        must(outputs.ndim > 1 and outputs.size > 0, "outputs", "of shape [draws, examples, ...]", outputs.shape)
+        object.__setattr__(self, "outputs", outputs)
 
     @property
     def mean(self) -> np.ndarray:
@@ -105,8 +112,7 @@ class Predictive:
         shape = self.outputs.shape
         must(len(shape) == 3, "outputs", "one row of logits per example for probabilities", shape[1:])
         must(shape[2] > 1, "outputs", "logits of two classes or more for probabilities", shape[2])
-        logits = self.outputs.astype(np.float64)
-        return np.asarray(logits - logsumexp(logits, axis=-1, keepdims=True))
+        return np.asarray(self.outputs - logsumexp(self.outputs, axis=-1, keepdims=True))
 
 
 def _quantile(centres: np.ndarray, share: float, noise: float) -> np.ndarray:

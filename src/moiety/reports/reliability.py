@@ -11,6 +11,7 @@ from moiety.reports.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION,
 if TYPE_CHECKING:
     from moiety.reports.figures import Axes, Figure
 
+KEYS = ("low", "high", "n", "accuracy", "confidence")
 COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, GREY)
 
 
@@ -22,6 +23,9 @@ def reliability_diagram(series: Mapping[str, Sequence[Mapping[str, Any]]], *, ti
         title: above all panels.
     """
     must(bool(series) and all(series.values()), "series", "rows for at least one name, and for every name", "none")
+    for name, rows in series.items():
+        odd = sorted({key for row in rows for key in KEYS if key not in row})
+        must(not odd, f"series[{name!r}]", f"rows with {', '.join(KEYS)}", f"none with {', '.join(odd)}")
     columns = min(3, len(series))
     lines = -(-len(series) // columns)
     figure, grid = panels(1.0 + 10.0 / columns * lines, lines, columns)
@@ -44,9 +48,8 @@ def _diagram(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     low, width = [row["low"] for row in rows], [row["high"] - row["low"] for row in rows]
     axes.bar(low, [row["accuracy"] for row in rows], width, align="edge", color=BLUE, alpha=0.55, label="accuracy")
     shares = [row["n"] / total for row in rows]
-    axes.step(
-        [*low, rows[-1]["high"]], [*shares, shares[-1]], where="post", color=GREY, linewidth=1.5, label="examples"
-    )
+    # A line for each bin, not one through all: bins without examples have no row.
+    axes.hlines(shares, low, [row["high"] for row in rows], color=GREY, linewidth=2.5, label="examples")
     axes.plot([0, 1], [0, 1], color="black", linewidth=1, linestyle="--")
     places = [row["confidence"] for row in rows]
     axes.scatter(places, [row["accuracy"] for row in rows], s=30, color=VERMILION, zorder=3, label="mean of a bin")
@@ -65,7 +68,8 @@ def densities(
         label: of the horizontal axes.
         title: above all panels.
     """
-    must(bool(series) and all(series.values()), "series", "scores for at least one name, and for every name", "none")
+    full = bool(series) and all(kinds and all(map(len, kinds.values())) for kinds in series.values())
+    must(full, "series", "scores for at least one name, and for every name and kind", "none")
     figure, grid = panels(0.6 + 3.6 * (-(-len(series) // 2)), -(-len(series) // 2), min(2, len(series)))
     if title:
         figure.suptitle(title, fontsize=14)

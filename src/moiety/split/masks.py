@@ -83,8 +83,10 @@ def _counts(
     sizes = {name: math.prod(shape) for name, shape in layers}
     weights = sum(sizes.values())
     active = volume(total, density) - (total - weights)
-    least = f">= {(total - weights + len(layers)) / total:.4g} for this model"
-    must(active >= len(layers), "density", least, density, "Biases, norms and one weight a layer are active always.")
+    # Of what is rounded to the nearest, a half upwards; shown with its last digit rounded up.
+    least = math.ceil((total - weights + len(layers) - Fraction(1, 2)) / total * 10**4) / 10**4
+    hint = "Biases, norms and one weight a layer are active always."
+    must(active >= len(layers), "density", f">= {least:g} for this model", density, hint)
     if densities == "uniform":
         shares = {name: Fraction(active * size, weights) for name, size in sizes.items()}
     else:
@@ -190,7 +192,8 @@ def next_mask(mask: Tensor, weight: Tensor, score: Tensor, *, active: int, rate:
     >>> next_mask(mask, torch.tensor([0.1, 2.0, 0.0, 0.0]), torch.tensor([9.0, 9.0, 1.0, 2.0]), active=2, rate=0.5)
     tensor([False,  True, False,  True])
     """
-    count, dormant = math.floor(rate * active), mask.numel() - active
+    # In binary 0.29 of 100 is a little less than 29.
+    count, dormant = math.floor(rate * active + 1e-9), mask.numel() - active
     if not count:
         return mask.clone()
     pruned = least(weight, mask, count)
