@@ -199,7 +199,7 @@ CASES |= {
     "config.toml of another seed": (config("seed = 7", "seed = 8"), "seed"),
     "config.toml of another algorithm": (config('name = "fedalt"', 'name = "fedsim"'), "algorithm"),
     "config.toml of another rate": (config("shared_lr = 0.1", "shared_lr = 0.3"), "algorithm"),
-    "config.toml of an unknown algorithm": (config('"fedalt"', '"fedlat"'), "algorithm.name.*fedalt"),
+    "config.toml of an unknown algorithm": (config('"fedalt"', '"fedlat"'), "algorithm.*given again.*fedlat"),
     "config.toml with an unknown key": (config("shared_lr", "shared_rl"), "shared_lr"),
     "config.toml with a rate in words": (config("shared_lr = 0.1", 'shared_lr = "fast"'), "shared_lr"),
     "config.toml of an unknown engine": (config('engine = "sequential"', 'engine = "warp"'), "engine"),

@@ -32,7 +32,7 @@ def own_state(loop: Rounds, client: int | str, refresh: bool) -> Tree:
     The rule serves where it is asked for, where clients keep no state, and for a client that was never asked.
     """
     problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
-    at = problem.data.index(client)
+    at = problem.data.position(client)
     if algorithm.samples is not None and algorithm.stateful and (refresh or at not in now.store.owners()):
         algorithm = replace(algorithm, stateful=False)
     received = algorithm.broadcast(now.server)
@@ -51,7 +51,7 @@ def new_state(loop: Rounds, loss: str | None, data: Mapping[str, Any] | None, pa
     problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
     received, first = algorithm.broadcast(now.server), problem.first(algorithm)
     if data is None:
-        hint = "A client needs data for a model of its own."
+        hint = "A client needs data for a model of its own; run.export() gives the shared model."
         must(algorithm.population is not None, "data", f"given for {algorithm.name}", None, hint)
         assert algorithm.population is not None
         return algorithm.population(torch.tensor(hashed("new client", problem.seed)), received, first)

@@ -12,6 +12,7 @@ from torch import nn
 
 from moiety import data as data_package
 from moiety import task as tasks
+from moiety.algorithms import ALGORITHMS
 from moiety.clients.clock import Clock, check_clock, clock_from
 from moiety.data import FederatedData
 from moiety.engines import folder as files
@@ -103,9 +104,13 @@ def reopen(
     """The run in the folder: what its configuration names is made again, what it cannot name must be given."""
     options = checked_options(config, path)
     given = {"model": model, "data": data, "algorithm": algorithm}
-    for what, value in given.items():
-        own = config[what].get("own")
-        must(not own or value is not None, what, "given again", "nothing", f"The run began with its own {own}.")
+    own = {what: config[what].get("own") for what in given}
+    named = config["algorithm"].get("name")
+    if named not in ALGORITHMS:  # one that was made outside of this package
+        own["algorithm"] = own["algorithm"] or named
+    lost = [what for what, value in given.items() if own[what] and value is None]
+    began = "The run began with " + " and ".join(f"{own[what]} as {what}" for what in lost) + "."
+    must(not lost, "`, `".join(lost), "given again", "nothing", began)
     data = data_package.from_spec(config["data"]) if data is None else data
     algorithm = algorithm_from(config["algorithm"]) if algorithm is None else algorithm
     model = build("model", MODELS, config["model"]) if model is None else model

@@ -25,6 +25,11 @@ from moiety.transport import Ledger, check
 from moiety.types import Algorithm, ClientUpdate, Params, RoundRecord, Tree
 
 
+NOTHING_FINITE = (
+    "In some round no client's update was finite: all were left out, and nothing moved. Smaller steps may help."
+)
+
+
 @dataclass
 class Progress:
     """What changes from round to round, and what a checkpoint holds."""
@@ -179,6 +184,8 @@ class Rounds:
         if kept and not ways.enough(len(kept)):  # such a round is left out: nothing moves
             problem.say([ways.too_few()])
             kept, dropped = [], [str(problem.data.ids[a.client]) for a in arrived]
+        elif arrived and not kept:
+            problem.say([NOTHING_FINITE])
         if kept:
             aggregate = ways.join(algorithm, [a.update for a in kept], problem.seed, t)
             if algorithm.joined is not None:

@@ -24,7 +24,7 @@ from moiety.evaluation.predictive import Predictive
 from moiety.types import Params
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """A finished (or resumed and finished) run.
 
@@ -40,6 +40,12 @@ class Run:
     folder: Path | None
     _rounds: Rounds
     _model: nn.Module | None
+
+    def __repr__(self) -> str:
+        last, name = self.history[-1], self._rounds.algorithm.name
+        metric = "not finite" if last["metric"] is None else f"{last['metric']:.4f}"
+        clients = f"{len(self._rounds.problem.data)} clients"
+        return f"Run({name}, {last['round']} rounds, {clients}; {last['part']} {last['metric_name']} {metric})"
 
     @property
     def engine(self) -> str:
