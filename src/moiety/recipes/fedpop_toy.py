@@ -172,7 +172,12 @@ def _seed(
 def run(
     toy: Toy, method: str, seed: int, rounds: int, engine: str, on_round: OnRound | None = None
 ) -> dict[str, float]:
-    """One method on one problem: the distance of the space, and the mean distance of clients' vectors."""
+    """One method on one problem: the distance of the space, and the mean distance of clients' vectors.
+
+    For FedSOUL also that of the means of the clients' posteriors (``exact``), known in closed form here.
+    """
+    import numpy as np
+
     import moiety as mo
 
     data, phi, z = drawn(toy, seed)
@@ -182,10 +187,25 @@ def run(
     options: dict[str, Any] = {"rounds": rounds, "seed": seed, "engine": engine, "evaluate_every": rounds}
     found = mo.fit(net, data, algorithm(toy, method), split=split, on_round=on_round, **options)
     models = [found.parameters(i) for i in range(toy.clients)]
-    return {
-        "space": subspace_distance(models[0]["body.weight"].numpy().T, phi),
-        "vectors": vector_error([(m["body.weight"].numpy().T, m["head.weight"].numpy()[0]) for m in models], phi, z),
+    body = models[0]["body.weight"].numpy().T
+    errors = {
+        "space": subspace_distance(body, phi),
+        "vectors": vector_error(body, [m["head.weight"].numpy()[0] for m in models], phi, z),
     }
+    if method == "FedSOUL":
+        mean, scale = (found.broadcast()[f"prior:{name}"].numpy() for name in ("mean", "log_scale"))
+        each = [data.client(i) for i in range(toy.clients)]
+        exact = [posterior_mean(c["x"] @ body, c["y"][:, 0], toy.noise, mean, float(np.exp(scale))) for c in each]
+        errors["exact"] = vector_error(body, exact, phi, z)
+    return errors
+
+
+def posterior_mean(a: np.ndarray, y: np.ndarray, noise: float, mean: np.ndarray, scale: float) -> np.ndarray:
+    """The mean of z ~ N(mean, scale^2 I) given y ~ N(a z, noise^2 I)."""
+    import numpy as np
+
+    precision = a.T @ a / noise**2 + np.eye(a.shape[1]) / scale**2
+    return np.asarray(np.linalg.solve(precision, a.T @ y / noise**2 + mean / scale**2))
 
 
 def algorithm(toy: Toy, method: str) -> Algorithm:
@@ -249,8 +269,8 @@ def subspace_distance(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.linalg.norm(b - a @ (a.T @ b), 2))
 
 
-def vector_error(models: list[tuple[np.ndarray, np.ndarray]], phi: np.ndarray, z: np.ndarray) -> float:
+def vector_error(body: np.ndarray, vectors: list[np.ndarray], phi: np.ndarray, z: np.ndarray) -> float:
     """The mean over clients of |phi_hat z_hat - phi z|: as |z_hat - z|, and the same in every basis of the space."""
     import numpy as np
 
-    return float(np.mean([np.linalg.norm(a @ v - phi @ w) for (a, v), w in zip(models, z, strict=True)]))
+    return float(np.mean([np.linalg.norm(body @ v - phi @ w) for v, w in zip(vectors, z, strict=True)]))

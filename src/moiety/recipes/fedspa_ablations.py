@@ -115,7 +115,7 @@ def report(asked: dict[str, Any], found: Found, out: Path | None) -> tuple[str, 
             drawn = curves(task, courses, shown, f"{task.name}-{figure}.png", out)
             page += [f"### {figure.replace('figure', 'Figure ')}", *drawn] if drawn else []
         share = search_share(task, asked["seed"])
-        page += ["### Table 5", f"{_SEARCH} {100 * share:.1f}%."]
+        page += ["### Table 5", f"{_SEARCH} {100 * share:.1f}%. It differs by some points from try to try."]
         known = {"task": task.name, "row": "time of mask search, per cent of training", "paper": None}
         rows.append({**known, "ours": 100 * share, "interval": None, "verdict": None})
         return page, [*rows, *claims]

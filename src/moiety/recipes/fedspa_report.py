@@ -19,7 +19,8 @@ Numbers = Mapping[str, Mapping[str, float | None]]
 PAPER = 'Huang et al. 2022, "Achieving Personalized Federated Learning with Sparse Local Models"'
 VERDICTS = (
     "A claim *holds* where the whole 95% interval of the difference (seed by seed, Student's t) says so, *does not"
-    " hold* where the whole interval says the opposite, and else is *not decided at this scale*."
+    " hold* where the whole interval says the opposite, and else is *not decided at this scale*. Each claim is judged"
+    " by itself: of twenty that are not so, one may come out by chance."
 )
 
 
@@ -199,7 +200,9 @@ def write(
     """
     seconds = sum(course.seconds for _, courses in found for seeds in courses.values() for course in seeds)
     known = head(recipe, asked, [{"seconds": seconds}], about)
-    page: list[str] = [known.pop("page"), *first]
+    engines = sorted({course.engine for _, courses in found for seeds in courses.values() for course in seeds})
+    said = f"Engine: {' and '.join(engines)}. Engines round differently: with another one numbers differ a little."
+    page: list[str] = [known.pop("page"), said, *first]
     rows: list[Row] = []
     for task, courses in found:
         paragraphs, own = parts(task, courses)
@@ -208,7 +211,7 @@ def write(
     if out is not None:
         from moiety.engines.checkpoint import write_file
 
-        whole = {**known, "seconds": seconds, **(more or {}), "rows": rows}
+        whole = {**known, "seconds": seconds, "engines": engines, **(more or {}), "rows": rows}
         write_file(out / "table.json", (json.dumps(whole, indent=1, allow_nan=False) + "\n").encode())
         write_file(out / "table.md", (text + "\n").encode())
     return text, rows
