@@ -210,6 +210,25 @@ def test_onboarding_trains_the_personal_model_and_its_share():
         assert (float(new.bias.detach()), float(new.weight.detach())) == (wanted, 0.0)
 
 
+def test_onboarding_holds_the_shared_model_fixed_from_step_to_step():
+    """As above with two steps in one pass: the client with y = 4 takes w's c from 0 to 2 to 3.
+
+    A newcomer with y = 10 begins with v = w = 3: g = -14, v = 3 + 14/8 = 19/4, alpha stays 1/2 as v = w. Then the
+    mixture is (19/4 + 3)/2 = 31/8 and g = -49/4: v = 19/4 + 49/32 = 201/32, alpha = 1/2 + (1/64)(7/4)(49/4) = 855/1024.
+    Its model is (855 * 201/32 + 169 * 3)/1024 = 188079/32768. With w moved to 3 + 14/4 = 13/2 in the first step the
+    second would have the mixture 45/8.
+    """
+    line = torch.nn.Linear(1, 1).double()
+    with torch.no_grad():
+        line.weight.zero_()
+        line.bias.zero_()
+    data = federated([{"x": np.zeros((2, 1)), "y": np.full((2, 1), 4.0)}])
+    run = mo.fit(line, data, mo.apfl(lr=0.25, alpha_lr=1 / 64, steps=2), rounds=1, engine="sequential")
+    assert float(run.shared_parameters()["bias"]) == 3.0
+    new = run.onboard({"x": np.zeros((1, 1)), "y": np.full((1, 1), 10.0)})
+    assert (float(new.bias.detach()), float(new.weight.detach())) == (188079 / 32768, 0.0)
+
+
 def test_costs():
     """Two gradients a step; on the device v twice more, and alpha (8 bytes) and a mark."""
     numbers = 5 * 5 + 6 * 3

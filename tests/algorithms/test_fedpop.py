@@ -12,6 +12,7 @@ from torch import nn
 import moiety as mo
 from moiety.clients import uniform_cohort
 from moiety.engines.plan import phase_rows
+from moiety.task import from_functions
 from moiety.types import ClientUpdate
 
 SIZES = (4, 7, 3)
@@ -21,10 +22,10 @@ SPLIT = split_of(["u"], ["v"], {"u": 2, "v": 2})
 STEP, WEIGHT, ETA_PRIOR, ETA_SHARED = 0.02, 0.7, 0.03, 0.01
 
 
-def algorithm_1(rounds, samples, thinning=1, b=1, cohorts=None, **options):
+def algorithm_1(rounds, samples, thinning=1, b=1, cohorts=None, factors=None, **options):
     start = {"u": U.copy(), "mu": V.copy(), "rho": np.log(0.8), "step": STEP, "weight": WEIGHT}
     start |= {"eta_shared": ETA_SHARED, "eta_prior": ETA_PRIOR, "samples": samples, "thinning": thinning, "b": b}
-    return Reference(CLIENTS, **start, **options).run(rounds, cohorts)
+    return Reference(CLIENTS, **start, **options).run(rounds, cohorts, factors)
 
 
 def fedpop(**options):
@@ -94,20 +95,30 @@ def test_stateless_chains_begin_at_the_prior_and_burn_in():
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        (mo.schedule.exponential(halve_every=1), (1, 1 / 2, 1 / 4, 1 / 8)),
+        (mo.schedule.linear(warmup=0.5), (0, 1 / 2, 1, 1 / 2)),
+    ],
+    ids=["halved", "up and down"],
+)
+def test_a_schedule_scales_both_step_sizes(schedule, factors, engine):
+    """eta_k^(1) and eta_k^(2) change in every round; gamma does not."""
+    run = fit(fedpop(samples=2, clients=3, schedule=schedule), 4, engine)
+    same(run, algorithm_1(4, 2, b=3, factors=factors))
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_averaged_iterates_are_weighted_by_their_steps(engine):
     """Theorem 1: the sum of eta_j theta_j over the sum of eta_j. Models are served with it, chains run at the last."""
-    schedule = mo.schedule.exponential(halve_every=1)
-    run = fit(fedpop(samples=2, averaged=True, schedule=schedule), 4, engine)
-    plain = fit(fedpop(samples=2, schedule=schedule), 4, engine)
-    np.testing.assert_array_equal(served(run)[0], served(plain)[0])
-    iterates = [
-        served(fit(fedpop(samples=2, schedule=mo.schedule.exponential(halve_every=1)), t)) for t in (1, 2, 3, 4)
-    ]
-    weights = np.array([1, 0.5, 0.25, 0.125])
-    wanted = sum(w * x[0] for w, x in zip(weights, iterates, strict=True)) / weights.sum()
-    np.testing.assert_allclose(run.parameters(0)["u"].numpy(), wanted, rtol=1e-10)
-    mu = sum(w * x[1] for w, x in zip(weights, iterates, strict=True)) / weights.sum()
-    np.testing.assert_allclose(run.shared_parameters()["v"].numpy(), mu, rtol=1e-10)
+    run = fit(fedpop(samples=2, averaged=True, schedule=mo.schedule.exponential(halve_every=1)), 4, engine)
+    reference = algorithm_1(4, 2, factors=(1, 1 / 2, 1 / 4, 1 / 8))
+    same(run, reference)
+    mean, server = reference.averaged(), run._rounds.progress.server
+    np.testing.assert_allclose(run.parameters(0)["u"].numpy(), mean.u, rtol=1e-10)
+    np.testing.assert_allclose(run.shared_parameters()["v"].numpy(), mean.mu, rtol=1e-10)
+    assert float(server.average["prior:log_scale"]) == pytest.approx(mean.rho, rel=1e-10)
 
 
 def test_a_fixed_prior_stays_and_its_score_is_not_sent():
@@ -118,11 +129,38 @@ def test_a_fixed_prior_stays_and_its_score_is_not_sent():
     assert run.ledger["up_values"] == 3 * 3 * 2 * 8
 
 
-def test_projections():
-    run = fit(fedpop(samples=2, shared_lr=1.0, prior_lr=1.0, radius=0.25, prior=mo.prior.gaussian(scale=0.8, most=0.9)), 3)
-    u, _, rho = served(run)
-    assert np.linalg.norm(u) == pytest.approx(0.25)
-    assert rho <= np.log(0.9) + 1e-12
+def halves_task():
+    """The task of ``vector_task`` with u in two tensors of one number each."""
+    init = {"first": torch.tensor(U[:1]), "second": torch.tensor(U[1:]), "v": torch.tensor(V)}
+
+    def loss(p, d):
+        return (d["a"] @ torch.cat([p["first"], p["second"]]) + d["b"] @ p["v"] - d["y"]).square() / 2
+
+    return from_functions(init, loss)
+
+
+@pytest.mark.parametrize("radius", [0.25, 0.85, 5.0], ids=["always outside", "at last outside", "inside"])
+def test_the_shared_parameters_stay_in_a_ball(radius):
+    """The ball is one for all shared tensors, and a point within it is left alone.
+
+    With the second radius two rounds end inside, where |u| is 0.43 and 0.75, and three are brought back.
+    """
+    reference = algorithm_1(5, 2, b=3, radius=radius)
+    split = split_of(["first", "second"], ["v"], {"first": 1, "second": 1, "v": 2})
+    algorithm = fedpop(samples=2, clients=3, radius=radius)
+    run = mo.fit(halves_task(), federated(CLIENTS), algorithm, split=split, rounds=5, engine="sequential")
+    shared = run._rounds.progress.server.shared
+    found = [float(shared[name]) for name in ("first", "second")]
+    np.testing.assert_allclose(found, reference.u, rtol=1e-10)
+    lengths = [np.linalg.norm(u) for u, *_ in reference.iterates]
+    brought_back = sum(np.isclose(length, radius) for length in lengths)
+    assert brought_back == {0.25: 5, 0.85: 3, 5.0: 0}[radius]
+
+
+def test_the_spread_stays_in_its_range():
+    prior = mo.prior.gaussian(scale=0.8, most=0.9)
+    *_, rho = served(fit(fedpop(samples=2, shared_lr=1.0, prior_lr=1.0, prior=prior), 3))
+    assert rho == pytest.approx(np.log(0.9))
 
 
 def test_a_minibatch_stands_for_all_rows():
@@ -191,6 +229,18 @@ def test_batch_norm_is_refused():
     split = mo.split.by_name(net, personal=["head"], running_stats="shared")
     with pytest.raises(mo.MoietyError, match="`model` must be one whose examples are independent for fedpop"):
         mo.fit(net, data(), algorithm, split=split, rounds=1, engine="sequential")
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_a_personal_buffer_is_refused(engine):
+    """A buffer is no parameter: it has no prior and no chain."""
+    net = Net(nn.Identity())
+    net.head.register_buffer("seen", torch.zeros(2))
+    algorithm = mo.fedpop(kernel=mo.kernel.langevin(step=0.01), shared_lr=0.1)
+    with pytest.raises(mo.MoietyError) as caught:
+        mo.fit(net, data(), algorithm, split=mo.split.by_name(net, personal=["head"]), rounds=1, engine=engine)
+    text = "`split` must be one whose personal part is trained parameters alone for fedpop, got head.seen"
+    assert str(caught.value).startswith(text)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])

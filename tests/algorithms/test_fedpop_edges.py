@@ -72,9 +72,9 @@ def test_newcomers_have_noise_of_their_own():
 
 
 def test_a_chain_that_diverges_is_said():
-    """a = step * rows = 3 doubles the distance in every step: 2^1100 is beyond float64."""
+    """a = step * rows = 3 doubles the distance in every step: 2^1110 is beyond float64."""
     with pytest.raises(MoietyError, match="`data` must be rows on which local work stays finite"):
-        newcomers(mo.kernel.langevin(step=0.06), 1, 50, samples=10, burn_in=1100)
+        newcomers(mo.kernel.langevin(step=0.06), 1, 50, samples=10, burn_in=110)
 
 
 def test_a_client_without_data_is_served_with_the_centre():

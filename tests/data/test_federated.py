@@ -38,18 +38,33 @@ def test_rows_sizes_and_views_by_hand() -> None:
 
 
 def test_an_int_is_a_position_and_a_str_a_name() -> None:
-    fed = make(ids=["1", "0"])
-    assert fed.index(1) == 1
-    assert fed.index("1") == 0
-    assert fed.index(np.int64(1)) == 1
+    for ids in (["zero", "1"], ["ann", "7"], Numbered(2), np.array(["ann", "bob"])):
+        fed = make(ids=ids)
+        assert fed.index(1) == 1
+        assert fed.index(np.int64(1)) == 1
+        assert fed.index(str(ids[1])) == 1
+
+
+@pytest.mark.parametrize("ids", [["1", "2"], np.array(["1", "2"])])
+def test_an_int_that_is_another_clients_name_is_refused(ids: object) -> None:
+    """Position 1 is client "2", and "1" is at position 0: nobody can tell which is meant. 0 is no client's name."""
+    fed = make(ids=ids)
+    for one in (1, np.int64(1)):
+        with pytest.raises(MoietyError) as error:
+            fed.index(one)
+        wanted = "`client` must be one client, got 1, which is the name of one and the position of client '2'."
+        assert str(error.value) == f'{wanted} Say "1" for the name, or data.ids[1] for the position.'
+    assert [fed.index(client) for client in ("1", fed.ids[1], 0)] == [0, 1, 0]
+    assert [fed.position(client) for client in ("1", 1, 0)] == [0, 1, 0]
+    assert fed.rows(1) == (4, 5)
 
 
 @pytest.mark.parametrize(
     ("client", "text"),
     [
         ("anne", "`client` must be the name of a client, got 'anne'. Did you mean ann?"),
-        (2, "`client` must be a position from 0 to 1, got 2. A client's name is a str."),
-        (-1, "`client` must be a position from 0 to 1, got -1. A client's name is a str."),
+        (2, '`client` must be a position from 0 to 1, got 2. A client\'s name is a str, as in "2".'),
+        (-1, '`client` must be a position from 0 to 1, got -1. A client\'s name is a str, as in "-1".'),
         (1.0, "`client` must be a position from 0 to 1, got 1.0. A client's name is a str."),
     ],
 )

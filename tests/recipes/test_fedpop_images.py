@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 import moiety as mo
+from moiety.evaluation.predictive import Predictive
 from moiety.recipes import RECIPES
 from moiety.recipes.fedpop_full import TABLE2, plans
 from moiety.recipes.fedpop_images import METHODS, Plan, network, shrunk
 from moiety.recipes.fedpop_small import digits
 from moiety.recipes.fedpop_small import plans as small_plans
+from moiety.recipes.fedpop_uncertainty import looked_at, noise
 
 
 def test_a_share_of_the_clients_is_left_with_few_rows():
@@ -35,6 +37,24 @@ def test_every_method_takes_a_round(method):
     algorithm, split = METHODS[method](plan, net)
     run = mo.fit(net, fed, algorithm, split=split, rounds=1, cohort=2, engine="sequential")
     assert 0 <= run.history[-1]["metric"] <= 1
+
+
+def test_uncertainty_is_that_of_draws_made_anew():
+    """Section 5 draws at the end of training: for a client's own pictures and for strange ones alike."""
+    asked = []
+
+    class Unmade:
+        def predictive(self, client, x, *, refresh=False):
+            asked.append((client, x, refresh))
+            return Predictive(np.random.default_rng(len(asked)).normal(size=(2, len(x), 10)))
+
+    own, strange = digits(0), noise(0)
+    found = looked_at(Unmade(), own, strange, 2)
+    shown = [(client, fed.client(client, "test")["x"]) for client in (0, 1) for fed in (own, strange)]
+    for (client, x, refresh), (wanted, pictures) in zip(asked, shown, strict=True):
+        assert (client, refresh) == (wanted, True)
+        np.testing.assert_array_equal(x, pictures)
+    assert len(found["entropies"]) == 2
 
 
 def test_numbers_of_the_paper_stand_beside_their_methods():

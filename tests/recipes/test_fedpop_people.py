@@ -7,8 +7,11 @@ import json
 import numpy as np
 import pytest
 
+import moiety as mo
+from moiety.evaluation.predictive import Predictive
 from moiety.recipes import RECIPES
-from moiety.recipes.fedpop_people import GROUPS, LABELLED, METHODS, PLANS, people, scored, windows
+from moiety.recipes.base import unwatched
+from moiety.recipes.fedpop_people import GROUPS, LABELLED, METHODS, PLANS, people, scored, trained, windows
 from moiety.recipes.fedpop_people_report import claims, table, together
 
 PLAN = PLANS["ci"]
@@ -22,7 +25,7 @@ def test_new_people_are_not_in_the_federation():
     assert set(known.sizes("train").tolist()) == {LABELLED}
     assert known.sizes("test").max() <= PLAN.test
     # Columns are standardised by the federation's labelled windows: a constant column is only shifted.
-    x = np.concatenate([known.client(i)["x"] for i in range(len(known))])
+    x = np.concatenate([known.client(name)["x"] for name in known.ids])
     np.testing.assert_allclose(x.mean(0), 0, atol=1e-5)
     assert x.std(0).max() <= 1 + 1e-5
     again = people(PLAN, fed, 3)
@@ -30,6 +33,32 @@ def test_new_people_are_not_in_the_federation():
     assert set(people(PLAN, fed, 4)[1]) != set(new) or not np.array_equal(
         people(PLAN, fed, 4)[0].columns["y"], known.columns["y"]
     )
+
+
+def test_new_people_are_served_with_the_passes_that_people_of_the_federation_have_had(monkeypatch):
+    """What predictions ask of runs that are not made.
+
+    FedPop's rule for newcomers has its burn-in, finetuning and local training are one long pass, FedAvg has none; a
+    head of FedRep has ten epochs in a pass, and five passes are the fifty epochs of finetuning.
+    """
+    asked = []
+
+    class Unmade:
+        def __init__(self, algorithm):
+            self.algorithm = algorithm
+
+        def predictive(self, client, x, *, refresh=False, passes=1):
+            asked.append((self.algorithm.name, client, refresh, passes))
+            return Predictive(np.zeros((1, len(x), PLAN.classes)))
+
+    monkeypatch.setattr(mo, "fit", lambda net, fed, algorithm, **options: Unmade(algorithm))
+    known, _ = people(PLAN, windows(PLAN), 3)
+    predicted = trained(PLAN, known, 3, "sequential", unwatched)
+    assert tuple(predicted) == METHODS
+    for predict in predicted.values():
+        assert predict("someone", np.zeros((2, 3))).shape == (2, PLAN.classes)
+    wanted = {"fedpop": 1, "fedrep": 5, "finetune": 1, "fedavg": 1, "local_only": 1}
+    assert asked == [(name, "someone", False, passes) for name, passes in wanted.items()]
 
 
 def test_scores_of_a_group_by_hand():

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from moiety.recipes import RECIPES
-from moiety.recipes.fedpop_toy import METHODS, TOYS, Toy, drawn, subspace_distance, vector_error
+from moiety.recipes.fedpop_toy import (
+    METHODS,
+    TOYS,
+    Toy,
+    algorithm,
+    drawn,
+    posterior_mean,
+    subspace_distance,
+    vector_error,
+)
+from moiety.recipes.fedpop_toy_report import EXACT
 
 
 def test_the_distance_of_two_planes_that_share_a_line():
@@ -26,10 +36,19 @@ def test_the_error_of_vectors_does_not_depend_on_the_basis():
     rng = np.random.default_rng(0)
     phi = np.linalg.qr(rng.normal(size=(5, 2)))[0]
     z, turn = rng.normal(size=(3, 2)), np.array([[0.0, -2.0], [0.5, 0.0]])
-    exact = [(phi @ turn, np.linalg.solve(turn, w)) for w in z]
-    assert vector_error(exact, phi, z) == pytest.approx(0, abs=1e-12)
-    moved = [(phi, w + np.array([3.0, 4.0])) for w in z]
-    assert vector_error(moved, phi, z) == pytest.approx(5.0)
+    exact = [np.linalg.solve(turn, w) for w in z]
+    assert vector_error(phi @ turn, exact, phi, z) == pytest.approx(0, abs=1e-12)
+    moved = [w + np.array([3.0, 4.0]) for w in z]
+    assert vector_error(phi, moved, phi, z) == pytest.approx(5.0)
+
+
+def test_the_mean_of_a_posterior_by_hand():
+    """y = (3, 1) from a z with a = (1, 2) and noise 2, z ~ N(1/2, 1/4): precision 5/4 + 4 = 21/4.
+
+    The mean is ((3 + 2)/4 + 4/2) / (21/4) = 13/21. A second number that no row sees has the mean of its prior.
+    """
+    a, y = np.array([[1.0, 0.0], [2.0, 0.0]]), np.array([3.0, 1.0])
+    np.testing.assert_allclose(posterior_mean(a, y, 2.0, np.array([0.5, -3.0]), 0.5), [13 / 21, -3.0], rtol=1e-12)
 
 
 def test_sizes_are_the_papers():
@@ -45,6 +64,15 @@ def test_sizes_are_the_papers():
     assert Toy(name="", shown="").noise == 0.1
 
 
+def test_the_likelihood_has_the_variance_of_the_noise():
+    """log N(y; f, s^2) = -(y - f)^2 / (2 s^2) + ...: a squared error weighs 5 with s^2 = 0.1, and 50 with s = 0.1.
+
+    The squared error of one output is the loss of the runs, so that is the weight of the loss.
+    """
+    variance, deviation = (algorithm(toy, "FedSOUL").spec["loss_weight"] for toy in TOYS[:2])
+    assert (variance, deviation) == (pytest.approx(5.0), pytest.approx(50.0))
+
+
 def test_a_page_and_its_numbers(tmp_path):
     outcome = RECIPES["fedpop-toy"](scale="ci", out=tmp_path)
     page, table = (tmp_path / "table.md").read_text(), json.loads((tmp_path / "table.json").read_text())
@@ -53,10 +81,11 @@ def test_a_page_and_its_numbers(tmp_path):
         assert words in page
     assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
     scores = [row for row in table["rows"] if row["verdict"] is None]
-    assert len(scores) == len(METHODS) * 2
+    assert len(scores) == len(METHODS) * 2 + 1
     seeds = [json.loads((tmp_path / "figure-2" / f"seed-{s}.json").read_text()) for s in (100, 101)]
     for row in scores:
-        assert row["ours"] == pytest.approx(np.mean([seed[row["method"]][row["measure"]] for seed in seeds]))
+        method, measure = ("FedSOUL", "exact") if row["method"] == EXACT else (row["method"], row["measure"])
+        assert row["ours"] == pytest.approx(np.mean([seed[method][measure] for seed in seeds]))
     claims = [row for row in table["rows"] if row["verdict"] is not None]
     assert {row["verdict"] for row in claims} <= {"holds", "does not hold", "not decided at this scale"}
     # What has ended is not run again.

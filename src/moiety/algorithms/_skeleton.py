@@ -8,8 +8,8 @@ Reduces to ... where ...
 
 Deviations from the paper: none.
 
-This file is the smallest algorithm that runs: clients send one averaged step. Copy it, rename it, and follow
-CONTRIBUTING.md.
+This file is the smallest algorithm that runs: each client makes one step of SGD in the shared parameters, on one
+minibatch, and sends the change; the server adds their mean. Copy it, rename it, and follow CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ def skeleton(*, lr: float, batch_size: int = 32) -> Algorithm:
 
     return Algorithm(
         name="skeleton",
+        # In order: a prefix of the names in messages ("personal_" for personal_epochs), epochs, steps, rows of a batch,
+        # whether rows are shuffled. This is one step; phase("", 5, None, batch_size, True) is five epochs.
         phases={"local": phase("", None, 1, batch_size, True)},
         init_server=partial(averaging.init_server, optimiser),
         init_client=lambda shared, personal: Client(personal),

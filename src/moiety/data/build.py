@@ -39,7 +39,8 @@ def from_arrays(
 
     Args:
         columns: arrays (or torch tensors, or lists) with one leading axis of rows. Integer ``y`` are labels from 0.
-        client: for each row its client, ints or strings. Clients are ordered by id.
+        client: for each row its client, ints or strings. Clients are ordered by id. Their names are texts: where ids
+            are numbers that do not count from 0, a client is asked for as ``"3"``.
         test: the share of each client's rows kept for testing (labels in proportion where ``y`` holds one label a
             row; a client with two rows or more has at least one), or a boolean for each row.
         validation: the share of each client's rows kept for validation, taken out of the rest.

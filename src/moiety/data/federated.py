@@ -75,7 +75,7 @@ class FederatedData:
     ``columns`` have a common leading axis of rows. ``bounds`` is int64 [clients, 4]: where a client's rows start, and
     where its train, validation and test rows end. ``ids`` are the clients' names, ``classes`` is the number of label
     classes where ``y`` holds labels, and ``spec`` says how ``load`` made it (empty for data of the user's own).
-    An int names a client by position, a str by name.
+    A str names a client by its name, an int by its position; see ``index`` for names that are numbers themselves.
 
     >>> columns = {"x": np.arange(5.0), "y": np.array([0, 1, 0, 1, 1])}
     >>> fed = FederatedData(columns, np.array([[0, 2, 2, 3], [3, 4, 4, 5]]), ["ann", "bob"], classes=2)
@@ -115,8 +115,8 @@ class FederatedData:
         return len(next(iter(self.columns.values())))
 
     def rows(self, client: int, part: str = "train") -> tuple[int, int]:
-        """The first row of a client's part and the row after its last."""
-        at = self.index(client)
+        """The first row of the part of the client at that position, and the row after its last."""
+        at = self.position(client)
         k = _part(part)
         return int(self.bounds[at, k]), int(self.bounds[at, k + 1])
 
@@ -138,21 +138,47 @@ class FederatedData:
         return {name: column[start:stop] for name, column in self.columns.items()}
 
     def index(self, client: int | str) -> int:
-        """The position of a client: an int is a position already, a str is a name."""
+        """The position of the client that somebody asks for: an int is a position, a str is a name.
+
+        Where names are numbers, an int could be meant as one. It is refused where the client at that position has
+        another name and some other client is called like the int; ``"3"`` and ``ids[3]`` are always clear.
+
+        >>> bounds = np.array([[0, 1, 1, 1], [1, 2, 2, 2]])
+        >>> fed = FederatedData({"x": np.arange(2.0)}, bounds, ["1", "2"])
+        >>> fed.index("1"), fed.index(0)
+        (0, 0)
+        >>> fed.index(1)
+        Traceback (most recent call last):
+        moiety.errors.MoietyError: `client` must be one client, got 1, which is the name of one and the position of \
+        client '2'. Say "1" for the name, or data.ids[1] for the position.
+        """
+        at = self.position(client)
+        name = str(self.ids[at])
+        if not isinstance(client, str) and name != str(at) and self._named(str(at)) is not None:
+            got = f"{at}, which is the name of one and the position of client {name!r}"
+            must(False, "client", "one client", got, f'Say "{at}" for the name, or data.ids[{at}] for the position.')
+        return at
+
+    def position(self, client: int | str) -> int:
+        """The position of a client, for code that counts clients: an int is always a position."""
         if not isinstance(client, str):
             whole = isinstance(client, int | np.integer) and not isinstance(client, bool)
-            hint = "A client's name is a str."
+            hint = f'A client\'s name is a str, as in "{client}".' if whole else "A client's name is a str."
             must(whole and 0 <= client < len(self), "client", f"a position from 0 to {len(self) - 1}", client, hint)
             return int(client)
-        if isinstance(self.ids, np.ndarray):
-            found = np.flatnonzero(self.ids == client)
-            at = int(found[0]) if len(found) else -1
-        else:
-            at = self.ids.index(client) if client in self.ids else -1
-        if at < 0:
+        at = self._named(client)
+        if at is None:
             hint = near(client, (str(name) for name in itertools.islice(self.ids, _NAMES_SEARCHED)))
             must(False, "client", "the name of a client", repr(client), hint)
+        assert at is not None
         return at
+
+    def _named(self, name: str) -> int | None:
+        """The position of the client of that name, if there is one."""
+        if isinstance(self.ids, np.ndarray):
+            found = np.flatnonzero(self.ids == name)
+            return int(found[0]) if len(found) else None
+        return self.ids.index(name) if name in self.ids else None
 
     def with_validation_in_train(self) -> FederatedData:
         """The same data with each client's validation rows counted as training rows, to train anew after tuning."""

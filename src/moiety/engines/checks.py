@@ -12,14 +12,21 @@ from torch import nn
 
 from moiety.data import FederatedData
 from moiety.data.checks import as_column
+from moiety.engines.plan import lone_rows
 from moiety.engines.problem import Problem
 from moiety.errors import MoietyError, choice, kind, message, must, near, whole
 from moiety.rng import torch_seed
-from moiety.scores import BLANK, IGNORED
+from moiety.scores import BLANK, IGNORED, METRICS
 from moiety.split import Split
 from moiety.types import Algorithm, Batch, Task
 
 PARTS = ("test", "validation", "train")
+OF_CLASSES = tuple(METRICS[name] for name in ("accuracy", "token_accuracy", "one_versus_all_accuracy"))
+OWN_LOSS = (
+    "A loss is a name or a function of (output, batch) with one loss per example, as in "
+    "lambda output, batch: torch.nn.functional.cross_entropy(output, batch['y'], reduction='none')."
+)
+WHOLE_LABELS = "For classes make y whole numbers, as in y.astype(int)."
 
 
 def check_numbers(data: FederatedData, rounds: int, cohort: int, seed: int, every: dict[str, int]) -> None:
@@ -98,10 +105,11 @@ def like_columns(wanted: FederatedData, given: Mapping[str, Any]) -> dict[str, A
 def check_columns(wanted: FederatedData, given: FederatedData) -> None:
     """Whether data of a new client have the columns, shapes and kinds of the run's."""
     for name, column in wanted.columns.items():
-        must(name in given.columns, "data", f"columns with {name}", ", ".join(given.columns), near(name, given.columns))
+        known, got = ", ".join(wanted.columns), ", ".join(given.columns)
+        must(name in given.columns, "data", f"given with the run's columns {known}", got, f"Add {name}.")
         new = given.columns[name]
-        shape, got = column.shape[1:], new.shape[1:]
-        must(shape == got, f"data[{name!r}]", f"of shape {shape} per example", got)
+        shape, own = column.shape[1:], new.shape[1:]
+        must(shape == own, f"data[{name!r}]", f"of shape {shape} per example", own)
         same = (column.dtype.kind == "f") == (new.dtype.kind == "f")
         must(same, f"data[{name!r}]", f"{'floating' if column.dtype.kind == 'f' else 'whole numbers'}", new.dtype)
 
@@ -120,7 +128,11 @@ def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None
             output = task.predict(task.init, batch)
         kind("model", output, torch.Tensor, "one whose output is a tensor")
         check_targets(loss, columns, problem.data, output)
-        with _told("loss", f"one that fits the model's output {tuple(output.shape[1:])} and the columns {shapes}"):
+        if task.metric in OF_CLASSES and "y" in columns:  # the loss may be the user's own
+            check_positions(columns["y"], output)
+        own = OWN_LOSS if callable(loss) else ""
+        fitting = f"one that fits the model's output {tuple(output.shape[1:])} and the columns {shapes}"
+        with _told("loss", fitting, own):
             losses, metrics = task.scores(task.init, batch)
         with _told("model", "one that can be run in training mode as well"):
             trained, _ = task.loss(task.init, batch)
@@ -129,36 +141,94 @@ def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None
     for name, values in (("loss", losses), ("metric", metrics), ("loss", trained), ("metric.weight", weights)):
         fits = isinstance(values, torch.Tensor) and tuple(values.shape) == (2,)
         got = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
-        must(fits, name, "one number per example", f"{got} for 2 examples")
+        hint = own if name == "loss" else ""
+        must(fits, name, "one number per example", f"{got} for 2 examples", hint)
+
+
+def check_batches(problem: Problem, algorithm: Algorithm) -> None:
+    """Where the model cannot train on one row, as with BatchNorm, no client may be left with a batch of one."""
+    data, sizes = problem.data, problem.data.sizes("train")
+    if not problem.task.mixes_examples or _trains_on_one(problem):
+        return
+    if (sizes == 1).any():
+        wanted = "at least two training rows for every client, as BatchNorm cannot train on one"
+        got = f"1 for client {data.ids[int(np.argmax(sizes == 1))]}"
+        raise MoietyError(message("data", wanted, got, "Leave such clients out, or normalise with GroupNorm."))
+    for phase in algorithm.phases.values():
+        lone = lone_rows(phase, sizes)
+        if lone.any():
+            at, larger = int(np.argmax(lone)), range(phase.batch_size + 1, int(sizes.max()) + 1)
+            fits = next(size for size in larger if not lone_rows(phase._replace(batch_size=size), sizes).any())
+            wanted = "one that leaves no client a batch of one row, which BatchNorm cannot train on"
+            got = f"{phase.batch_size} for the {sizes[at]} rows of client {data.ids[at]}"
+            raise MoietyError(message("batch_size", wanted, got, f"The next that fits is {fits}."))
+
+
+def _trains_on_one(problem: Problem) -> bool:
+    """Whether the model takes a batch of one row while training, as with BatchNorm over the pixels of images."""
+    try:
+        with torch.no_grad(), torch_seed(problem.seed, "check"):
+            problem.task.loss(problem.task.init, {name: c[:1].clone() for name, c in problem.columns.items()})
+    except (RuntimeError, ValueError):
+        return False
+    return True
 
 
 @contextlib.contextmanager
-def _told(name: str, constraint: str) -> Iterator[None]:
+def _told(name: str, constraint: str, hint: str = "") -> Iterator[None]:
     """Whatever the user's own code raises becomes one line; the cause stays attached."""
     try:
         yield
     except MoietyError:
         raise
     except Exception as error:
-        raise MoietyError(message(name, constraint, f"{type(error).__name__}: {error}")) from error
+        raise MoietyError(message(name, constraint, f"{type(error).__name__}: {error}", hint)) from error
 
 
 def check_targets(loss: object, columns: Batch, data: FederatedData, output: torch.Tensor) -> None:
     """Whether the labels of all rows are what a loss of the house needs, given some of the model's output."""
-    if loss in ("cross_entropy", "ctc"):
-        check_labels(columns, data, output.shape[-1])
-    if loss == "one_versus_all":  # one output is for two classes
-        check_labels(columns, data, max(2, output.shape[-1]))
+    if not isinstance(loss, str):
+        return
+    y = columns.get("y")
+    must(y is not None, "data", f"given with a column y for loss {loss}", ", ".join(columns))
+    assert y is not None
+    if loss == "mse":
+        check_regression(y, output)
+        return
+    if loss != "ctc":
+        check_positions(y, output)
+    least = 2 if loss == "one_versus_all" else 1  # there one output is for two classes
+    check_labels(y, data, max(least, output.shape[-1]))
     if loss == "ctc":
         check_transcripts(columns, output)
 
 
-def check_labels(columns: Batch, data: FederatedData, classes: int) -> None:
+def check_positions(y: torch.Tensor, output: torch.Tensor) -> None:
+    """Whether there is a label for each row of outputs: one per example, or one per position of a sequence."""
+    must(output.dim() > 1, "model", "one with an output for each class", "one number per example")
+    wanted, got, classes = tuple(output.shape[1:-1]), tuple(y.shape[1:]), output.shape[-1]
+    hint = "In sequences every position has outputs and a label."
+    if got == (*wanted, 1):
+        hint = f"Take the last axis away, as in {'y[..., 0]' if wanted else 'y[:, 0]'}."
+    elif got == (*wanted, classes):
+        hint = "Where labels are one-hot, give y.argmax(-1)."
+    outputs = tuple(output.shape[1:])
+    must(got == wanted, "y", f"of shape {wanted} per example for outputs of {outputs}, classes last", got, hint)
+
+
+def check_regression(y: torch.Tensor, output: torch.Tensor) -> None:
+    """Whether the model has as many outputs as there are numbers to predict."""
+    hint = "For classes use loss cross_entropy."
+    if y.is_floating_point():
+        hint = WHOLE_LABELS if bool((y == y.round()).all()) else "The model needs an output for each number of y."
+    same = output.shape[1:].numel() == y.shape[1:].numel()
+    wanted = f"one whose outputs have the shape {tuple(y.shape[1:])} of y for loss mse, the default where y is floating"
+    must(same, "model", wanted, f"outputs of {tuple(output.shape[1:])}", hint)
+
+
+def check_labels(y: torch.Tensor, data: FederatedData, classes: int) -> None:
     """Whether every label is one of the model's outputs; in sequences -100 marks padding."""
-    y = columns.get("y")
-    must(y is not None, "data", "columns with y, the labels", ", ".join(columns))
-    assert y is not None
-    must(not y.is_floating_point(), "y", "whole-numbered labels for this loss", y.dtype, "Use loss mse instead?")
+    must(not y.is_floating_point(), "y", "whole-numbered labels for this loss", y.dtype, WHOLE_LABELS)
     real = y[y != IGNORED] if y.dim() > 1 else y
     must(real.numel() > 0, "y", "labels, of which some are not padding", "none")
     low, high = int(real.min()), int(real.max())
@@ -167,7 +237,8 @@ def check_labels(columns: Batch, data: FederatedData, classes: int) -> None:
         row = int((y.reshape(len(y), -1) == odd).any(1).nonzero()[0])
         client = int(np.searchsorted(data.bounds[:, 3], row, side="right"))
         got = f"{odd} for client {data.ids[client]}"
-        raise MoietyError(message("y", f"a label from 0 to {classes - 1}, the model's outputs", got))
+        hint = "Give the model two outputs, one for each class, or a loss of your own for one." if classes == 1 else ""
+        raise MoietyError(message("y", f"a label from 0 to {classes - 1}, the model's outputs", got, hint))
 
 
 def check_transcripts(columns: Batch, output: torch.Tensor) -> None:

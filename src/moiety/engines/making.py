@@ -12,7 +12,7 @@ from moiety import task as tasks
 from moiety.aggregation import SERVERS
 from moiety.algorithms import ALGORITHMS
 from moiety.data import FederatedData
-from moiety.engines.checks import check_device, check_model, check_split
+from moiety.engines.checks import check_batches, check_device, check_model, check_split
 from moiety.engines.problem import Problem, to_tensors
 from moiety.errors import must
 from moiety.kernels import KERNELS
@@ -88,4 +88,5 @@ def problem_for(
     problem = Problem(task, split, data, to_tensors(data, task, where), seed, partial=partial)
     own = isinstance(model, Task)
     check_model(problem, () if own else tuple(inputs), None if own else loss)
+    check_batches(problem, algorithm)
     return problem

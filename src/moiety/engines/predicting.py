@@ -32,7 +32,7 @@ def own_state(loop: Rounds, client: int | str, refresh: bool) -> Tree:
     The rule serves where it is asked for, where clients keep no state, and for a client that was never asked.
     """
     problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
-    at = problem.data.position(client)
+    at = problem.data.index(client)
     if algorithm.samples is not None and algorithm.stateful and (refresh or at not in now.store.owners()):
         algorithm = replace(algorithm, stateful=False)
     received = algorithm.broadcast(now.server)

@@ -109,7 +109,7 @@ def reopen(
     if named not in ALGORITHMS:  # one that was made outside of this package
         own["algorithm"] = own["algorithm"] or named
     lost = [what for what, value in given.items() if own[what] and value is None]
-    began = "The run began with " + " and ".join(f"{own[what]} as {what}" for what in lost) + "."
+    began = "The run began with " + " and ".join(f"its own {own[what]}" for what in lost) + "."
     must(not lost, "`, `".join(lost), "given again", "nothing", began)
     data = data_package.from_spec(config["data"]) if data is None else data
     algorithm = algorithm_from(config["algorithm"]) if algorithm is None else algorithm

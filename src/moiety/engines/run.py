@@ -135,9 +135,10 @@ class Run:
         must(bool(data.sizes(part).any()), "part", "one that has rows", part, "Split the data so that it has some.")
         found = {}
         for at in np.flatnonzero(data.sizes(part)):
-            rows = data.client(int(at), part)
-            seen = self.predictive(int(at), {name: rows[name] for name in inputs or rows}, refresh=refresh)
-            found[str(data.ids[int(at)])] = (seen.probabilities, rows["y"])
+            client = str(data.ids[int(at)])
+            rows = data.client(client, part)
+            seen = self.predictive(client, {name: rows[name] for name in inputs or rows}, refresh=refresh)
+            found[client] = (seen.probabilities, rows["y"])
         return calibration_rows(found, bins=bins)
 
     def evaluate(self, part: str = "test") -> list[Row]:

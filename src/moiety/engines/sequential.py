@@ -87,5 +87,7 @@ class Sequential:
             if isinstance(error, MoietyError):
                 raise
             where = f"client {problem.data.ids[job.client]}, round {round + 1}"
-            text = message("model", "trainable on every client", f"an error at {where}: {error}")
+            lone = problem.task.mixes_examples and any((rows.sizes == 1).any() for rows in job.rows.values())
+            hint = "A batch has one row there: change batch_size or the number of rows." if lone else ""
+            text = message("model", "trainable on every client", f"an error at {where}: {error}", hint)
             raise MoietyError(text) from error

@@ -167,7 +167,7 @@ def people(plan: Plan, fed: FederatedData, seed: int) -> tuple[FederatedData, di
     order = rng.permutation(len(fed))
     drawn = {}
     for i in order.tolist():
-        rows = fed.client(i, "train")
+        rows = fed.client(fed.ids[i], "train")
         some = rng.permutation(len(rows["y"]))[: LABELLED + plan.test]
         drawn[str(fed.ids[i])] = {name: column[some] for name, column in rows.items()}
     new, known = (dict(part) for part in (list(drawn.items())[: plan.held_out], list(drawn.items())[plan.held_out :]))
@@ -183,8 +183,8 @@ def people(plan: Plan, fed: FederatedData, seed: int) -> tuple[FederatedData, di
 
 
 def _known(known: FederatedData, predict: Predict) -> dict[str, Any]:
-    rows = [known.client(i, "test") for i in range(len(known))]
-    return scored([(predict(i, each["x"]), each["y"]) for i, each in enumerate(rows)])
+    rows = {name: known.client(name, "test") for name in known.ids}
+    return scored([(predict(name, each["x"]), each["y"]) for name, each in rows.items()])
 
 
 def _new(new: dict[str, dict[str, Any]], predict: Predict) -> dict[str, Any]:
