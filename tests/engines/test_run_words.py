@@ -46,9 +46,9 @@ def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
     made = mo.fedavg(lr=0.1)
     own = replace(made, name="mine", spec={"name": "mine", "lr": 0.1})
     mo.fit(Own(), FED, own, rounds=1, engine="sequential", out=tmp_path / "run")
-    wanted = r"`model`, `data`, `algorithm` must be given again, got nothing\. The run began with its own Own and its own data"
+    wanted = r"`model`, `data`, `algorithm` must be given again, got nothing\. The run began with its own Own and its"
     with pytest.raises(mo.MoietyError, match=wanted):
         mo.resume(tmp_path / "run")
-    with pytest.raises(mo.MoietyError, match=r"`algorithm` must be given again, got nothing\. The run began with its own mine"):
+    with pytest.raises(mo.MoietyError, match=r"`algorithm` must be given again.* began with its own mine"):
         mo.resume(tmp_path / "run", model=Own(), data=FED)
     assert mo.resume(tmp_path / "run", model=Own(), data=FED, algorithm=own, rounds=2).history[-1]["round"] == 2

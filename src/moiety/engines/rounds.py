@@ -24,7 +24,6 @@ from moiety.rng import generator
 from moiety.transport import Ledger, check
 from moiety.types import Algorithm, ClientUpdate, Params, RoundRecord, Tree
 
-
 NOTHING_FINITE = (
     "In some round no client's update was finite: all were left out, and nothing moved. Smaller steps may help."
 )
