@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moiety.data import FederatedData, from_arrays, open_folder
+from moiety.data import FederatedData, from_arrays, from_spec, open_folder
 from moiety.errors import MoietyError
 
 
@@ -105,3 +105,31 @@ def test_pickled_objects_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "d" / "columns" / "x.npy", np.array([{}] * 5, dtype=object), allow_pickle=True)
     with pytest.raises(MoietyError, match=r"columns/x.npy is missing, truncated or damaged"):
         open_folder(tmp_path / "d")
+
+
+def test_a_file_can_name_data_of_ones_own(tmp_path, monkeypatch):
+    """By the path that it was opened with. Validation rows may be counted as training rows there, too."""
+    fed = from_arrays(
+        {"x": np.arange(8.0), "y": np.arange(8) % 2}, np.repeat(["a", "b"], 4), test=0.25, validation=0.25
+    )
+    fed.save(tmp_path / "own")
+    monkeypatch.chdir(tmp_path)
+    opened = open_folder("own")
+    assert opened.spec == {"name": "folder", "path": "own"}
+    assert from_spec(opened.spec).fingerprint() == fed.fingerprint()
+    trained = from_spec(opened.with_validation_in_train().spec)
+    assert trained.sizes("train").tolist() == [3, 3]
+    assert trained.fingerprint() == fed.with_validation_in_train().fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ({"name": "folder"}, "`data.path` must be a folder that FederatedData.save wrote, got None"),
+        ({"name": "folder", "path": "none"}, "`folder` must be a folder written by FederatedData.save, got none"),
+        ({"name": "folder", "path": "none", "clients": 3}, "`data` must be one of the known names, got 'clients'"),
+    ],
+)
+def test_a_folder_that_cannot_be_named(spec, text):
+    with pytest.raises(MoietyError, match=text):
+        from_spec(spec)

@@ -17,6 +17,8 @@ from moiety.data.federated import Array, FederatedData, Numbered
 from moiety.errors import MoietyError, message, must
 
 _FORMAT = "moiety data 1"
+FOLDER = "folder"
+"""In the place of a data set's name: data that lies in the folder ``path``."""
 
 
 def save(fed: FederatedData, folder: str | Path) -> None:
@@ -46,7 +48,10 @@ def save(fed: FederatedData, folder: str | Path) -> None:
 
 
 def open_folder(folder: str | Path) -> FederatedData:
-    """The data that ``FederatedData.save`` wrote, memory-mapped: rows are read from disk when they are used."""
+    """The data that ``FederatedData.save`` wrote, memory-mapped: rows are read from disk when they are used.
+
+    A file can name it: ``[data]`` with ``name = "folder"`` and ``path``.
+    """
     path = Path(folder)
     must(path.is_dir(), "folder", "a folder written by FederatedData.save", f"{path}, which is no folder")
     meta = _meta(path)
@@ -56,7 +61,7 @@ def open_folder(folder: str | Path) -> FederatedData:
         bounds=bounds,
         ids=_mapped(path, "ids.npy") if meta["named"] else Numbered(len(bounds)),
         classes=meta["classes"],
-        spec=meta["spec"],
+        spec=meta["spec"] or {"name": FOLDER, "path": str(path)},
     )
     found = fed.fingerprint()
     hint = "A file was changed or replaced: save the data again."

@@ -13,9 +13,10 @@ from moiety.data.apportion import assign_parts, largest_remainder, stratified
 from moiety.data.build import Piece, as_names, gather, labels_of, make
 from moiety.data.checks import check_count, check_fractions, check_seed
 from moiety.data.federated import Columns, FederatedData, Ints, Names, Numbered
+from moiety.data.folder import FOLDER, open_folder
 from moiety.data.partition import PARTITIONS, Partition, deal, iid, natural
 from moiety.data.sources import SOURCES, Source
-from moiety.errors import MoietyError, choice, message, must, near
+from moiety.errors import MoietyError, choice, kind, message, must, near
 from moiety.rng import generator
 from moiety.spec import build, checked
 
@@ -92,15 +93,29 @@ def load(
 def from_spec(spec: Mapping[str, Any] | str) -> FederatedData:
     """The data that ``spec`` describes: the name of a data set, or a table with the arguments of ``load``.
 
+    The name ``folder`` stands for data that was saved, at ``path``.
+
     >>> spec = {"name": "digits", "clients": 5, "partition": {"name": "shards", "per_client": 1}}
     >>> sorted(from_spec(spec).sizes("train").tolist())
     [287, 287, 287, 288, 288]
     """
     arguments = {"name": spec} if isinstance(spec, str) else dict(spec)
     must("name" in arguments, "data.name", "given", "nothing", near("", SOURCES))
+    if arguments["name"] == FOLDER:
+        return _from_folder(arguments)
     if "partition" in arguments:
         arguments["partition"] = build("data.partition", PARTITIONS, arguments["partition"])
     return load(**arguments)
+
+
+def _from_folder(arguments: dict[str, Any]) -> FederatedData:
+    for key in arguments:
+        choice("data", key, ("name", "path", "validation_in_train"))
+    path, again = arguments.get("path"), arguments.get("validation_in_train", False)
+    kind("data.path", path, str, "a folder that FederatedData.save wrote")
+    kind("data.validation_in_train", again, bool, "true or false")
+    fed = open_folder(str(path))
+    return fed.with_validation_in_train() if again else fed
 
 
 def _check(clients: Any, partition: Any, seed: Any, validation: Any, per_client: Any, validation_in_train: Any) -> None:
