@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from pydantic import ConfigDict, ValidationError, create_model
@@ -19,6 +19,17 @@ from moiety.errors import MoietyError, choice, message, must, near
 P = ParamSpec("P")
 R = TypeVar("R")
 Spec = dict[str, Any]
+_WANTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "a text",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a table",
+    "model": "a table",
+}
+"""What pydantic's kinds of errors (``int_parsing``, ``int_type`` ...) ask for, by the first word of their names."""
 
 
 def recorded(builder: Callable[P, R]) -> Callable[P, R]:
@@ -90,7 +101,7 @@ def checked(kind: str, builder: Callable[..., Any], arguments: Spec, given: Mapp
     """The arguments, known to the builder and of its types; unknown ones are refused with the nearest known."""
     parameters = {k: p for k, p in inspect.signature(builder, eval_str=True).parameters.items() if k not in given}
     for key in arguments:
-        hint = near(key, parameters)
+        hint = nearest(key, parameters)
         must(key in parameters, kind, f"a table of known keys for {builder.__name__}", key, hint)
     missing = [k for k, p in parameters.items() if p.default is p.empty and k not in arguments]
     must(not missing, kind, f"complete for {builder.__name__}", f"no {', '.join(missing)}")
@@ -103,7 +114,41 @@ def checked(kind: str, builder: Callable[..., Any], arguments: Spec, given: Mapp
     try:
         made = shape(**arguments)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join([kind, *map(str, first["loc"][:1])])
-        raise MoietyError(message(where, first["msg"].lower(), first["input"])) from None
+        raise one_line(error.errors(), [kind]) from None
     return {k: getattr(made, k) for k in fields}
+
+
+def one_line(errors: Sequence[Mapping[str, Any]], above: Sequence[str] = ()) -> MoietyError:
+    """The first value that pydantic refuses, in our words; ``above`` is where its table stands.
+
+    A value that may be of several kinds has an error for each. Places in a list are counted from 1.
+    """
+    first = errors[0]
+    alike = [each for each in errors if each["loc"][:1] == first["loc"][:1]]
+    place = [str(part + 1) if isinstance(part, int) else part for part in first["loc"]]
+    wanted = list(dict.fromkeys(map(_wanted, alike)))
+    if len(wanted) > 1:  # the rest of the place says which kind was tried
+        place = place[:1]
+    got = first["input"]
+    if wanted == ["a list"] and isinstance(got, int | float | str):
+        wanted = [f"a list, as in [{got!r}]"]
+    return MoietyError(message(".".join([*above, *place]), " or ".join(wanted), repr(got)))
+
+
+def _wanted(error: Mapping[str, Any]) -> str:
+    if error["type"] == "is_instance_of":
+        wanted = str(error["ctx"]["class"])
+        return "a list" if wanted in ("Sequence", "Iterable") else f"a {wanted}"
+    text = str(error["msg"])
+    return _WANTED.get(error["type"].partition("_")[0], text[:1].lower() + text[1:]).removeprefix("input should be ")
+
+
+def nearest(key: str, known: Iterable[str]) -> str:
+    """The known keys nearest to this one, or else all of them.
+
+    >>> nearest("zzz", [f"key{n}" for n in range(3)])
+    'Known: key0, key1, key2.'
+    """
+    names = sorted(known)
+    hint = near(key, names)
+    return f"Known: {', '.join(names)}." if hint.startswith("Known:") else hint

@@ -30,6 +30,7 @@ COMMANDS = {
     "recipe with an unknown engine": (["run", "quickstart", "--engine", "fast"], "sequential, vectorised"),
     "list of nothing": (["list"], "Missing argument"),
     "list of an unknown kind": (["list", "algoritms"], "Did you mean algorithms?"),
+    "list of what is far from all kinds": (["list", "zzz"], "solvers, splits, times."),
     "compare nothing": (["compare"], "Missing argument"),
     "compare one": (["compare", "a"], "at least two, got 1"),
     "compare what is no run": (["compare", "a", "b"], "a run folder with a config.toml, got a."),
@@ -43,6 +44,10 @@ SETS = {
     "run=3": "a key of [run]",
     "run.rounds.x=3": "run.rounds, which is none",
     "run.roundz=3": "Did you mean rounds?",
+    "run.zzz=3": "evaluate_on, inputs, loss, metric, partial, participation, rounds, seed, start, workers.",
+    "run.codec=qsgd": "`run` must be a table of known keys, got codec. It is a section of its own, [codec].",
+    "run.inputs=x": "`run.inputs` must be a list, as in ['x'], got 'x'.",
+    "run.inputs=[3]": "`run.inputs.1` must be a text, got 3.",
     "run.rounds=true": "`run.rounds` must be a whole number, got True.",
     "run.rounds=1.5": "`run.rounds` must be a whole number, got 1.5.",
     "run.rounds=0": ">= 1",
@@ -57,13 +62,19 @@ SETS = {
     "data=5": "`data` must be a table, got 5.",
     "data.clints=5": "Did you mean clients?",
     "data.partition=3": "a name or a table",
+    "data.partition={name='dirichlet', alpha='abc'}": "`data.partition.alpha` must be a number, got 'abc'.",
     "data.partition=dirichlett": "Did you mean dirichlet?",
     "data.own=mine": "named in the file",
     "model.name=mpl": "`model.name`",
     "model.outputs=2": "a label from 0 to 1",
+    "model={name='mlp', hidden=64}": "`model.hidden` must be a list, as in [64], got 64.",
+    "model={name='mlp', hidden=[8, 'a']}": "`model.hidden.2` must be a whole number, got 'a'.",
     "model={name='mlp', hidden=[1000000000000000000000]}": "can be made",
     "algorithm.lrr=3": "Did you mean lr?",
-    "algorithm.lr=fast": "`algorithm.lr`",
+    "algorithm.zzz=3": "schedule, server, shuffle, steps, weight_decay, weighting.",
+    "algorithm.lr=fast": "`algorithm.lr` must be a number, got 'fast'.",
+    "algorithm.batch_size=x": "`algorithm.batch_size` must be a whole number, got 'x'.",
+    "algorithm.shuffle=maybe": "`algorithm.shuffle` must be true or false, got 'maybe'.",
     "algorithm.server=adm": "Did you mean adam?",
     "algorithm={name='fedalt', shared_lr=0.1, personal_lr=0.1}": "`split` must be given for fedalt",
     "split=output_layer": "nothing personal for fedavg",
@@ -75,6 +86,7 @@ FILES = {
     "no text": (b"\xff\xfe\x00", "UTF-8"),
     "empty": ("", "Add a section [data]"),
     "unknown section": (SMALL + "\n[datta]\n", "Did you mean data?"),
+    "a key of run above all sections": ("rounds = 3\n" + SMALL, "It is a key of [run]: write run.rounds."),
     "unknown key of run": (SMALL + "\nevaluate_evry = 2\n", "Did you mean evaluate_every"),
     "section is a number": ("run = 5\n" + SMALL.partition("[run]")[0], "`run` must be a table, got 5."),
     "no rounds": (SMALL.replace("rounds = 2", ""), "use --rounds"),
@@ -135,6 +147,8 @@ def test_what_no_longer_fits_a_run_is_refused_on_resume(capsys, here):
         "run.rounds=1": "`rounds` must be >= 2, the rounds already trained, got 1.",
     }.items():
         refused(capsys, here, ["run", "own.toml", "--resume", "--set", assignment], words)
+    hint = "Only rounds, engine and workers may change; begin another run for the rest, or keep it with --set 'model"
+    refused(capsys, here, ["run", "own.toml", "--resume", "--set", "model.hidden=[9]"], f"{hint}.hidden")
     refused(capsys, here, ["run", "own.toml", "--resume", "--seed", "3"], "as runs/own began")
     refused(capsys, here, ["run", "own.toml", "--out", "runs/own"], "holds no run yet")
     refused(capsys, here, ["run", "quickstart", "--resume", "--out", "runs/own"], "a single run")

@@ -80,6 +80,16 @@ def test_known_numbers(capsys, tmp_path):
     ]
 
 
+def test_one_meaning_a_screen(capsys, tmp_path):
+    # Columns against the shared model say so; those of the second table are against the first run, as its head says.
+    one, two = made(tmp_path / "one", ONE), made(tmp_path / "two", TWO)
+    out = call(capsys, "compare", one, two).out
+    assert "hurt" not in out
+    assert out.splitlines()[1].split()[-2:] == ["shared", "sent"]
+    assert "below shared: clients whose own model is worse than that" in out
+    assert "client by client against one," in out
+
+
 def test_lower_is_better(capsys, tmp_path):
     # As squared errors the same numbers turn round: a is worse off by 0.4, c and d are better off.
     one = made(tmp_path / "one", ONE, metric="mse", higher=False)

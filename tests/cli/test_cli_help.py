@@ -41,6 +41,17 @@ def test_help_of_run_explains_resume_and_quiet(capsys):
         assert word in " ".join(found.out.split())
 
 
+def test_help_names_every_kind_and_engine(capsys):
+    found = " ".join(call(capsys, "list", "--help").out.split())
+    for kind in ("algorithms", "recipes", "datasets", "partitions", "models", "splits", "servers", "schedules"):
+        assert kind in found
+    for kind in ("solvers", "kernels", "priors", "aggregators", "attacks", "codecs", "clocks", "times", "engines"):
+        assert kind in found
+    found = " ".join(call(capsys, "run", "--help").out.split())
+    for word in ("sequential, vectorised, processes, or ray", "[aggregator], [codec], [attack] and [clock]"):
+        assert word in found
+
+
 def test_version(capsys):
     assert call(capsys, "--version") == (0, f"moiety {moiety.__version__}\n", "")
 

@@ -9,15 +9,30 @@ from cli_command import call
 
 from moiety.aggregation.aggregators import AGGREGATORS
 from moiety.aggregation.attacks import ATTACKS
+from moiety.aggregation.server import SERVERS
 from moiety.algorithms import ALGORITHMS
+from moiety.cli.kinds import KINDS
 from moiety.cli.listing import FILES, first_line
+from moiety.clients.clock import CLOCKS
+from moiety.clients.speed import TIMES
 from moiety.data import SOURCES
+from moiety.data.partition import PARTITIONS
+from moiety.engines.choose import ENGINES, OPEN
+from moiety.kernels import KERNELS
 from moiety.models import MODELS
+from moiety.priors import PRIORS
 from moiety.recipes import RECIPES
+from moiety.schedules import SCHEDULES
+from moiety.scores import LOSSES, METRICS
+from moiety.solvers import SOLVERS
 from moiety.split import SPLITS
+from moiety.transport.codecs import CODECS
 
 TABLES = {"algorithms": ALGORITHMS, "recipes": RECIPES, "datasets": SOURCES, "models": MODELS, "splits": SPLITS}
-TABLES |= {"aggregators": AGGREGATORS, "attacks": ATTACKS}
+TABLES |= {"aggregators": AGGREGATORS, "attacks": ATTACKS, "partitions": PARTITIONS, "servers": SERVERS}
+TABLES |= {"schedules": SCHEDULES, "solvers": SOLVERS, "kernels": KERNELS, "priors": PRIORS, "codecs": CODECS}
+TABLES |= {"clocks": CLOCKS, "times": TIMES, "losses": LOSSES}
+TABLES |= {"metrics": {name: metric.per_example for name, metric in METRICS.items()}}
 
 
 @pytest.mark.parametrize("kind", TABLES)
@@ -30,6 +45,14 @@ def test_every_name_is_listed(capsys, monkeypatch, kind):
         assert name in lines
         assert first_line(maker)
         assert " ".join(first_line(maker).split()[:3]) in lines[name]
+
+
+def test_every_kind_is_tested_and_engines_have_their_own_words(capsys):
+    assert set(KINDS) == {*TABLES, "engines"}
+    found = call(capsys, "list", "engines").out
+    listed = {line.split()[0] for line in found.splitlines()[2:] if line and not line.startswith("in a file")}
+    assert listed == {*ENGINES, *OPEN}
+    assert found.endswith("in a file: engine in [run]\n")
 
 
 def test_datasets_say_whether_their_file_is_there(capsys, monkeypatch, tmp_path: Path):

@@ -35,7 +35,7 @@ def test_a_file_is_run_and_summed_up(capsys, here):
     assert [line.split("  ")[0] for line in lines[1:3]] == ["round 1/2", "round 2/2"]
     assert f"accuracy {100 * last['metric']:.1f}%" in lines[2]
     helped, hurt = sum(r["gain"] > 1e-6 for r in rows), sum(r["gain"] < -1e-6 for r in rows)
-    assert f"clients helped     {helped} of 4" in lines
+    assert f"clients helped     {helped} of 4, against the shared model alone" in lines
     assert any(line.startswith(f"clients hurt       {hurt}") for line in lines)
     mean = sum(r["metric"] for r in rows) / 4
     assert any(line.split()[:5] == ["accuracy,", "mean", "over", "clients", f"{100 * mean:.1f}%"] for line in lines)
@@ -50,6 +50,17 @@ def test_quiet_prints_the_sentence_and_the_folder(capsys, here):
     assert sentence.startswith("fedalt on digits, accuracy on average over 4 clients: ")
     assert sentence.endswith(".")
     assert folder == "results in runs/own"
+
+
+@pytest.mark.filterwarnings("ignore:In some round no client's update was finite")
+def test_dropped_updates_are_told_in_the_sentence(capsys, here):
+    # Squared errors of a linear model: two steps at 1e30 leave weights near 1e60, which single precision has not.
+    # So no upload of 2 rounds of 2 clients is kept.
+    wild = ["--set", "run.loss=mse", "--set", "algorithm.lr=1e30", "--set", "algorithm.steps=2"]
+    found = call(capsys, "run", "small.toml", "-q", *wild)
+    assert found.code == 0
+    assert found.out.splitlines()[0].endswith("with the shared model alone; 4 updates were dropped.")
+    assert sum(len(row["dropped"]) for row in read_history(here / "runs/small")) == 4
 
 
 def test_nothing_personal_is_said_so(capsys, here):
@@ -87,6 +98,34 @@ def test_resume_trains_on_from_where_it_was(capsys, here):
     found = call(capsys, "run", "own.toml", "--rounds", 4, "--resume")
     assert [line[:9] for line in found.out.splitlines()[1:3]] == ["round 3/4", "round 4/4"]
     assert read_clients(here / "whole") == read_clients(here / "runs/own")
+
+
+def test_resume_remembers_what_was_set(capsys, here):
+    set_then = ["--set", "algorithm.personal_lr=0.2", "--set", "model.hidden=[6]", "--seed", 7]
+    call(capsys, "run", "own.toml", "-q", "--rounds", 3, "--out", "whole", *set_then)
+    call(capsys, "run", "own.toml", "-q", "--rounds", 1, *set_then)
+    found = call(capsys, "run", "own.toml", "-q", "--resume", "--rounds", 3)
+    assert (found.code, found.err) == (0, "")
+    assert read_clients(here / "whole") == read_clients(here / "runs/own")
+    again = ["run", "own.toml", "-q", "--resume", "--out", "runs/own"]
+    assert call(capsys, *again, *set_then).code == 0  # to repeat it is allowed
+    other = call(capsys, *again, "--set", "algorithm.personal_lr=0.3")
+    assert "must be 0.2, as runs/own began, got 0.3" in other.err
+    # What the file says otherwise by now, and the command line had not set, is refused still.
+    (here / "own.toml").write_text(PERSONAL.replace("shared_lr = 0.5", "shared_lr = 0.4"))
+    assert "`algorithm.shared_lr` must be 0.5, as runs/own began, got 0.4." in call(capsys, *again).err
+
+
+def test_a_folder_that_does_not_remember_says_what_to_repeat(capsys, here):
+    call(capsys, "run", "own.toml", "-q", "--set", "algorithm.personal_lr=0.2")
+    (here / "runs/own/command.json").unlink()
+    found = call(capsys, "run", "own.toml", "-q", "--resume")
+    assert found.code == 2
+    assert found.err.endswith("or keep it with --set algorithm.personal_lr=0.2.\n")
+    (here / "runs/own/command.json").write_text("[1]")
+    found = call(capsys, "run", "own.toml", "-q", "--resume")
+    assert one_line(found.err)
+    assert "`command.json` must be as it was written" in found.err
 
 
 def test_resume_takes_the_newest_and_does_not_train_what_has_ended(capsys, here):

@@ -109,6 +109,19 @@ def test_quiet(capsys, here):
     assert folder == "results in there"
 
 
+@pytest.mark.filterwarnings("ignore:In some round no client's update was finite")
+def test_a_pipeline_remembers_what_was_set_and_tells_what_was_dropped(capsys, here):
+    # Squared errors at such a rate come apart within two steps: of 2 rounds of 2 clients in stage 1 nothing is left.
+    wild = ["--set", "run.loss=mse", "--set", "stage.1.algorithm.lr=1e30", "--seed", 5]
+    found = call(capsys, "run", "three.toml", "-q", *wild)
+    dropped = [sum(len(row["dropped"]) for row in read_history(here / "runs/three" / name)) for name in NAMES]
+    assert dropped[0] == 4
+    assert found.out.splitlines()[0].endswith(f"; {sum(dropped)} updates were dropped.")
+    again = call(capsys, "run", "three.toml", "-q", "--resume")
+    assert (again.code, again.err) == (0, "")
+    assert again.out.splitlines()[0] == found.out.splitlines()[0]
+
+
 def test_the_folders_are_ordinary_and_say_where_they_started(capsys, here):
     call(capsys, "run", "three.toml", "-q")
     folder = here / "runs/three"
@@ -194,11 +207,11 @@ FILES = {
     "a split": (STAGED + '\n[split]\nname = "norms"\n', "`split` must be left out where there are stages"),
     "neither": (STAGED.partition("[[stage]]")[0], "Add a section [algorithm], or tables [[stage]]"),
     "no stage": ("stage = []\n" + STAGED.partition("[[stage]]")[0], "at least one table [[stage]], got none"),
-    "no list": ("stage = 3\n" + STAGED.partition("[[stage]]")[0], "`stage` must be a list, got 3."),
+    "no list": ("stage = 3\n" + STAGED.partition("[[stage]]")[0], "`stage` must be a list of tables"),
     "rounds of the run": (STAGED.replace("[run]", "[run]\nrounds = 3"), "`run.rounds` must be left out"),
     "cohort of the run": (STAGED.replace("[run]", "[run]\ncohort = 3"), "stage.1.cohort=3"),
     "start": (STAGED.replace("[run]", '[run]\nstart = "x"'), "`run.start` must be left out"),
-    "unknown key": (STAGED.replace("evaluate_every", "evaluate_evry"), "`stage.2.evaluate_evry` must be a known key"),
+    "unknown key": (STAGED.replace("evaluate_every", "evaluate_evry"), "`stage.2` must be a table of known keys"),
     "near key": (STAGED.replace("evaluate_every", "evaluate_evry"), "Did you mean evaluate_every"),
     "no rounds": (STAGED.replace("rounds = 3", ""), "`stage.2.rounds` must be given, got nothing."),
     "no algorithm": (
@@ -222,7 +235,7 @@ SETS = {
     "stage.x.rounds=3": "for one of 3 stages",
     "stage.1=3": "for a key of a stage",
     "stage=3": "for a key of a stage",
-    "stage.1.roundz=3": "`stage.1.roundz` must be a known key, got another. Did you mean rounds?",
+    "stage.1.roundz=3": "`stage.1` must be a table of known keys, got roundz. Did you mean rounds?",
     "stage.1.rounds.x=3": "stage.1.rounds, which is none",
     "algorithm.lr=3": "`algorithm` must be left out where there are stages",
     "run.loss=mae": "`loss`",

@@ -15,8 +15,9 @@ import moiety as mo
 from moiety.cli import main
 from moiety.engines.folder import read_clients, read_config, read_history
 from moiety.errors import MoietyError
+from moiety.recipes.base import ONLY_RUNS
 from moiety.recipes.ffgg_async import FORMS, METHODS, Course, ffgg_async, trial
-from moiety.recipes.ffgg_async_report import judged, sentence
+from moiety.recipes.ffgg_async_report import TITLES, judged, sentence
 from moiety.reports.courses import courses
 
 needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_DATA is not set")
@@ -130,7 +131,12 @@ def test_the_page_shows_them(ended):
     for words in ("# ffgg-async, scale ci", "`moiety run ffgg-async --scale ci`", mo.__version__, table["date"]):
         assert words in page
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert out.splitlines()[-2] == sentence(table["rows"])
+    assert out.splitlines()[-2] == ONLY_RUNS
+    told = sentence(table["rows"])
+    for title in TITLES.values():
+        (row,) = [row for row in table["rows"] if row["row"].startswith(f"{title}: times sooner")]
+        assert f"asynchronous {title} " in told
+        assert f"({row['verdict']})" in told
     assert len(table["curves"]) == 8
 
 

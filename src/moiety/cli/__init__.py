@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 
 from moiety.errors import MoietyError
 
@@ -28,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(AttributeError):  # a client's name may hold what the terminal cannot show
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        code = _run(list(sys.argv[1:] if argv is None else argv))
+        with _warnings_in_one_line():
+            code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except SystemExit:  # typer's way to end where the reader has gone (``| head``)
         return PIPE_CLOSED
@@ -38,6 +40,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     return code
+
+
+@contextlib.contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Where in the source a warning comes from is of no use here."""
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"moiety: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def _run(argv: list[str]) -> int:

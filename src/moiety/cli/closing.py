@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.table import Table
 
 from moiety.analysis.versus import Versus
@@ -35,14 +37,14 @@ def costs(result: Result) -> Table:
     """Who was helped and hurt, and what the run cost."""
     found, cost = result.versus_shared, result.ledger
     untested = len(result.clients) - found.clients
-    dropped = [name for row in result.history for name in row.get("dropped", [])]
+    lost = result.dropped
     seconds = f"{result.last['seconds']:.1f} s, engine {result.config['run'].get('engine', '-')}"
     rows = [
-        ["clients helped", f"{len(found.helped)} of {found.clients}"],
+        ["clients helped", f"{len(found.helped)} of {found.clients}, against the shared model alone"],
         ["clients unchanged", str(len(found.unchanged))],
         ["clients hurt", f"{len(found.hurt)}{_named(found, result.metric, ': ')}"],
         *([["clients not tested", str(untested)]] if untested else []),
-        *([["updates dropped", f"{len(dropped)}, as round:client {names(dropped, SHOWN)}"]] if dropped else []),
+        *([["updates dropped", f"{len(lost)}, as round:client {names(lost, SHOWN)}"]] if lost else []),
         ["sent down, up", f"{amount(cost['down_payload'], 'B')}, {amount(cost['up_payload'], 'B')}"],
         ["local training", amount(cost["flops"], "FLOP")],
         ["memory per device", amount(cost["device_memory"], "B")],
@@ -58,10 +60,19 @@ def sentence(result: Result) -> str:
     told = f"{printable(result.named('algorithm'))} on {printable(result.named('data'))}, {metric} on average over "
     told += f"{count(found.clients, 'client')}: "
     if not found.helped and not found.hurt:
-        return f"{told}{values[0]}, for every client the same with its own model as with the shared model alone."
-    told += f"{values[0]} with personal models, {values[1]} with the shared model alone; "
+        same = "for every client the same with its own model as with the shared model alone"
+        return f"{told}{values[0]}, {same}{dropped([result])}."
+    told += f"{values[0]} with personal models, {values[1]} with the shared model alone; against that "
     changed = f"{len(found.helped)} helped, {len(found.unchanged)} unchanged, {len(found.hurt)} hurt"
-    return f"{told}{changed}{_named(found, metric, ': ')}."
+    return f"{told}{changed}{_named(found, metric, ': ')}{dropped([result])}."
+
+
+def dropped(results: Sequence[Result]) -> str:
+    """How many updates never reached the server, if any: a run that came apart must not end as one that did not."""
+    number = sum(len(result.dropped) for result in results)
+    if not number:
+        return ""
+    return f"; {count(number, 'update')} {'was' if number == 1 else 'were'} dropped"
 
 
 def _named(found: Versus, metric: str, before: str) -> str:

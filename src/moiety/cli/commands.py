@@ -11,6 +11,7 @@ import typer
 
 from moiety import __version__
 from moiety.cli import Interrupted
+from moiety.cli.kinds import KINDS
 from moiety.errors import must
 
 app = typer.Typer(
@@ -101,7 +102,9 @@ def run(
     engine: Annotated[
         str | None,
         typer.Option(
-            "--engine", metavar="NAME", help="auto (measure, keep the fastest), sequential, vectorised or processes."
+            "--engine",
+            metavar="NAME",
+            help="auto (measure, keep the fastest), sequential, vectorised, processes, or ray (a cluster).",
         ),
     ] = None,
     workers: Annotated[
@@ -124,7 +127,8 @@ def run(
         typer.Option(
             "--resume",
             help="Continue the run in --out, or the newest in runs/NAME*. --rounds (more of them), --engine and"
-            " --workers may be given anew; any other value that is not as the run began is refused.",
+            " --workers may be given anew, what --set and --seed said then is remembered; any other value that is"
+            " not as the run began is refused.",
         ),
     ] = False,
     quiet: Annotated[
@@ -133,7 +137,8 @@ def run(
 ) -> None:
     """Run a recipe or a configuration file.
 
-    A file has the sections [data], [model], [split], [algorithm] and [run]. The config.toml of a run's folder is such
+    A file has the sections [data], [model], [split], [algorithm] and [run], and may have [aggregator], [codec],
+    [attack] and [clock]; moiety list says what they can name. The config.toml of a run's folder is such
     a file. With tables [[stage]], each with a split, an algorithm and rounds of its own, in the place of [split] and
     [algorithm], every stage starts where the one before has ended. Ends with 0, with 2 and one line where something is
     wrong with the input, and with 130 if interrupted.
@@ -160,9 +165,9 @@ def _how_to_continue(request: Request, begun: list[Path]) -> str:
 
 @app.command("list", context_settings=_HELP)
 def list_(
-    what: Annotated[str, typer.Argument(metavar="algorithms|recipes|datasets|models|splits", help="What to list.")],
+    what: Annotated[str, typer.Argument(metavar="KIND", help=f"One of {', '.join(KINDS)}.")],
 ) -> None:
-    """List what a file can name.
+    """List what a file can name: algorithms, data sets, models and all else, a kind at a time.
 
     For data sets, say whether their file is found in the folder that MOIETY_DATA names.
     """

@@ -32,7 +32,8 @@ def show_results(results: Sequence[Result]) -> None:
         check_alike(results[0], other)
     higher = higher_is_better(results[0].metric, *(result.clients for result in results))
     show_table(_side_by_side(results))
-    say("shared alone: with the personal part as it was first; hurt: clients whose own model is worse than that")
+    say("shared alone: the shared model with the personal part as it was first")
+    say("below shared: clients whose own model is worse than that")
     say()
     say(f"client by client against {printable(results[0].name)}, gains in {unit(results[0].metric)} (+ is better):")
     show_table(_against_first(results, higher))
@@ -73,7 +74,7 @@ def _side_by_side(results: Sequence[Result]) -> Table:
             ]
         )
     columns = [metric, "client\nmean", "worst\ntenth", "shared\nalone"]
-    return table(["run", "algorithm", "split", "rounds", *columns, "hurt", "sent"], rows, text=(0, 1, 2))
+    return table(["run", "algorithm", "split", "rounds", *columns, "below\nshared", "sent"], rows, text=(0, 1, 2))
 
 
 def _against_first(results: Sequence[Result], higher: bool) -> Table:
@@ -84,7 +85,7 @@ def _against_first(results: Sequence[Result], higher: bool) -> Table:
         worst = names([f"{printable(name)} ({gain(change, metric)})" for name, change in found.hurt], SHOWN)
         counts = (len(found.helped), len(found.unchanged), len(found.hurt))
         rows.append([printable(result.name), *map(str, counts), gain(found.mean, metric), worst or "none"])
-    return table(["run", "better", "equal", "worse", "mean gain", "hurt most"], rows, text=(0, 5))
+    return table(["run", "better", "equal", "worse", "mean gain", "worst off"], rows, text=(0, 5))
 
 
 def unit(metric: str) -> str:

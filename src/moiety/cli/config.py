@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,16 +12,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from moiety.errors import MoietyError, message, must, near
+from moiety.spec import nearest, one_line
 
 Table = dict[str, Any]
-_KINDS = {
-    "int_type": "a whole number",
-    "string_type": "a text",
-    "list_type": "a list",
-    "dict_type": "a table",
-    "model_type": "a table",
-}
-
 
 SECTIONS = ("data", "model", "split", "algorithm", "aggregator", "codec", "attack", "clock")
 """The sections that name a builder."""
@@ -211,17 +206,31 @@ def _one_line(error: ValidationError) -> MoietyError:
     # An unknown key first: where one is misspelt, the right one is missing too.
     first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     place = [str(part + 1) if isinstance(part, int) else part for part in first["loc"]]
-    where, key = ".".join(place), place[-1]
+    where = ".".join(place)
     if first["type"] == "extra_forbidden":
-        shape = Config if len(place) == 1 else StageSection if place[0] == "stage" else RunSection
-        kind = "a known key" if len(place) > 1 else "a known section"
-        known = [k for k in shape.model_fields if k != "engine_reason"]
-        return MoietyError(message(where, kind, "another", near(key, known)))
+        return _unknown(place)
     if first["type"] == "missing":
         hint = f"Add a section [{where}] to the file." if len(place) == 1 else "Add it to that [[stage]]."
         return MoietyError(message(where, "given", "nothing", hint))
-    constraint = _KINDS.get(first["type"], first["msg"].lower())
-    return MoietyError(message(where, constraint, repr(first["input"])))
+    if where == "stage":
+        return MoietyError(message(where, "a list of tables, each headed [[stage]]", repr(first["input"])))
+    return one_line([first])
+
+
+def _unknown(place: Sequence[str]) -> MoietyError:
+    """A key that is not known where it stands, but may be elsewhere."""
+    *above, key = place
+    if not above:
+        hint = (
+            f"It is a key of [run]: write run.{key}."
+            if key in RunSection.model_fields
+            else near(key, Config.model_fields)
+        )
+        return MoietyError(message("file", "one of known sections", key, hint))
+    shape = StageSection if above[0] == "stage" else RunSection
+    known = [k for k in shape.model_fields if k != "engine_reason"]
+    hint = f"It is a section of its own, [{key}]." if key in SECTIONS else nearest(key, known)
+    return MoietyError(message(".".join(above), "a table of known keys", key, hint))
 
 
 def check_same(given: Table, begun: Table, folder: Path, where: Sequence[str] = ()) -> None:
@@ -245,6 +254,8 @@ def check_same(given: Table, begun: Table, folder: Path, where: Sequence[str] = 
                 continue
         name = ".".join([*where, key])
         shown = "left out" if key not in begun else repr(was)
-        hint = "Only rounds, engine and workers may change; begin another run for the rest."
-        hint = "Begin another pipeline for that." if where and where[0] == "stage" else hint
-        must(key in free or value == was, name, f"{shown}, as {folder} began", repr(value), hint)
+        hint = "Only rounds, engine and workers may change; begin another run for the rest"
+        hint = "Begin another pipeline for that" if where and where[0] == "stage" else hint
+        if key in begun and not isinstance(was, dict):
+            hint += f", or keep it with --set {shlex.quote(f'{name}={json.dumps(was)}')}"
+        must(key in free or value == was, name, f"{shown}, as {folder} began", repr(value), f"{hint}.")

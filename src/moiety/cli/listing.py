@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
+from moiety.cli.kinds import KINDS
 from moiety.cli.output import say, table
 from moiety.cli.output import show as show_table
-from moiety.errors import choice
+from moiety.errors import must
+from moiety.spec import nearest
 
-KINDS = ("algorithms", "recipes", "datasets", "models", "splits", "aggregators", "attacks")
 FILES = {
     "audiomnist": "audiomnist_mel32.npz",
     "chars74k": "chars74k_hnd_28.npz",
@@ -33,53 +33,45 @@ FILES = {
 """The file each data set is read from; one that is not here needs none."""
 
 
+ENGINES = {
+    "auto": "Measures for a moment and keeps the fastest of all but ray; the default.",
+    "sequential": "One client after another: the reference.",
+    "vectorised": "Blocks of clients at once.",
+    "processes": "The faster of the two below.",
+    "processes:sequential": "Workers on all cores, each with one client after another.",
+    "processes:vectorised": "Workers on all cores, each with blocks of clients.",
+    "ray": "Actors of a Ray cluster; needs pip install 'moiety[ray]'.",
+}
+"""The engines, and the names that leave the choice open."""
+
+
 def show(what: str) -> None:
-    """Print the names of one kind, each with the first line of its docstring."""
-    choice("what", what, KINDS)
-    found = _table_of(what)
-    headers, rows = ["name", "what it is"], [[name, first_line(maker)] for name, maker in found.items()]
+    """Print the names of one kind, each with one line, and where in a file they stand."""
+    must(what in KINDS, "what", "one of the known kinds", repr(what), nearest(what, KINDS))
+    headers, rows = ["name", "what it is"], [[name, line] for name, line in lines(what).items()]
     if what == "datasets":
         headers.insert(1, "file")
         rows = [[name, file_state(name), line] for name, line in rows]
     show_table(table(headers, rows, text=(0, 1, 2)))
+    place = KINDS[what].place
+    say(f"\nin a file: {place}" if place else "\nas in: moiety run quickstart")
     if what == "datasets":
         folder = os.environ.get("MOIETY_DATA", "")
-        say(f"\nfiles are looked for in MOIETY_DATA, {folder or 'which is not set'}")
+        say(f"files are looked for in MOIETY_DATA, {folder or 'which is not set'}")
 
 
-def _table_of(what: str) -> Mapping[str, Callable[..., Any]]:
-    if what == "algorithms":
-        from moiety.algorithms import ALGORITHMS
-
-        return ALGORITHMS
-    if what == "recipes":
-        from moiety.recipes import RECIPES
-
-        return RECIPES
-    if what == "datasets":
-        from moiety.data import SOURCES
-
-        return SOURCES
-    if what == "models":
-        from moiety.models import MODELS
-
-        return MODELS
-    if what == "aggregators":
-        from moiety.aggregation.aggregators import AGGREGATORS
-
-        return AGGREGATORS
-    if what == "attacks":
-        from moiety.aggregation.attacks import ATTACKS
-
-        return ATTACKS
-    from moiety.split import SPLITS
-
-    return SPLITS
+def lines(what: str) -> dict[str, str]:
+    """What there is of a kind, each with the first line of its docstring."""
+    if what == "engines":
+        return ENGINES
+    found = getattr(importlib.import_module(KINDS[what].module), KINDS[what].table)
+    # A metric is a record; what it measures is said by its function.
+    return {name: first_line(getattr(made, "per_example", made)) for name, made in found.items()}
 
 
-def first_line(maker: Callable[..., Any]) -> str:
+def first_line(made: object) -> str:
     """The first line of a docstring, or nothing."""
-    return (inspect.getdoc(maker) or "").partition("\n")[0]
+    return (inspect.getdoc(made) or "").partition("\n")[0]
 
 
 def file_state(dataset: str) -> str:

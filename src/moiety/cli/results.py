@@ -61,6 +61,11 @@ class Result:
         personal, shared = column(self.clients), column(self.clients, "shared_metric")
         return versus(personal, shared, higher_is_better=self.higher)
 
+    @property
+    def dropped(self) -> list[str]:
+        """The updates that were dropped, as round:client."""
+        return [name for row in self.history for name in row.get("dropped", [])]
+
     def named(self, section: str) -> str:
         """The name of the run's algorithm, split, model or data."""
         table = self.config.get(section, {})

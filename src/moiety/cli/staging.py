@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moiety.analysis.versus import column, higher_is_better, mean, versus
-from moiety.cli.closing import SHOWN, sentence
+from moiety.cli.closing import SHOWN, dropped, sentence
 from moiety.cli.commands import Request
 from moiety.cli.comparing import unit
 from moiety.cli.config import Config, Table, check_same
@@ -88,5 +88,5 @@ def told(results: Sequence[Result]) -> str:
     return (
         f"{count(len(results), 'stage')} on {printable(first.named('data'))}, {metric} on average over "
         f"{count(found.clients, 'client')}: {', '.join(means)}; from the first to the last {changed}"
-        f"{': ' + names(who, SHOWN) if who else ''}."
+        f"{': ' + names(who, SHOWN) if who else ''}{dropped(results)}."
     )

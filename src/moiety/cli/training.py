@@ -12,6 +12,7 @@ from moiety.cli.config import Config, Table, assign, check, check_same, read
 from moiety.cli.output import say, show, show_page
 from moiety.cli.places import folder_for, name_of
 from moiety.cli.progress import reporter
+from moiety.cli.remembering import remembered, remembering
 from moiety.errors import must
 from moiety.recipes import RECIPES, Watch
 from moiety.recipes.base import is_run
@@ -63,7 +64,7 @@ def _recipe(request: Request, begun: Begun) -> None:
         else:
             show_results([of_run(each, run) for each, run in outcome.runs.items()])
         say()
-    say(outcome.sentence)
+    say(outcome.closing)
     say(f"results in {folder}")
 
 
@@ -72,16 +73,23 @@ def _file(request: Request, begun: Begun) -> None:
     must(request.scale is None, "--scale", "left out for a file", request.scale, "Only recipes have scales.")
     path = Path(request.target)
     name = name_of(path)
-    config, tables, asked = _configuration(request, path)
+    tables = read(path)
     folder = folder_for(name, request.out, resume=request.resume)
+    sets = _assignments(request)
+    before = remembered(folder) if request.resume else []
+    config, asked = _configured(tables, before, sets)
     begun(folder)
+
+    def kept(watch: Watch) -> Watch:
+        return watch if request.resume else remembering(watch, folder, sets)
+
     if config.stage is not None:
         from moiety.cli import staging
 
-        runs = _watched(request, lambda watch: staging.run(request, folder, config, tables, asked, watch))
+        runs = _watched(request, lambda watch: staging.run(request, folder, config, tables, asked, kept(watch)))
         staging.close(runs, folder, quiet=request.quiet)
         return
-    run = _watched(request, lambda watch: _run(request, name, folder, config, tables, asked, watch))
+    run = _watched(request, lambda watch: _run(request, name, folder, config, tables, asked, kept(watch)))
 
     from moiety.cli.closing import costs, scores, sentence
     from moiety.cli.results import of_run
@@ -90,23 +98,28 @@ def _file(request: Request, begun: Begun) -> None:
     if not request.quiet:
         say()
         show(scores(result))
-        say("shared alone: with the personal part as it was first; a gain above 0 is for the better\n")
+        say("shared alone: the shared model with the personal part as it was first; a gain above 0 is for the better\n")
         show(costs(result))
         say()
     say(sentence(result))
     say(f"results in {folder}")
 
 
-def _configuration(request: Request, path: Path) -> tuple[Config, Table, Table]:
-    """The file with what the command line sets, checked and as tables; and the ``[run]`` keys of the command line."""
-    tables, asked = read(path), Table()
+def _assignments(request: Request) -> list[str]:
+    """All that the command line sets, as --set has it."""
     options = {"rounds": request.rounds, "seed": request.seed, "engine": request.engine, "workers": request.workers}
-    sets = [*request.sets, *(f"run.{key}={value}" for key, value in options.items() if value is not None)]
-    for assignment in sets:
+    return [*request.sets, *(f"run.{key}={value}" for key, value in options.items() if value is not None)]
+
+
+def _configured(tables: Table, before: list[str], sets: list[str]) -> tuple[Config, Table]:
+    """Put what was and is set into the file's tables and check them; also the ``[run]`` keys that are set now."""
+    asked = Table()
+    for assignment in (*before, *sets):
         assign(tables, assignment)
+    for assignment in sets:
         if assignment.partition(".")[0].strip() == "run":
             assign(asked, assignment)
-    return check(tables), tables, asked.get("run", {})
+    return check(tables), asked.get("run", {})
 
 
 def _run(request: Request, name: str, folder: Path, config: Config, tables: Table, asked: Table, watch: Watch) -> Run:

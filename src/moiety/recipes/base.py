@@ -19,6 +19,9 @@ Watch = Callable[[str, Path | None], "OnRound | None"]
 RECIPE = "recipe.json"
 """What a recipe whose runs lie further down was asked for, in its folder."""
 
+ONLY_RUNS = "Scale ci only shows that the recipe runs: no number and no verdict of it says anything about the methods."
+"""What stands on the page of a recipe at that scale, and is its closing sentence."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -30,6 +33,11 @@ class Outcome:
     runs: Mapping[str, Run]
     sentence: str
     report: str = ""
+
+    @property
+    def closing(self) -> str:
+        """The sentence to end with: what the runs show, if they show anything."""
+        return ONLY_RUNS if ONLY_RUNS in self.report else self.sentence
 
 
 class Recipe(Protocol):

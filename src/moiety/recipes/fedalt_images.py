@@ -103,7 +103,6 @@ def _digits() -> Setting:
         stages=stages,
         paper=EMNIST,
         margin=0.01,
-        notes=["At this scale no number means anything."],
     )
 
 

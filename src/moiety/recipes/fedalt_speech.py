@@ -106,7 +106,6 @@ def _joined_digits() -> Setting:
         paper=LIBRISPEECH,
         margin=0.01,
         fit=CTC,
-        notes=["At this scale no number means anything."],
     )
 
 

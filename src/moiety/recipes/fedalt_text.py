@@ -94,7 +94,6 @@ def _made_up() -> Setting:
         paper=STACK_OVERFLOW,
         margin=MARGIN,
         fit=NEXT_WORD,
-        notes=["At this scale no number means anything."],
     )
 
 

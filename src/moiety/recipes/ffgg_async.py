@@ -208,7 +208,6 @@ def _digits() -> Trial:
         active=3,
         rounds=4,
         seeds=2,
-        notes=("At this scale no number means anything.",),
     )
 
 

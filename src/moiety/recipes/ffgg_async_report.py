@@ -135,8 +135,8 @@ def _parts(made: Trial, courses: Courses, rows: Sequence[Row]) -> list[str]:
         " interval says so. Of times, and of how many times sooner, it is the geometric mean, with the interval of its"
         " logarithm; sooner does not hold where some seed never got so far."
     )
-    notes = "\n".join(["## Notes", "", *(f"- {note}" for note in made.notes)])
-    return [made.title, about, "## Accuracy and virtual time", verdicts, markdown(rows), notes]
+    notes = ["\n".join(["## Notes", "", *(f"- {note}" for note in made.notes)])] if made.notes else []
+    return [made.title, about, "## Accuracy and virtual time", verdicts, markdown(rows), *notes]
 
 
 def _figure(made: Trial, courses: Courses, out: Path) -> str:

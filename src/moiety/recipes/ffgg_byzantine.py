@@ -192,7 +192,6 @@ def _digits() -> Trial:
         seeds=2,
         attacks={name: every[name] for name in some},
         aggregators={name: joined[name] for name in few},
-        notes=("At this scale no number means anything.",),
     )
 
 

@@ -110,7 +110,7 @@ def _parts(made: Trial, rows: Sequence[Row]) -> list[str]:
     parts = ["## Accuracy of honest clients", verdicts, _matrix(made, rows)]
     parts += ["## Which aggregators hold", _summary(made, rows)]
     parts += ["## Every cell", _cells(rows)]
-    return [*parts, "\n".join(["## Notes", "", *(f"- {note}" for note in made.notes)])]
+    return [*parts, "\n".join(["## Notes", "", *(f"- {note}" for note in made.notes)])] if made.notes else parts
 
 
 def _matrix(made: Trial, rows: Sequence[Row]) -> str:

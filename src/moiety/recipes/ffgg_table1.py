@@ -87,9 +87,8 @@ def _notes(stages: Stages, scale: str) -> list[str]:
         "Rates of FedAvg and of FFGG are those that the recipes fedalt-images and fedalt-text chose for FedAvg and"
         " FedAlt; those of finetuning are chosen here."
     )
-    said = {"ci": ["At this scale no number means anything."], "laptop": [taken]}
     return [
-        *said.get(scale, []),
+        *([taken] if scale == "laptop" else []),
         f"{stages.rounds} rounds of FedAvg, {stages.personal_rounds} of FFGG, {stages.cohort} clients a round, batches"
         f" of {stages.batch_size}, {stages.finetune_epochs} epochs of finetuning.",
         "FFGG is Local FFGG (Algorithm 4), which the paper's Table 1 shows, with finetuning after it. Algorithm 1 makes"

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from moiety.recipes.base import ONLY_RUNS
 from moiety.recipes.partial_summary import BASELINES, COLUMNS, Found, summary
 from moiety.recipes.setting import FULL, Paper
 from moiety.recipes.words import per_cent
@@ -66,6 +67,7 @@ def head(recipe: str, asked: Mapping[str, Any], tables: Sequence[Table], about: 
         f"`{shlex.join(words)}`, {date}; {', '.join(f'{k} {v}' for k, v in versions.items())};"
         f" {seconds / 60:.1f} minutes in all.",
         "",
+        *([ONLY_RUNS, ""] if asked["scale"] == "ci" else []),
         about,
     ]
     known = {"recipe": recipe, **asked, "command": shlex.join(words), "versions": versions, "date": date}

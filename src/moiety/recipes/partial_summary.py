@@ -130,7 +130,7 @@ def claims(found: Found) -> list[dict[str, Any]]:
     made = []
     for split in setting.splits:
         gains = found.gains(f"{split}-fedalt-final", f"{split}-fedsim-final")
-        made.append(_claim(f"FedAlt is at least as good as FedSim: {split}", gains))
+        made.append(_claim(f"FedAlt beats FedSim: {split}", gains))
     partial = found.best([f"{split}-fedalt-final" for split in setting.splits])
     full = found.best([step for step in BASELINES.values() if step.startswith(FULL)])
     name = f"the best split ({_split(partial[0])}) is as good as full personalisation ({full[0].split('-')[1]})"
@@ -157,7 +157,7 @@ def _stateless(found: Found) -> list[dict[str, Any]]:
     total, last = found.gains(f"{alt}-final", "fedavg"), found.gains(f"{alt}-final", alt)
     most = [b - a / 2 for a, b in zip(total, last, strict=True)]
     return [
-        _claim(f"stateless FedAlt is at least as good as FedSim: {split}", found.gains(f"{alt}-final", f"{sim}-final")),
+        _claim(f"stateless FedAlt beats FedSim: {split}", found.gains(f"{alt}-final", f"{sim}-final")),
         _claim(f"keeping state helps FedAlt: {split}", found.gains(f"{split}-fedalt-final", f"{alt}-final")),
         _claim(f"final finetuning is most of what stateless FedAlt gains: {split}", most),
     ]

@@ -1,0 +1,23 @@
+"""``python -m moiety`` is the command, and its warnings are one line."""
+
+import subprocess
+import sys
+
+
+def test_the_package_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "moiety", "list", "engines"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "vectorised" in done.stdout
+
+
+def test_warnings_are_one_line(tmp_path):
+    (tmp_path / "wild.toml").write_text(
+        '[data]\nname = "digits"\nclients = 3\nper_client = 8\n[model]\nname = "linear"\n'
+        '[algorithm]\nname = "fedavg"\nlr = 1e38\n[run]\nrounds = 3\nengine = "sequential"\n'
+    )
+    words = [sys.executable, "-m", "moiety", "run", "wild.toml", "-q"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("moiety: In some round no client's update was finite")
+    assert len(done.stderr.splitlines()) == 1
+    assert "updates were dropped" in done.stdout
