@@ -250,12 +250,14 @@ def diverging(out: Path | None = None) -> mo.Run:
     return mo.fit(model, data, algorithm, split=split, rounds=3, engine="sequential", out=out)
 
 
-def test_a_run_that_diverges_ends_without_a_warning() -> None:
-    run = diverging()
+def test_a_run_that_diverges_says_so_and_no_more() -> None:
+    with pytest.warns(UserWarning, match="no client's update was finite") as seen:
+        run = diverging()
+    assert len(seen) == 1
     assert run.history[-1]["dropped"]
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:In some round no client's update was finite")
 def test_the_history_of_a_run_that_diverges_is_json(tmp_path: Path) -> None:
     """JSON has neither NaN nor Infinity; other readers than Python's refuse them."""
 

@@ -196,7 +196,7 @@ def test_fewer_clients_than_workers():
 def test_dropout_and_running_statistics():
     for model in (dropout_net(), batch_norm_net()):
         algorithm = fedalt(personal_epochs=1)
-        data = federation((8, 12, 16))
+        data = federation((10, 12, 16))
         options = {"data": data, "cohort": 2, "rounds": 2}
         run = fit("processes:sequential", algorithm, model, workers=2, **options)
         same_runs(fit("sequential", algorithm, model, **options), run)
@@ -368,7 +368,7 @@ def test_batch_norm_with_one_row_is_the_same_line_as_in_the_sequential_engine():
     options = {"data": data, "cohort": 3, "evaluate_on": "train"}
     algorithm = fedalt(personal_epochs=1)
     texts = [
-        refused(lambda engine=engine: fit(engine, algorithm, batch_norm_net(), **options), "client c1, round 1")
+        refused(lambda engine=engine: fit(engine, algorithm, batch_norm_net(), **options), "at least two .*client c1")
         for engine in ("sequential", "processes:sequential")
     ]
     assert texts[0] == texts[1]

@@ -20,7 +20,7 @@ TABLE2 = {
 """By the classes of a client, in the order of ``METHODS``."""
 ABOUT = (
     'Kotelevskii et al. 2022, "FedPop: A Bayesian Approach for Personalised Federated Learning", Table 2, CIFAR-10. The'
-    " paper has all 50,000 pictures, a larger network and many more rounds: its numbers are not to be reached at scale"
+    " paper has all 50,000 pictures, whole ones, and many more rounds: its numbers are not to be reached at scale"
     " laptop, where the order of the methods is what can be compared."
 )
 NOTES = (

@@ -79,7 +79,8 @@ def notes(plan: Plan) -> list[str]:
         "FedRep: ten epochs on the head and one on the rest, at 0.05; new people train a head for 50 epochs."
         " Finetuning: the head of FedAvg's model for 50 epochs. Alone: 100 epochs from the same first model. Rates"
         " were not tuned.",
-        "Calibration is over all windows of a group. A 90% set has the fewest classes that hold at least 90% of the"
+        "Calibration is over all windows of a group, seed by seed; the figure has those of all seeds together, whose"
+        " errors are smaller. A 90% set has the fewest classes that hold at least 90% of the"
         " probability, which is more than 90% since classes are not divided: its mass. Sets should hold the label in as"
         " many of the windows as their mass says on average, not in 90%, and have few classes; they are off by the"
         " distance of the two, seed by seed.",

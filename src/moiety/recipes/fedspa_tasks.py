@@ -82,7 +82,6 @@ def ci(methods: Methods, *, seeds: int = 1) -> list[Task]:
             seeds=seeds,
             every=1,
             cohort=3,
-            notes=("At this scale no number means anything.",),
         )
     ]
 
