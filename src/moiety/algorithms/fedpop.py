@@ -52,6 +52,7 @@ from torch import Tensor
 
 from moiety.aggregation import weighted_mean
 from moiety.aggregation.server import chosen as chosen_server
+from moiety.descent import projected
 from moiety.errors import kind, must, number, whole
 from moiety.kernels import Kernel, walk
 from moiety.kernels import chosen as chosen_kernel
@@ -217,7 +218,8 @@ def fedpop(
         # Lines 13-14
         held = {**server.shared, **(_put(server.prior, PRIOR) if learn_prior else {})}
         moved, state = optimiser.step(held, {name: change[name] for name in held}, server.optimiser)
-        shared = _in_ball({name: moved[name] for name in server.shared}, radius)
+        phi = {name: moved[name] for name in server.shared}
+        shared = phi if radius is None else projected(phi, radius)
         beta = population.project(_taken(moved, PRIOR)) if learn_prior else server.prior
         statistics = {name: s + change[name] for name, s in server.statistics.items()}
         if not averaged:
@@ -320,11 +322,3 @@ def _points(samples: Params) -> list[Params]:
 
 def _begun(points: list[Params], state: Client) -> Client:
     return Client({name: torch.stack([p[name] for p in points]) for name in points[0]}, torch.ones_like(state.asked))
-
-
-def _in_ball(shared: Params, radius: float | None) -> Params:
-    """The nearest point of the ball."""
-    if radius is None or not shared:
-        return shared
-    norm = torch.stack([p.square().sum() for p in shared.values()]).sum().sqrt()
-    return {name: p * (radius / norm).clamp(max=1.0) for name, p in shared.items()}
