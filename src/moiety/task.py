@@ -119,17 +119,18 @@ def from_functions(
 ) -> Task:
     """A task from plain functions of (parameters, batch); ``loss`` gives one number per example.
 
-    Without a ``predict`` the loss stands for the prediction, and the metric is the loss.
+    Without a ``predict`` the loss stands for the prediction; without a ``metric`` the loss is the metric.
     """
     must(bool(init), "init", "a dict with at least one parameter", init)
     predict = predict or loss
     chosen = metric or Metric("loss", False, lambda output, batch: output)
+    judged = loss if metric is None else predict
     return Task(
         init={n: torch.as_tensor(p).detach().clone() for n, p in init.items()},
         buffers=frozenset(),
         loss=lambda params, batch: (loss(params, batch), {}),
         predict=predict,
-        scores=lambda params, batch: (loss(params, batch), chosen.per_example(predict(params, batch), batch)),
+        scores=lambda params, batch: (loss(params, batch), chosen.per_example(judged(params, batch), batch)),
         metric=chosen,
     )
 

@@ -232,8 +232,8 @@ class Algorithm:
     population: Callable[[Tensor, Params, Tree], Tree] | None = None
     """From a key for ``moiety.draws``, what is received and the first state to the state of a client without data."""
     begin: Callable[[Tensor, Params, Tree], Tree] | None = None
-    """From a client's key, what is received and the first state to its state before it is first asked, where that has
-    chance of its own (a mask)."""
+    """From a client's key, what is received and its state to the state it predicts with, where one that was never asked
+    has chance of its own (a mask). No engine runs it: it may look at values."""
     longest_round_trip: int | None = None
     """The largest ``Work.round_trip`` that the states of clients have room for; None where it is not looked at."""
     evaluates_at: str | None = None
@@ -243,6 +243,8 @@ class Algorithm:
     densities: Callable[[Tree], dict[str, float]] | None = None
     """From a client's state before its turn to the share of active weights by parameter name, where layers are sparse;
     arithmetic is counted by it."""
+    clients: int | None = None
+    """The number of clients that it is made for, where it must know it."""
     joined: Callable[[Params, int, int], Params] | None = None
     """From the aggregate, the number of uploads in it and that of all clients to what ``server_update`` gets."""
     adapt_phases: Mapping[str, Phase] | None = None

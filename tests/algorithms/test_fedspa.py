@@ -174,7 +174,8 @@ def test_volume_is_constant_and_the_server_moves_only_on_the_union_of_masks(mask
         jobs = problem.jobs(algorithm.phases, cohort, [held[k] for k in cohort], "train", t, part="train")
         done = serve(Sequential, problem, algorithm.client_update, jobs, received, scale=1.0, round=t, elapsed=t / 3)
         # What a client sent is 0 outside the mask it worked with.
-        worked = [algorithm.begin(torch.tensor(job.key), received, job.state).mask for job in jobs]
+        begin = algorithm.begin or (lambda key, received, state: state)
+        worked = [begin(torch.tensor(job.key), received, job.state).mask for job in jobs]
         for mask, (update, _) in zip(worked, done, strict=True):
             assert all((update.upload[n][~m] == 0).all() for n, m in mask.items())
         server = algorithm.server_update(server, algorithm.aggregator([u for u, _ in done]))
@@ -212,6 +213,20 @@ def test_a_client_that_was_never_asked_has_its_first_mask():
         a, b = bounds[client : client + 2]
         hits = torch.func.functional_call(mlp(), model, (x[a:b],)).argmax(1) == y[a:b]
         assert run.clients[client]["metric"] == pytest.approx(float(hits.float().mean()))
+
+
+def test_a_client_with_statistics_of_its_own_that_was_never_asked_has_its_first_mask():
+    """It has a state from the run before, in which there is no mask yet."""
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    split = mo.split.nothing(net, running_stats="personal")
+    options = {"split": split, "engine": "sequential"}
+    before = mo.fit(net, DATA, mo.fedavg(lr=0.1), rounds=1, **options)
+    algorithm = mo.fedspa(lr=0.1, density=0.6, search="rsm", masks="different")
+    everyone = mo.fit(net, DATA, algorithm, rounds=1, start=before, **options)
+    one = mo.fit(net, DATA, algorithm, rounds=1, cohort=1, start=before, **options)
+    for client, state in enumerate(states(everyone, range(3))):
+        for name, m in state.mask.items():
+            assert torch.equal(one.parameters(client)[name] != 0, m & (one.broadcast()[name] != 0))
 
 
 def test_a_new_mask_takes_the_dense_weights_of_the_server():
@@ -310,6 +325,34 @@ def test_flops_of_a_weight_that_no_layer_owns():
     options = {"lr": 0.1, "density": 0.5, "densities": "uniform", "batch_size": 4, "search": "rsm"}
     ledger = mo.fit(Bare(), DATA, mo.fedspa(**options), rounds=2, engine="sequential").ledger
     assert ledger["flops"] == pytest.approx(2 * 28 * (96 * 11 / 24 + 108 * 9 / 18))
+
+
+class Branches(nn.Module):
+    """Layers in a list, which is never called itself, side by side, one of them twice; and a weight of the model's."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(4, 5))
+        self.rows = nn.ModuleList([nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False)])
+        self.head = nn.Linear(5, 3, bias=False)
+
+    def forward(self, x):
+        x = x @ self.w
+        return self.head(self.rows[0](self.rows[0](x)) + self.rows[1](x))
+
+
+def test_flops_of_branches_by_hand():
+    """Per row, forward: w 40, each use of a row 50, the head 30; with backward w 80, the others three times as much.
+
+    85 weights, half of them 43 (42.5 upwards); ``uniform`` shares 43 * 20/85 = 10.12, 12.65, 12.65 and 7.59, so 10, 13,
+    13 and 7 (the remainders .65, .65 and .59 get what is left, 3).
+    """
+    options = {"lr": 0.01, "density": 0.5, "densities": "uniform", "batch_size": 4, "search": "rsm"}
+    counts = layer_counts(dict(Branches().named_parameters()), 0.5, "uniform")
+    assert list(counts.values()) == [10, 13, 13, 7]
+    ledger = mo.fit(Branches(), DATA, mo.fedspa(**options), rounds=2, engine="sequential").ledger
+    row = 80 * 10 / 20 + 3 * (100 + 50) * 13 / 25 + 90 * 7 / 15
+    assert ledger["flops"] == pytest.approx(2 * 28 * row)
 
 
 class Attending(nn.Module):

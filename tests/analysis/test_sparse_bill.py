@@ -56,6 +56,9 @@ def test_a_model_that_computes_with_weights_of_its_own():
             return self.head(x @ self.w)
 
     assert layer_flops(Bare(), torch.zeros(1, 4)) == {"": 48.0, "head": 36.0}
+    listed = Bare()
+    listed.more = torch.nn.ModuleList([listed.head])
+    assert sum(layer_flops(listed, torch.zeros(1, 4)).values()) == 84.0
     assert layer_flops(torch.nn.Linear(6, 3), torch.zeros(1, 6)) == {"": 36.0}
     run = {"rounds": 1, "clients": 1, "epochs": 1, "examples": 1}
     # 45 numbers, half of them are 23, 20 of them weights: 11 of 24 and 9 of 18.

@@ -117,6 +117,8 @@ def test_a_file_can_name_data_of_ones_own(tmp_path, monkeypatch):
     opened = open_folder("own")
     assert opened.spec == {"name": "folder", "path": "own"}
     assert from_spec(opened.spec).fingerprint() == fed.fingerprint()
+    opened.save("copy")
+    assert open_folder("copy").spec == {"name": "folder", "path": "copy"}  # and not where it once was
     trained = from_spec(opened.with_validation_in_train().spec)
     assert trained.sizes("train").tolist() == [3, 3]
     assert trained.fingerprint() == fed.with_validation_in_train().fingerprint()

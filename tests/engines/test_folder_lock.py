@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,8 @@ import moiety as mo
 
 pytest.importorskip("fcntl")
 FED = federation()
-HOLD = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(1, flush=True); input()"
-TRY = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+HOLD = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+TRY = "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
 
 
 def fit(out: Path, rounds: int, engine: str = "sequential", **options: Any) -> Any:
@@ -42,6 +43,22 @@ def test_a_folder_in_use_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
         other.kill()
     mo.resume(tmp_path / "run", rounds=4, model=mlp(), data=FED)
     fit(tmp_path / "whole", 4)
+    same_folders(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_folder_in_use_is_refused_within_one_process_too(tmp_path: Path) -> None:
+    """Nor is it free once somebody has read the file that is locked."""
+    refusals = []
+
+    def on_round(record: Any, rounds: int) -> None:
+        shutil.copytree(tmp_path / "run", tmp_path / f"copy{record.round}")
+        with pytest.raises(mo.MoietyError, match="nobody trains in now") as caught:
+            mo.resume(tmp_path / "run", model=mlp(), data=FED)
+        refusals.append(caught)
+
+    fit(tmp_path / "run", 3, on_round=on_round)
+    assert len(refusals) == 3
+    fit(tmp_path / "whole", 3)
     same_folders(tmp_path / "whole", tmp_path / "run")
 
 

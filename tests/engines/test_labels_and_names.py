@@ -181,7 +181,7 @@ def test_a_batch_of_one_row_that_comes_later_is_named() -> None:
     """A walk through three rows by twos meets the last one in round 2; a new client may bring any number."""
     data = federation((3,), test=0)
     walk = mo.independent(lr=0.1, batch_size=2)
-    refused(lambda: fit(data, batch_norm_net(), walk), r"client c0, round 2: Expected more.*A batch has one row there")
+    refused(lambda: fit(data, batch_norm_net(), walk), "`batch_size` must be .* got 2 for the 3 rows of client c0")
     run = fit(federation((8,), test=0), batch_norm_net(), mo.fedavg(lr=0.1, batch_size=4))
     new = {"x": np.zeros((5, 4), dtype=np.float32), "y": np.zeros(5, dtype=int)}
     refused(lambda: run.onboard(new), "client new client.*A batch has one row there")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 import moiety as mo
 from moiety.engines.rounds import NOTHING_FINITE
+from moiety.task import from_functions
 
 FED = federation()
 
@@ -52,3 +54,54 @@ def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(mo.MoietyError, match=r"`algorithm` must be given again.* began with its own mine"):
         mo.resume(tmp_path / "run", model=Own(), data=FED)
     assert mo.resume(tmp_path / "run", model=Own(), data=FED, algorithm=own, rounds=2).history[-1]["round"] == 2
+
+
+def test_a_run_without_an_evaluation_is_one_line_too(tmp_path: Path) -> None:
+    def stop(record: Any, rounds: int) -> None:
+        if record.round == 3:
+            raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"rounds": 10, "engine": "sequential", "out": tmp_path / "run"}
+    with pytest.raises(KeyboardInterrupt):
+        mo.fit(mlp(), FED, mo.fedavg(lr=0.1), evaluate_every=100, on_round=stop, **options)
+    run = mo.resume(tmp_path / "run", rounds=3, model=mlp(), data=FED)
+    assert repr(run) == f"Run(fedavg, 3 rounds, {len(FED)} clients; not evaluated)"
+
+
+def test_an_algorithm_from_elsewhere_in_a_pipeline_and_as_a_start(tmp_path: Path) -> None:
+    own = replace(mo.fedavg(lr=0.1), name="mine", spec={"name": "mine", "lr": 0.1})
+    options: dict[str, Any] = {"engine": "sequential"}
+    mo.pipeline([mo.stage(own, rounds=1)], mlp(), FED, out=tmp_path / "stages", **options)
+    with pytest.raises(mo.MoietyError, match=r"`stages` must be given again, got nothing for the algorithm of stage 1"):
+        mo.resume(tmp_path / "stages", model=mlp(), data=FED)
+    mo.fit(mlp(), FED, own, rounds=1, out=tmp_path / "run", **options)
+    with pytest.raises(mo.MoietyError, match=r"`start` must be a run whose folder names its algorithm"):
+        mo.fit(mlp(), FED, mo.fedavg(lr=0.1), rounds=1, start=tmp_path / "run", **options)
+
+
+def test_a_wrong_number_of_clients_leaves_no_folder(tmp_path: Path) -> None:
+    algorithm = mo.fedpop(kernel=mo.kernel.langevin(step=0.01), shared_lr=0.1, clients=99)
+    split = mo.split.by_name(mlp(), personal=["head"])
+    with pytest.raises(mo.MoietyError, match=f"`clients` must be the number of clients there are, {len(FED)}, got 99"):
+        mo.fit(mlp(), FED, algorithm, split=split, rounds=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_newcomer_to_a_task_of_plain_functions() -> None:
+    """Its labels are what its own loss makes of them: nothing of the house's losses is asked of them."""
+
+    def predict(params: Any, batch: Any) -> torch.Tensor:
+        return batch["x"].flatten(1) @ params["w"] + params["b"]
+
+    def error(params: Any, batch: Any) -> torch.Tensor:
+        return (predict(params, batch) - batch["y"]).square()
+
+    width = FED.columns["x"][0].size
+    task = from_functions({"w": torch.zeros(width), "b": torch.zeros(())}, error, predict)
+    split = mo.Split(shared=("w",), personal=("b",), frozen=(), buffers=frozenset(), sizes={"w": width, "b": 1})
+    run = mo.fit(task, FED, mo.fedalt(shared_lr=0.01, personal_lr=0.1), split=split, rounds=2, engine="sequential")
+    columns = FED.client(FED.ids[0])
+    seen = run.predictive({name: columns[name] for name in ("x", "y")}, columns)
+    assert seen.outputs.shape == (1, len(columns["y"]))
+    # Without a metric the loss is the metric, not the prediction.
+    assert all(row["metric"] == row["loss"] for row in run.clients)

@@ -210,10 +210,6 @@ def fedpop(
         mean_shared, mean_beta = _now(_taken(received, MEAN))
         return {**shared, **mean_shared}, {**beta, **mean_beta}
 
-    def counted(change: Params, uploads: int, present: int) -> Params:
-        must(clients in (None, present), "clients", f"the number of clients there are, {present}", clients)
-        return change
-
     def server_update(server: Server, change: Params) -> Server:
         # Lines 13-14
         held = {**server.shared, **(_put(server.prior, PRIOR) if learn_prior else {})}
@@ -287,7 +283,7 @@ def fedpop(
         needs="personal",
         crosses=crosses,
         beside=beside,
-        joined=counted,
+        clients=clients,
         uncompressed=lambda name: name.startswith((PRIOR, STEP)),
         samples=draws,
         population=newcomer,

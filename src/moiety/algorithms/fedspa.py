@@ -132,6 +132,9 @@ def fedspa(
         drawn = random_masks(key, received, layer_counts(received, density, densities), "mask", mask_seed)
         return either(state.asked, state.mask, drawn)
 
+    def begin(key: Tensor, received: Params, state: Masked) -> Masked:
+        return state if bool(state.asked) else state._replace(mask=own_mask(key, received, state))
+
     def dense_gradient(work: Work, model: Params, names: dict[str, int]) -> Params:
         """g(w_{k,t,N}): the gradient of one batch for every weight, active or not (Algorithm 2, line 5)."""
         found = {name: torch.zeros_like(model[name]) for name in names}
@@ -207,7 +210,7 @@ def fedspa(
         schedule=chosen_schedule(schedule),
         default_split="nothing",
         needs="nothing",
-        begin=lambda key, received, state: state._replace(mask=own_mask(key, received, state)),
+        begin=begin if masks == "different" else None,
         traffic=Traffic(down, up, new_mask),
         densities=mask_densities,
         search=("search",) if by_gradient else (),

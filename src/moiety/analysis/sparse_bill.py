@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from moiety.algorithms import fedspa
 from moiety.data import FederatedData
+from moiety.engines.costs import layers_at_work
 from moiety.engines.evaluate import served
 from moiety.engines.making import default_loss, problem_for
 from moiety.engines.sequential import Sequential
@@ -36,14 +36,10 @@ def layer_flops(model: nn.Module, example: Tensor) -> dict[str, float]:
     {'0': 30.0, '2': 20.0}
     """
     whole("example", len(example), 1, 1)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), layers_at_work() as (found, _):
         model(example)
-    counts = {path.partition(".")[2]: sum(ops.values()) for path, ops in counter.get_flop_counts().items()}
-    inside = {
-        path: sum(n for other, n in counts.items() if other.rpartition(".")[0] == path and other) for path in counts
-    }
-    own = {path: float(n - inside[path]) for path, n in counts.items()}
-    return {path: n for path, n in own.items() if n}
+    own = {path: found.get(module, 0.0) for path, module in model.named_modules()}
+    return {path: flops for path, flops in own.items() if flops}
 
 
 def active_parameters(model: nn.Module, density: float = 1.0, densities: str = "erk") -> dict[str, int]:

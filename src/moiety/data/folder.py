@@ -30,7 +30,7 @@ def save(fed: FederatedData, folder: str | Path) -> None:
         "format": _FORMAT,
         "columns": list(fed.columns),
         "classes": fed.classes,
-        "spec": fed.spec,
+        "spec": {} if fed.spec.get("name") == FOLDER else fed.spec,  # it lies in another folder now
         "named": not isinstance(fed.ids, Numbered),
         "fingerprint": fed.fingerprint(),
     }

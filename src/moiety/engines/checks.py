@@ -16,7 +16,7 @@ from moiety.engines.plan import lone_rows
 from moiety.engines.problem import Problem
 from moiety.errors import MoietyError, choice, kind, message, must, near, whole
 from moiety.rng import torch_seed
-from moiety.scores import BLANK, IGNORED, METRICS
+from moiety.scores import BLANK, IGNORED, LOSSES, METRICS
 from moiety.split import Split
 from moiety.types import Algorithm, Batch, Task
 
@@ -145,9 +145,14 @@ def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None
         must(fits, name, "one number per example", f"{got} for 2 examples", hint)
 
 
-def check_batches(problem: Problem, algorithm: Algorithm) -> None:
-    """Where the model cannot train on one row, as with BatchNorm, no client may be left with a batch of one."""
+def check_clients(problem: Problem, algorithm: Algorithm) -> None:
+    """Whether the algorithm is made for so many clients, with batches that the model can train on.
+
+    Where that cannot train on one row, as with BatchNorm, no client may be left with a batch of one.
+    """
     data, sizes = problem.data, problem.data.sizes("train")
+    made = algorithm.clients in (None, len(data))
+    must(made, "clients", f"the number of clients there are, {len(data)}", algorithm.clients)
     if not problem.task.mixes_examples or _trains_on_one(problem):
         return
     if (sizes == 1).any():
@@ -187,7 +192,7 @@ def _told(name: str, constraint: str, hint: str = "") -> Iterator[None]:
 
 def check_targets(loss: object, columns: Batch, data: FederatedData, output: torch.Tensor) -> None:
     """Whether the labels of all rows are what a loss of the house needs, given some of the model's output."""
-    if not isinstance(loss, str):
+    if not isinstance(loss, str) or loss not in LOSSES:
         return
     y = columns.get("y")
     must(y is not None, "data", f"given with a column y for loss {loss}", ", ".join(columns))
@@ -211,7 +216,7 @@ def check_positions(y: torch.Tensor, output: torch.Tensor) -> None:
     if got == (*wanted, 1):
         hint = f"Take the last axis away, as in {'y[..., 0]' if wanted else 'y[:, 0]'}."
     elif got == (*wanted, classes):
-        hint = "Where labels are one-hot, give y.argmax(-1)."
+        hint = "Where labels are one-hot, give y.argmax(-1); for shares of classes, a loss and a metric of your own."
     outputs = tuple(output.shape[1:])
     must(got == wanted, "y", f"of shape {wanted} per example for outputs of {outputs}, classes last", got, hint)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 from moiety import tree
@@ -53,7 +56,7 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
         replace(problem, quiet=True, said=set()), {"train": Served(algorithm.client_update, tuple(algorithm.phases))}
     )
 
-    sparse = tuple(algorithm.densities(state)) if algorithm.densities else ()
+    owners = _owners(problem, tuple(algorithm.densities(state))) if algorithm.densities else {}
 
     def repeats(phase: str, turn: int) -> int:
         return algorithm.repeats(turn).get(phase, 1) if algorithm.repeats else 1
@@ -61,10 +64,11 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
     def count(phase: str, passes: int) -> tuple[float, dict[str, float]]:
         some = Rows(np.tile(two, passes), np.full(passes, 2))
         job = Job(0, {name: some if name == phase else none for name in algorithm.phases}, 2, state)
-        with FlopCounterMode(display=False) as counter:
+        with layers_at_work() as (layers, counter):
             engine.map("train", [job], received, scale=1.0, round=0)
         used = 2 * repeats(phase, job.turn)
-        return float(counter.get_total_flops()) / used, {n: f / used for n, f in _by_layer(counter, sparse).items()}
+        own = {name: sum(layers.get(each, 0.0) for each in some) / used for name, some in owners.items()}
+        return float(counter.get_total_flops()) / used, own
 
     found = {}
     for phase, length in algorithm.phases.items():
@@ -74,31 +78,72 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
             found[phase] = Flops(0.0, *count(phase, 1), densities, searched, times)
             continue
         count(phase, 2)  # the first time, partial evaluation tries its cut on a few rows, which is not training
-        (one, layers), (two_passes, again) = count(phase, 1), count(phase, 2)
+        (one, layers), (twice, again) = count(phase, 1), count(phase, 2)
         each = {name: again[name] - layers[name] for name in layers}
-        found[phase] = Flops(2 * one - two_passes, two_passes - one, each, densities, searched, times)
+        found[phase] = Flops(2 * one - twice, twice - one, each, densities, searched, times)
     return found
 
 
-def _by_layer(counter: FlopCounterMode, names: Names) -> dict[str, float]:
-    """The operations of the layers that own the given weights, without those of layers within them.
+@contextlib.contextmanager
+def layers_at_work() -> Iterator[tuple[dict[nn.Module, float], FlopCounterMode]]:
+    """Operations of every module that is called meanwhile, without those of modules within it; and those of all.
+
+    A backward pass counts with the call: as much again for a weight that is trained, and for an input that has a
+    gradient. (The counter's own account by module misplaces backward passes where a model has branches.)
+    """
+    found: dict[nn.Module, float] = {}
+    open_calls: list[list[float]] = []  # of each: operations before it, and those of modules within it
+
+    def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        open_calls.append([counter.get_total_flops(), 0.0])
+
+    def after(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        began, within = open_calls.pop()
+        total = counter.get_total_flops() - began
+        if open_calls:
+            open_calls[-1][1] += total
+        weights = [p for p in module._parameters.values() if p is not None and p.dim() > 1]
+        inside = [x for x in inputs if isinstance(x, Tensor)]
+        backward = sum(any(t.requires_grad for t in some) for some in (weights, inside)) * torch.is_grad_enabled()
+        found[module] = found.get(module, 0.0) + (total - within) * (1 + backward)
+
+    hooks = [register_module_forward_pre_hook(before), register_module_forward_hook(after)]
+    try:
+        with FlopCounterMode(display=False) as counter:
+            yield found, counter
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _owners(problem: Problem, names: Names) -> dict[str, set[nn.Module]]:
+    """The layers that compute with each of the given weights: one in training, maybe another in evaluation.
 
     Left out, and so counted as dense, is what cannot be told apart: layers with several of the weights, and layers that
     compute for one within them that is never called (the projection at the end of ``nn.MultiheadAttention``).
     """
-    counts = counter.get_flop_counts()
-    # Modules are named from the root, whose own name is its class.
-    modules = {path.partition(".")[2]: sum(ops.values()) for path, ops in counts.items()}
-    within = Counter(dict.fromkeys(modules, 0))
-    for path, ops in modules.items():
-        if path:
-            within[path.rpartition(".")[0]] += ops
-    owner = {name: name.rpartition(".")[0] for name in names}
-    several = {path for path, many in Counter(owner.values()).items() if many > 1}
-    several |= {path.rpartition(".")[0] for path in owner.values() if path and path not in modules}
-    return {
-        name: float(modules[path] - within[path]) for name, path in owner.items() if path in modules.keys() - several
-    }
+    params = {name: p.detach() for name, p in problem.task.init.items()}
+    rows = {name: column[:1].repeat(2, *[1] * (column.dim() - 1)) for name, column in problem.columns.items()}
+    owned: dict[str, set[nn.Module]] = {}
+
+    def own(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        held = {id(p) for p in module._parameters.values()}
+        for name in names:
+            if id(params[name]) in held:
+                owned.setdefault(name, set()).add(module)
+
+    hook = register_module_forward_pre_hook(own)
+    try:
+        with torch.no_grad(), torch_seed(problem.seed, "flops"):
+            problem.task.loss(params, rows)
+            problem.task.scores(params, rows)
+    finally:
+        hook.remove()
+    several = {module for module, many in Counter(m for some in owned.values() for m in some).items() if many > 1}
+    for idle in (name for name in names if name not in owned):
+        above = [n for n in owned if idle.startswith(n.removesuffix(n.rpartition(".")[2]))]
+        several |= {module for name in above for module in owned[name]}
+    return {name: some for name, some in owned.items() if not some & several}
 
 
 def job_flops(per_example: dict[str, Flops], job: Job) -> float:

@@ -17,7 +17,7 @@ from moiety.engines.problem import Function, Problem, Served
 from moiety.evaluation import Row, client_rows
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Task, Tree, Work
 
-EVALUATION_BATCH = 256
+EVALUATION_BATCH, MADE_AT_ONCE = 256, 64
 
 
 def asked(data: FederatedData, options: Mapping[str, Any], seed: int) -> np.ndarray:
@@ -94,8 +94,13 @@ def evaluate(
     if not tree.leaves(first):
         personal = shared  # the very same model
     else:
-        states = current_states(problem, algorithm, engine, received, store, tested, round)
-        personal = per_client(problem, engine, received, tested, states, part)
+        # States that are made for the purpose take memory: not those of all clients at once.
+        several = len(tested) if algorithm.begin is None else MADE_AT_ONCE
+        personal = np.zeros((0, 3))
+        for at in range(0, len(tested), max(1, several)):
+            some = tested[at : at + several]
+            states = current_states(problem, algorithm, engine, received, store, some, round)
+            personal = np.concatenate([personal, per_client(problem, engine, received, some, states, part)])
     (loss, metric, _), (shared_loss, shared_metric, weight) = (
         spread(found, tested, clients) for found in (personal, shared)
     )
@@ -122,10 +127,8 @@ def current_states(
     """The clients' states as they would predict with now."""
     states = store.get(clients)
     if algorithm.begin is not None:
-        asked = set(store.owners())
-        for i, client in enumerate(map(int, clients)):
-            if client not in asked:
-                states[i] = algorithm.begin(torch.tensor(problem.key(client)), received, states[i])
+        keys = [torch.tensor(problem.key(int(client))) for client in clients]
+        states = [algorithm.begin(key, received, state) for key, state in zip(keys, states, strict=True)]
     if algorithm.stateful:
         return states
     jobs = problem.jobs(adapt_phases(algorithm), clients, states, "adapt", round, part="train")

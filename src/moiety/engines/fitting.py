@@ -149,9 +149,9 @@ def fit(
         **({} if clock is None else {"clock": clock.spec}),
         "run": run_config,
     }
-    folder, progress = _begin(problem, algorithm, out, config, earlier, clock)
-    loop = loop_for(clock)(problem, algorithm, progress, rounds, cohort, engine, workers, ways, clock=clock)
-    with files.alone(folder):
+    with files.alone(None if out is None else files.empty(out)):
+        folder, progress = _begin(problem, algorithm, out, config, earlier, clock)
+        loop = loop_for(clock)(problem, algorithm, progress, rounds, cohort, engine, workers, ways, clock=clock)
         return train(loop, config, folder, [], model, on_round)
 
 

@@ -27,6 +27,7 @@ try:
 except ImportError:  # Windows has none; nobody is kept out there
     fcntl = None  # type: ignore[assignment]
 
+_held: set[int] = set()
 CONFIG, PIPELINE, LOCK = "config.toml", "pipeline.toml", ".lock"
 OURS = (CONFIG, PIPELINE, "history.jsonl", "checkpoint", "clients")
 
@@ -69,10 +70,9 @@ def empty(out: str | os.PathLike[str]) -> Path:
 
 @contextlib.contextmanager
 def alone(folder: Path | None) -> Iterator[None]:
-    """Keep other processes from training in the folder meanwhile: two that write one history lose both.
+    """Keep everybody else from training in the folder meanwhile: two that write one history lose both.
 
-    The lock is a POSIX one, which ends with its process however that ends; workers, which may outlive a process that
-    was killed by a moment, do not inherit it.
+    The lock ends with its process, however that ends, and with those forked from it: workers call ``let_go``.
     """
     if folder is None or fcntl is None:
         yield
@@ -80,8 +80,9 @@ def alone(folder: Path | None) -> Iterator[None]:
     with writing(folder):
         file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
+        _held.add(file)
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             hint = "Wait until it has ended, or stop it."
             raise MoietyError(message("folder", "one that nobody trains in now", f"{folder}, in use", hint)) from None
@@ -89,7 +90,14 @@ def alone(folder: Path | None) -> Iterator[None]:
             pass
         yield
     finally:
+        _held.discard(file)
         os.close(file)
+
+
+def let_go() -> None:
+    """In a process that was forked: do not hold the parent's locks beyond its death."""
+    while _held:
+        os.close(_held.pop())
 
 
 def write_config(folder: Path, config: dict[str, Any], name: str = CONFIG) -> None:

@@ -12,7 +12,7 @@ from moiety import task as tasks
 from moiety.aggregation import SERVERS
 from moiety.algorithms import ALGORITHMS
 from moiety.data import FederatedData
-from moiety.engines.checks import check_batches, check_device, check_model, check_split
+from moiety.engines.checks import check_clients, check_device, check_model, check_split
 from moiety.engines.problem import Problem, to_tensors
 from moiety.errors import must
 from moiety.kernels import KERNELS
@@ -23,6 +23,11 @@ from moiety.solvers import SOLVERS
 from moiety.spec import Spec, build
 from moiety.split import SPLITS, Split
 from moiety.types import Algorithm, Metric, Task
+
+
+def unknown(spec: Spec) -> str | None:
+    """The name of an algorithm that was made outside of this package, which a configuration cannot make again."""
+    return None if spec.get("name") in ALGORITHMS else spec.get("name")
 
 
 def algorithm_from(spec: Spec | str, where: str = "algorithm") -> Algorithm:
@@ -88,5 +93,5 @@ def problem_for(
     problem = Problem(task, split, data, to_tensors(data, task, where), seed, partial=partial)
     own = isinstance(model, Task)
     check_model(problem, () if own else tuple(inputs), None if own else loss)
-    check_batches(problem, algorithm)
+    check_clients(problem, algorithm)
     return problem

@@ -23,10 +23,10 @@ from moiety.aggregation.robust import Aggregator
 from moiety.data import FederatedData
 from moiety.engines import folder as files
 from moiety.engines import resuming
-from moiety.engines.checks import check_kinds
+from moiety.engines.checks import check_clients, check_kinds
 from moiety.engines.choose import check_engine
 from moiety.engines.fitting import check_options, fit
-from moiety.engines.making import default_loss, problem_for
+from moiety.engines.making import default_loss, problem_for, unknown
 from moiety.engines.run import Run
 from moiety.engines.stages import Stage, check_ahead, check_stages, split_of, stage, stage_from, stage_table
 from moiety.engines.training import OnRound
@@ -105,7 +105,9 @@ def pipeline(
     }
     first = check_ahead(stages, model, data, seed)
     # The first stage would find this too, but only after the folder has been made.
-    problem_for(model, data, stages[0].algorithm, first, seed, chosen, metric, inputs, device, partial)
+    problem = problem_for(model, data, stages[0].algorithm, first, seed, chosen, metric, inputs, device, partial)
+    for each in stages[1:]:
+        check_clients(problem, each.algorithm)
     folder = None
     if out is not None:
         folder = files.empty(out)
@@ -291,7 +293,7 @@ def _again(found: list[Spec], given: Sequence[Stage] | None) -> list[Stage]:
     for number, table in enumerate(found, 1):
         for part in ("algorithm", "split"):
             value = table.get(part)
-            own = isinstance(value, dict) and "own" in value
+            own = isinstance(value, dict) and ("own" in value or (part == "algorithm" and unknown(value)))
             hint = "Resume it with stages=[...] as it began."
             must(not own, "stages", "given again", f"nothing for the {part} of stage {number}", hint)
     return [stage_from(number, table) for number, table in enumerate(found, 1)]

@@ -99,7 +99,7 @@ def _walk(phase: Phase, n: int) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def lone_rows(phase: Phase, rows: np.ndarray) -> np.ndarray:
-    """Whether a round has a batch of one row, for clients with so many rows; a walk's first round.
+    """Whether some round has a batch of one row, for clients with so many rows, at least one.
 
     >>> lone_rows(Phase(epochs=1, steps=None, batch_size=4, shuffle=True), np.array([1, 2, 4, 5, 6, 9])).tolist()
     [True, False, False, True, False, True]
@@ -108,7 +108,7 @@ def lone_rows(phase: Phase, rows: np.ndarray) -> np.ndarray:
     """
     width = np.minimum(phase.batch_size, rows)
     per_epoch = -(-rows // width)
-    reached = True if phase.steps is None else phase.steps >= per_epoch
+    reached = True if phase.steps is None or phase.walk else phase.steps >= per_epoch
     lone: np.ndarray = (width == 1) | ((rows % width == 1) & reached)
     return lone
 

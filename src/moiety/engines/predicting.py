@@ -26,19 +26,18 @@ from moiety.types import Batch, Params, Tree
 SMALLER = "Smaller steps may help."
 
 
-def own_state(loop: Rounds, client: int | str, refresh: bool) -> Tree:
-    """A client's state as it predicts with: its own, or what the algorithm's rule makes of it now.
+def own_state(loop: Rounds, at: int, refresh: bool) -> Tree:
+    """The state with which the client at a position predicts: its own, or what the algorithm's rule makes of it now.
 
     The rule serves where it is asked for, where clients keep no state, and for a client that was never asked.
     """
     problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
-    at = problem.data.index(client)
     if algorithm.samples is not None and algorithm.stateful and (refresh or at not in now.store.owners()):
         algorithm = replace(algorithm, stateful=False)
     received = algorithm.broadcast(now.server)
     engine = Sequential(problem, served(algorithm))
     (state,) = current_states(problem, algorithm, engine, received, now.store, [at], now.round)
-    must(bool(tree.is_finite(state)), "client", "one whose draws stay finite", client, SMALLER)
+    must(bool(tree.is_finite(state)), "client", "one whose draws stay finite", problem.data.ids[at], SMALLER)
     return state
 
 

@@ -176,6 +176,9 @@ class Processes:
     def _serve(self, pipe: Connection, parent: int) -> None:
         """A worker's life: take a share, serve it, say so; end with the parent."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+        from moiety.engines.folder import let_go  # which imports what imports this
+
+        let_go()
         torch.set_num_threads(1)
         keep_freed_memory()
         assert self.received is not None

@@ -12,7 +12,6 @@ from torch import nn
 
 from moiety import data as data_package
 from moiety import task as tasks
-from moiety.algorithms import ALGORITHMS
 from moiety.clients.clock import Clock, check_clock, clock_from
 from moiety.data import FederatedData
 from moiety.engines import folder as files
@@ -20,7 +19,7 @@ from moiety.engines.checkpoint import begin_with, latest, load_checkpoint, same_
 from moiety.engines.checks import check_kinds, check_numbers, check_part
 from moiety.engines.choose import check_engine
 from moiety.engines.clock import loop_for
-from moiety.engines.making import algorithm_from, problem_for, split_from
+from moiety.engines.making import algorithm_from, problem_for, split_from, unknown
 from moiety.engines.problem import Problem
 from moiety.engines.rounds import Progress, begin
 from moiety.engines.run import Run
@@ -105,9 +104,7 @@ def reopen(
     options = checked_options(config, path)
     given = {"model": model, "data": data, "algorithm": algorithm}
     own = {what: config[what].get("own") for what in given}
-    named = config["algorithm"].get("name")
-    if named not in ALGORITHMS:  # one that was made outside of this package
-        own["algorithm"] = own["algorithm"] or named
+    own["algorithm"] = own["algorithm"] or unknown(config["algorithm"])
     lost = [what for what, value in given.items() if own[what] and value is None]
     began = "The run began with " + " and ".join(f"its own {own[what]}" for what in lost) + "."
     must(not lost, "`, `".join(lost), "given again", "nothing", began)

@@ -42,10 +42,13 @@ class Run:
     _model: nn.Module | None
 
     def __repr__(self) -> str:
-        last, name = self.history[-1], self._rounds.algorithm.name
+        loop = self._rounds
+        size = f"{loop.algorithm.name}, {loop.progress.round} rounds, {len(loop.problem.data)} clients"
+        if not self.history:
+            return f"Run({size}; not evaluated)"
+        last = self.history[-1]
         metric = "not finite" if last["metric"] is None else f"{last['metric']:.4f}"
-        clients = f"{len(self._rounds.problem.data)} clients"
-        return f"Run({name}, {last['round']} rounds, {clients}; {last['part']} {last['metric_name']} {metric})"
+        return f"Run({size}; {last['part']} {last['metric_name']} {metric})"
 
     @property
     def engine(self) -> str:
@@ -116,7 +119,7 @@ class Run:
         if client is None or isinstance(client, Mapping):
             state = new_state(loop, self.config["run"].get("loss"), client, passes)
         else:
-            state = own_state(loop, client, refresh)
+            state = own_state(loop, loop.problem.data.index(client), refresh)
         return replace(predictive(loop, state, columns), loss=self.config["run"].get("loss"))
 
     def calibration(self, part: str = "test", *, bins: int = 15, refresh: bool = False) -> tuple[list[Row], Row]:
@@ -135,10 +138,14 @@ class Run:
         must(bool(data.sizes(part).any()), "part", "one that has rows", part, "Split the data so that it has some.")
         found = {}
         for at in np.flatnonzero(data.sizes(part)):
-            client = str(data.ids[int(at)])
-            rows = data.client(client, part)
-            seen = self.predictive(client, {name: rows[name] for name in inputs or rows}, refresh=refresh)
-            found[client] = (seen.probabilities, rows["y"])
+            start, stop = data.rows(int(at), part)
+            rows = {name: column[start:stop] for name, column in data.columns.items()}
+            columns = input_columns(self._rounds.problem, inputs, {name: rows[name] for name in inputs or rows})
+            seen = predictive(self._rounds, own_state(self._rounds, int(at), refresh), columns)
+            found[str(data.ids[int(at)])] = (
+                replace(seen, loss=self.config["run"].get("loss")).probabilities,
+                rows["y"],
+            )
         return calibration_rows(found, bins=bins)
 
     def evaluate(self, part: str = "test") -> list[Row]:

@@ -23,6 +23,7 @@ from moiety import tree
 from moiety.data import FederatedData
 from moiety.engines import folder as files
 from moiety.engines.checkpoint import latest
+from moiety.engines.making import unknown
 from moiety.engines.problem import Problem
 from moiety.engines.resuming import checked_options, reopen
 from moiety.engines.rounds import Progress
@@ -84,7 +85,8 @@ def _from_folder(
     must(done >= options["rounds"], "start", "a run that has ended", got, "Resume it first.")
     own = {part: config[part].get("own") for part in ("algorithm", "data", "model", "split")}
     hint = "Open it with moiety.resume and start from the run that gives."
-    must(not own["algorithm"], "start", "a run whose folder names its algorithm", f"one of its own in {path}", hint)
+    named = not own["algorithm"] and not unknown(config["algorithm"])
+    must(named, "start", "a run whose folder names its algorithm", f"one of its own in {path}", hint)
     alike = data.fingerprint() == files.read_identity(path).get("data")
     must(alike or not own["data"], "start", "a run on this data, or on data that its folder names", path, hint)
     found = reopen(
