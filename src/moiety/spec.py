@@ -26,6 +26,7 @@ _WANTED = {
     "string": "a text",
     "list": "a list",
     "tuple": "a list",
+    "sequence": "a list",
     "dict": "a table",
     "model": "a table",
 }
@@ -89,6 +90,8 @@ def build(
     ``inner`` turns the nested tables among its arguments (a partition, a schedule) into what they describe;
     ``given`` are arguments that no file can hold (a model).
     """
+    got = f"{spec!r:.60} ({type(spec).__name__})"
+    must(isinstance(spec, str | Mapping), kind, "a name, or a table with one", got)
     arguments = {"name": spec} if isinstance(spec, str) else dict(spec)
     must("name" in arguments, f"{kind}.name", "given", "nothing", near("", table))
     name = arguments.pop("name")
@@ -127,7 +130,7 @@ def one_line(errors: Sequence[Mapping[str, Any]], above: Sequence[str] = ()) -> 
     alike = [each for each in errors if each["loc"][:1] == first["loc"][:1]]
     place = [str(part + 1) if isinstance(part, int) else part for part in first["loc"]]
     wanted = list(dict.fromkeys(map(_wanted, alike)))
-    if len(wanted) > 1:  # the rest of the place says which kind was tried
+    if len(alike) > 1:  # the rest of the place says which kind was tried
         place = place[:1]
     got = first["input"]
     if wanted == ["a list"] and isinstance(got, int | float | str):

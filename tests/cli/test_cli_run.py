@@ -122,6 +122,10 @@ def test_a_folder_that_does_not_remember_says_what_to_repeat(capsys, here):
     found = call(capsys, "run", "own.toml", "-q", "--resume")
     assert found.code == 2
     assert found.err.endswith("or keep it with --set algorithm.personal_lr=0.2.\n")
+    # Once repeated, where rounds are left to train, it is remembered.
+    again = ["run", "own.toml", "-q", "--resume", "--out", "runs/own"]
+    assert call(capsys, *again, "--set", "algorithm.personal_lr=0.2", "--rounds", 3).code == 0
+    assert call(capsys, *again, "--rounds", 4).code == 0
     (here / "runs/own/command.json").write_text("[1]")
     found = call(capsys, "run", "own.toml", "-q", "--resume")
     assert one_line(found.err)

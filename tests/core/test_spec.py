@@ -11,6 +11,7 @@ import moiety as mo
 from moiety.algorithms import ALGORITHMS
 from moiety.engines import algorithm_from
 from moiety.errors import MoietyError
+from moiety.models import MODELS
 from moiety.spec import build, plain, recorded, spec_of, writable
 from moiety.types import Schedule
 
@@ -220,3 +221,21 @@ def test_build_gives_what_files_cannot_hold():
     assert build("split", {"table": table}, {"name": "table", "width": 2}, given={"model": "net"}) == ("net", 2)
     with pytest.raises(MoietyError, match=r"known keys for table, got model"):
         build("split", {"table": table}, {"name": "table", "model": 2}, given={"model": "net"})
+
+
+@pytest.mark.parametrize("kernel", [3, ["a"], None])
+def test_what_is_neither_a_name_nor_a_table_is_one_line(kernel):
+    with pytest.raises(MoietyError, match=r"`algorithm.kernel` must be a name, or a table with one, got"):
+        algorithm_from({"name": "fedpop", "kernel": kernel, "shared_lr": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"name": "mlp", "inputs": 4, "outputs": 2, "hidden": "16"}, "`model.hidden` must be a list"),
+        ({"name": "mlp", "inputs": 4, "outputs": 2, "hidden": [3, "x"]}, "`model.hidden.2` must be a whole number"),
+    ],
+)
+def test_kinds_of_values_are_in_our_words(values, text):
+    with pytest.raises(MoietyError, match=text):
+        build("model", MODELS, values)

@@ -145,7 +145,7 @@ def test_resuming(ended: Path) -> None:
         ("stage", "stag", r"\[\[stage\]\]"),
         ("seed = 0", 'seed = "0"', "`run.seed` must be given, as int"),
         ("rounds = 1", "roundz = 1", "`stage.1.roundz` must be a known key.*rounds"),
-        ('name = "fedavg"', 'name = "fedavgg"', "`stage.1.algorithm.name`.*fedavg"),
+        ('name = "fedavg"', 'name = "fedavgg"', "`stages` must be given again.*algorithm of stage 1"),
         ("lr = 0.1", "lrr = 0.1", "`stage.1.algorithm`.*lr"),
         ("[data]", "[data", "readable TOML"),
     ],

@@ -58,6 +58,7 @@ def show(what: str) -> None:
     if what == "datasets":
         folder = os.environ.get("MOIETY_DATA", "")
         say(f"files are looked for in MOIETY_DATA, {folder or 'which is not set'}")
+        say('data of your own, saved by FederatedData.save: name = "folder", path = "..."')
 
 
 def lines(what: str) -> dict[str, str]:

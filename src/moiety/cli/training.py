@@ -81,7 +81,8 @@ def _file(request: Request, begun: Begun) -> None:
     begun(folder)
 
     def kept(watch: Watch) -> Watch:
-        return watch if request.resume else remembering(watch, folder, sets)
+        # Interrupted in its first round, a run has not written down what it was told.
+        return watch if before else remembering(watch, folder, sets)
 
     if config.stage is not None:
         from moiety.cli import staging

@@ -101,6 +101,7 @@ def from_spec(spec: Mapping[str, Any] | str) -> FederatedData:
     """
     arguments = {"name": spec} if isinstance(spec, str) else dict(spec)
     must("name" in arguments, "data.name", "given", "nothing", near("", SOURCES))
+    choice("data.name", arguments["name"], (*SOURCES, FOLDER))
     if arguments["name"] == FOLDER:
         return _from_folder(arguments)
     if "partition" in arguments:
@@ -115,7 +116,8 @@ def _from_folder(arguments: dict[str, Any]) -> FederatedData:
     kind("data.path", path, str, "a folder that FederatedData.save wrote")
     kind("data.validation_in_train", again, bool, "true or false")
     fed = open_folder(str(path))
-    return fed.with_validation_in_train() if again else fed
+    named = replace(fed, spec={"name": FOLDER, "path": path})  # whatever it was saved from
+    return named.with_validation_in_train() if again else named
 
 
 def _check(clients: Any, partition: Any, seed: Any, validation: Any, per_client: Any, validation_in_train: Any) -> None:

@@ -29,7 +29,7 @@ except ImportError:  # Windows has none; nobody is kept out there
 
 _held: set[int] = set()
 CONFIG, PIPELINE, LOCK = "config.toml", "pipeline.toml", ".lock"
-OURS = (CONFIG, PIPELINE, "history.jsonl", "checkpoint", "clients")
+OURS = (CONFIG, PIPELINE, "history.jsonl", "checkpoint", "clients", "command.json")
 
 
 def create(

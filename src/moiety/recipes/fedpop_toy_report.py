@@ -26,7 +26,7 @@ ABOUT = (
 )
 NOTES = [
     "The paper writes the noise as N(., 0.1): a variance of 0.1, a deviation of 0.32. The authors' program has a"
-    " deviation of 0.1, and there FedRep is ahead of it with 5 examples. Both are shown; S1 to S5 have the variance.",
+    " deviation of 0.1, and has FedRep ahead of FedSOUL with 5 examples. Both are shown; S1 to S5 have the variance.",
     "phi has orthonormal columns, z_i ~ N(0, I); both are drawn anew for each seed. The paper does not say how.",
     "The distance of a client's vector is |phi_hat z_hat - phi z|: as |z_hat - z|, which depends on the basis of the"
     " space, but free of it. For FedSOUL z_hat is the mean of a client's last samples, which resemble each other: it is"
