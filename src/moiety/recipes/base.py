@@ -19,7 +19,7 @@ Watch = Callable[[str, Path | None], "OnRound | None"]
 RECIPE = "recipe.json"
 """What a recipe whose runs lie further down was asked for, in its folder."""
 
-ONLY_RUNS = "Scale ci only shows that the recipe runs: no score of so little training, and no verdict on one, says anything about the methods."
+ONLY_RUNS = "Scale ci only shows that the recipe runs: scores of so little training say nothing about the methods."
 """What stands on the page of a recipe at that scale, and is its closing sentence."""
 
 
