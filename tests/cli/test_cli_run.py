@@ -9,8 +9,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 from cli_command import PERSONAL, SMALL, call, one_line, start
 
+import moiety as mo
 from moiety.cli.building import parts, sized
 from moiety.cli.config import check
 from moiety.engines.folder import read_clients, read_config, read_history
@@ -177,3 +179,17 @@ def test_interrupted_says_how_to_continue_and_can_be_continued(capsys, here):
     again = ["run", "own.toml", "--set", "run.checkpoint_every=1", "--resume", "--out", "runs/own", "-q"]
     assert call(capsys, *again, "--rounds", trained + 1).code == 0
     assert read_history(here / "runs/own")[-1]["round"] == trained + 1
+
+
+def test_data_of_ones_own_in_a_folder(capsys, here):
+    """From Python into a folder, from there by a file, and on by its own command."""
+    mo.data.load("digits", clients=4, per_client=12).save(here / "hospitals")
+    text = tomllib.loads(PERSONAL) | {"data": {"name": "folder", "path": "hospitals"}}
+    (here / "mine.toml").write_text(tomli_w.dumps(text))
+    found = call(capsys, "run", "mine.toml")
+    assert found.code == 0
+    assert " on hospitals, " in found.out.splitlines()[0]
+    assert " on hospitals, " in found.out
+    assert call(capsys, "run", "mine.toml", "--resume", "--rounds", 3, "-q").code == 0
+    assert call(capsys, "run", "runs/mine/config.toml", "--out", "again", "-q").code == 0
+    assert read_clients(here / "again") == read_clients(here / "runs/mine")

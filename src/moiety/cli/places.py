@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from moiety.errors import MoietyError, message, must
 from moiety.recipes.base import RECIPE, is_recipe, is_run
@@ -30,6 +32,13 @@ def folder_for(name: str, out: Path | None, *, resume: bool) -> Path:
 def name_of(file: Path) -> str:
     """What a file's runs are called: as the file, or as the folder where a run or a pipeline has left it."""
     return (file.resolve().parent.name or file.stem) if file.name in ("config.toml", PIPELINE) else file.stem
+
+
+def called(config: Mapping[str, Any], section: str) -> str:
+    """What the algorithm, split, model or data of a run is called; data in a folder by its path."""
+    table = config.get(section, {})
+    known = table.get("path") if section == "data" and table.get("name") == "folder" else table.get("name")
+    return str(known or table.get("own", "-"))
 
 
 def holds_run(folder: Path) -> bool:

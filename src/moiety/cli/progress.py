@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from moiety.cli.output import NARROW, console, on_terminal, say
+from moiety.cli.places import called
 from moiety.errors import MoietyError
 from moiety.recipes.words import printable, value
 
@@ -141,8 +142,7 @@ def heading(name: str, folder: Path | None) -> str:
 
 
 def _named(config: dict[str, Any], section: str) -> str:
-    table = config[section]
-    return printable(str(table.get("name", table.get("own"))))
+    return printable(called(config, section))
 
 
 def _loss(number: float | None) -> str:

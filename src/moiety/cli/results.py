@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moiety.analysis.versus import Versus, column, higher_is_better, versus
+from moiety.cli.places import called
 from moiety.engines import Run, folder
 from moiety.errors import MoietyError, message, must
 from moiety.evaluation import summarise
@@ -68,8 +69,7 @@ class Result:
 
     def named(self, section: str) -> str:
         """The name of the run's algorithm, split, model or data."""
-        table = self.config.get(section, {})
-        return str(table.get("name", table.get("own", "-")))
+        return called(self.config, section)
 
 
 def of_run(name: str, run: Run) -> Result:
