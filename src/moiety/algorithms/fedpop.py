@@ -64,7 +64,6 @@ from moiety.solvers import batch_or_whole
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Phase, Schedule, ServerOptimiser, Tree, Work
 
-MIXED = "one with BatchNorm, or with running statistics"
 PRIOR, MEAN, STEP = "prior:", "average:", "average:step"
 
 
@@ -291,8 +290,8 @@ def fedpop(
 
 
 def _check(work: Work, state: Client) -> None:
-    hint = "Use group or layer normalisation."
-    must(not work.task.mixes_examples, "model", "one whose examples are independent for fedpop", MIXED, hint)
+    hint, got = "Use group or layer normalisation.", "BatchNorm, or running statistics"
+    must(not work.task.mixes_examples, "model", "one whose examples are independent for fedpop", got, hint)
     odd = [name for name in state.samples if name not in work.personal]
     must(not odd, "split", "one whose personal part is trained parameters alone for fedpop", ", ".join(odd))
 
