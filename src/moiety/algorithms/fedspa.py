@@ -120,16 +120,18 @@ def fedspa(
     optimiser = chosen_server(server)
     by_gradient = search == "dst" and regrow == "gradient"
 
+    def volumes(params: Params) -> dict[str, int]:
+        return layer_counts(params, density, densities)
+
     def init_client(shared: Params, personal: Params) -> Masked:
         """Algorithm 2, lines 1 and 2, and Algorithm 3, lines 1 and 2: the same seed for all."""
-        counts = layer_counts(shared, density, densities)
-        return never_asked(shared, personal, common_masks(shared, counts, mask_seed))
+        return never_asked(shared, personal, common_masks(shared, volumes(shared), mask_seed))
 
     def own_mask(key: Tensor, received: Params, state: Masked) -> Params:
         """m_{k,t}: the client's; the first is the common one, or where masks differ drawn with the client's key."""
         if masks == "same":
             return state.mask
-        drawn = random_masks(key, received, layer_counts(received, density, densities), "mask", mask_seed)
+        drawn = random_masks(key, received, volumes(received), "mask", mask_seed)
         return either(state.asked, state.mask, drawn)
 
     def begin(key: Tensor, received: Params, state: Masked) -> Masked:
@@ -162,7 +164,7 @@ def fedspa(
         }
 
     def client_update(work: Work, received: Params, state: Masked) -> tuple[ClientUpdate, Masked]:
-        counts = layer_counts(received, density, densities)
+        counts = volumes(received)
         mask = own_mask(work.key, received, state)
         start = masked(received, mask)  # 9: w_{k,t,0} = m_{k,t} * w_t: the server's weights, dense under any mask
         # 13 to 16: w_{k,t,tau+1} = w_{k,t,tau} - eta m_{k,t} * g_{k,t,tau}
@@ -182,17 +184,15 @@ def fedspa(
 
     def down(received: Params, state: Masked) -> tuple[int, int]:
         """Line 9: the client found its mask itself, so it is told one only when it is first asked."""
-        return sparse_bytes(received, layer_counts(received, density, densities), known=bool(state.asked))
+        return sparse_bytes(received, volumes(received), known=bool(state.asked))
 
     def up(update: ClientUpdate) -> tuple[int, int]:
         """Line 19: with the next mask where it is a new one."""
-        counts = layer_counts(update.upload, density, densities)
-        return sparse_bytes(update.upload, counts, known=not update.info["new_mask"])
+        return sparse_bytes(update.upload, volumes(update.upload), known=not update.info["new_mask"])
 
     def new_mask(update: ClientUpdate) -> int:
         """What the next mask adds to that."""
-        counts = layer_counts(update.upload, density, densities)
-        return up(update)[1] - sparse_bytes(update.upload, counts, known=True)[1]
+        return up(update)[1] - sparse_bytes(update.upload, volumes(update.upload), known=True)[1]
 
     phases = {"local": phase("", epochs, steps, batch_size, shuffle)}
     return Algorithm(

@@ -121,8 +121,7 @@ def _client(
     data: FederatedData, client: int, chosen: list[list[int]], constant: bool
 ) -> tuple[Floats, Floats, NDArray[Any]]:
     """Global features, local features and targets [rows, outputs] of one client."""
-    start, stop = data.rows(client)
-    columns = {name: column[start:stop] for name, column in data.columns.items()}
+    columns = data.at(client)
     x = np.asarray(columns["x"], dtype=np.float64).reshape(len(columns["y"]), -1)
     y = np.asarray(columns["y"])
     several = data.classes is not None and data.classes > 2

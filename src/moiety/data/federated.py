@@ -134,7 +134,11 @@ class FederatedData:
 
     def client(self, client: int | str, part: str = "train") -> dict[str, Array]:
         """The columns of one client's part, as views."""
-        start, stop = self.rows(self.index(client), part)
+        return self.at(self.index(client), part)
+
+    def at(self, position: int, part: str = "train") -> dict[str, Array]:
+        """The same for code that counts clients: of the client at a position, whatever clients are called."""
+        start, stop = self.rows(position, part)
         return {name: column[start:stop] for name, column in self.columns.items()}
 
     def index(self, client: int | str) -> int:

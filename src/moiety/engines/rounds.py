@@ -169,7 +169,8 @@ class Rounds:
                 rng = generator(problem.seed, "codec", t, arrival.client)
                 update, packed = sent(ways.codec, forged, rng, self.uncompressed)
                 now.ledger.upload(packed)
-                now.ledger.up(0, 0 if algorithm.traffic is None else algorithm.traffic.beside(forged))
+                if algorithm.traffic is not None:
+                    now.ledger.up(0, algorithm.traffic.beside(forged))
             elif algorithm.traffic is not None:
                 now.ledger.up(*algorithm.traffic.up(forged))
             touched = ways.attack is not None or ways.codec is not None

@@ -138,14 +138,11 @@ class Run:
         must(bool(data.sizes(part).any()), "part", "one that has rows", part, "Split the data so that it has some.")
         found = {}
         for at in np.flatnonzero(data.sizes(part)):
-            start, stop = data.rows(int(at), part)
-            rows = {name: column[start:stop] for name, column in data.columns.items()}
+            rows = data.at(int(at), part)
             columns = input_columns(self._rounds.problem, inputs, {name: rows[name] for name in inputs or rows})
             seen = predictive(self._rounds, own_state(self._rounds, int(at), refresh), columns)
-            found[str(data.ids[int(at)])] = (
-                replace(seen, loss=self.config["run"].get("loss")).probabilities,
-                rows["y"],
-            )
+            seen = replace(seen, loss=self.config["run"].get("loss"))
+            found[str(data.ids[int(at)])] = (seen.probabilities, rows["y"])
         return calibration_rows(found, bins=bins)
 
     def evaluate(self, part: str = "test") -> list[Row]:

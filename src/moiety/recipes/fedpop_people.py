@@ -167,7 +167,7 @@ def people(plan: Plan, fed: FederatedData, seed: int) -> tuple[FederatedData, di
     order = rng.permutation(len(fed))
     drawn = {}
     for i in order.tolist():
-        rows = fed.client(fed.ids[i], "train")
+        rows = fed.at(i)
         some = rng.permutation(len(rows["y"]))[: LABELLED + plan.test]
         drawn[str(fed.ids[i])] = {name: column[some] for name, column in rows.items()}
     new, known = (dict(part) for part in (list(drawn.items())[: plan.held_out], list(drawn.items())[plan.held_out :]))

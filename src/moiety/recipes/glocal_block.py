@@ -89,7 +89,7 @@ def trials(data: Sequence[FederatedData], rounds: int, seeds: Sequence[int]) -> 
 
 def arrays(fed: FederatedData, client: int, part: str) -> tuple[Tensor, Tensor]:
     """One client's features with a constant, and its targets: labels 0 and 1, or one column for each class."""
-    columns = fed.client(fed.ids[client], part)
+    columns = fed.at(client, part)
     x = torch.from_numpy(np.asarray(columns["x"], dtype=np.float32)).reshape(len(columns["y"]), -1)
     y = torch.from_numpy(np.asarray(columns["y"]))
     several = (fed.classes or 2) > 2

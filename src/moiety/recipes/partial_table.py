@@ -124,6 +124,6 @@ def _memory(setting: Setting, data: FederatedData, seed: int) -> list[dict[str, 
     from moiety.analysis.memory import memory_rows
 
     model = setting.model(seed)
-    batch = {name: torch.as_tensor(column[:1]) for name, column in data.client(data.ids[0]).items()}
+    batch = {name: torch.as_tensor(column[:1]) for name, column in data.at(0).items()}
     how = {key: setting.fit[key] for key in ("loss", "inputs") if key in setting.fit}
     return list(memory_rows(model, {name: split_of(setting, name, model) for name in setting.splits}, batch, **how))
