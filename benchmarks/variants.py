@@ -40,7 +40,7 @@ class Variant:
 
 def variants(peers: list[str]) -> list[Variant]:
     """All rows, in the order of the table."""
-    from moiety.engines.choose import ENGINES
+    from moiety.engines.auto import ENGINES
 
     rows = [Variant(BASE, "bare")]
     rows += [Variant(f"bare loop, {n} threads", "bare", threads=n) for n in (2, 4, 8, 16, 32) if n <= CORES]

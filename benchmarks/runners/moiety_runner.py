@@ -11,9 +11,9 @@ from torch import nn
 import moiety as mo
 from benchmarks.runners.common import Clock, arguments, mean_loss, report, tensors, warm_up
 from benchmarks.work import BATCH, EXAMPLES, SEED, Arrays, Work, module
-from moiety.engines.choose import ENGINES, fastest, make
-from moiety.engines.evaluate import served
+from moiety.engines.auto import ENGINES, fastest, make
 from moiety.engines.problem import Problem, Served, to_tensors
+from moiety.loop.evaluate import served
 from moiety.task import from_module
 
 

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from moiety import data, models, split
-    from moiety import kernels as kernel
-    from moiety import priors as prior
-    from moiety import schedules as schedule
-    from moiety import solvers as solver
-    from moiety.aggregation import aggregators as aggregator
-    from moiety.aggregation import attacks as attack
-    from moiety.aggregation import server
+    from moiety import data, models, server, split
     from moiety.algorithms import (
         apfl,
         central,
@@ -50,9 +43,16 @@ if TYPE_CHECKING:
     from moiety.analysis.glocal_erm import fictitious_play, glocal_erm
     from moiety.clients import clock
     from moiety.data import FederatedData
-    from moiety.engines import Run, fit
-    from moiety.engines.pipeline import pipeline, resume, stage
     from moiety.errors import MoietyError
+    from moiety.local import kernels as kernel
+    from moiety.local import priors as prior
+    from moiety.local import schedules as schedule
+    from moiety.local import solvers as solver
+    from moiety.run.fit import fit
+    from moiety.run.pipeline import pipeline, resume, stage
+    from moiety.run.result import Run
+    from moiety.server import aggregators as aggregator
+    from moiety.server import attacks as attack
     from moiety.split import Split
     from moiety.transport import codecs as codec
     from moiety.types import Algorithm, Metric, Task
@@ -62,12 +62,12 @@ _WHERE = {
     "FederatedData": "moiety.data:FederatedData",
     "Metric": "moiety.types:Metric",
     "MoietyError": "moiety.errors:MoietyError",
-    "Run": "moiety.engines:Run",
+    "Run": "moiety.run.result:Run",
     "Split": "moiety.split:Split",
     "Task": "moiety.types:Task",
-    "aggregator": "moiety.aggregation.aggregators",
+    "aggregator": "moiety.server.aggregators",
     "apfl": "moiety.algorithms:apfl",
-    "attack": "moiety.aggregation.attacks",
+    "attack": "moiety.server.attacks",
     "clock": "moiety.clients.clock",
     "codec": "moiety.transport.codecs",
     "advise": "moiety.analysis.advise:advise",
@@ -79,15 +79,15 @@ _WHERE = {
     "fedavg": "moiety.algorithms:fedavg",
     "fedper": "moiety.algorithms:fedper",
     "fedpop": "moiety.algorithms:fedpop",
-    "kernel": "moiety.kernels",
-    "prior": "moiety.priors",
+    "kernel": "moiety.local.kernels",
+    "prior": "moiety.local.priors",
     "fedrep": "moiety.algorithms:fedrep",
     "fedsim": "moiety.algorithms:fedsim",
     "fedspa": "moiety.algorithms:fedspa",
     "ffgg": "moiety.algorithms:ffgg",
     "fictitious_play": "moiety.analysis.glocal_erm:fictitious_play",
     "finetune": "moiety.algorithms:finetune",
-    "fit": "moiety.engines:fit",
+    "fit": "moiety.run.fit:fit",
     "glocal_erm": "moiety.analysis.glocal_erm:glocal_erm",
     "glocal_sgd": "moiety.algorithms:glocal_sgd",
     "independent": "moiety.algorithms:independent",
@@ -99,14 +99,14 @@ _WHERE = {
     "models": "moiety.models",
     "per_fedavg": "moiety.algorithms:per_fedavg",
     "pfedme": "moiety.algorithms:pfedme",
-    "pipeline": "moiety.engines.pipeline:pipeline",
-    "resume": "moiety.engines.pipeline:resume",
+    "pipeline": "moiety.run.pipeline:pipeline",
+    "resume": "moiety.run.pipeline:resume",
     "scaffold": "moiety.algorithms:scaffold",
-    "schedule": "moiety.schedules",
-    "server": "moiety.aggregation.server",
-    "solver": "moiety.solvers",
+    "schedule": "moiety.local.schedules",
+    "server": "moiety.server",
+    "solver": "moiety.local.solvers",
     "split": "moiety.split",
-    "stage": "moiety.engines.pipeline:stage",
+    "stage": "moiety.run.pipeline:stage",
     "sub_fedavg": "moiety.algorithms:sub_fedavg",
     "subsampling": "moiety.algorithms:subsampling",
 }

@@ -112,9 +112,9 @@ class Work:
     examples: Tensor
     """The number of training examples, as a float64 tensor without axes."""
     key: Tensor = field(default_factory=lambda: torch.tensor(0))
-    """The client's own key for ``moiety.draws``, an int64 tensor without axes, the same in all its turns."""
+    """The client's own key for ``moiety.random``, an int64 tensor without axes, the same in all its turns."""
     turn: int = 0
-    """What tells this turn (its purpose and its round) from others, for ``moiety.draws``."""
+    """What tells this turn (its purpose and its round) from others, for ``moiety.random``."""
     elapsed: float = 0.0
     """How far the run is: 0 in its first round, 1 in its last."""
     round_trip: Tensor = field(default_factory=lambda: torch.tensor(0))
@@ -230,7 +230,7 @@ class Algorithm:
     """From what a client received and its state to draws of its personal part, one below the other on the first axis,
     where the algorithm has a posterior."""
     population: Callable[[Tensor, Params, Tree], Tree] | None = None
-    """From a key for ``moiety.draws``, what is received and the first state to the state of a client without data."""
+    """From a key for ``moiety.random``, what is received and the first state to the state of a client without data."""
     begin: Callable[[Tensor, Params, Tree], Tree] | None = None
     """From a client's key, what is received and its state to the state it predicts with, where one that was never asked
     has chance of its own (a mask). No engine runs it: it may look at values."""

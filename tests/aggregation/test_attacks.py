@@ -5,7 +5,9 @@ import pytest
 import scipy.stats
 import torch
 
-from moiety.aggregation.attacks import (
+from moiety.errors import MoietyError
+from moiety.random import generator
+from moiety.server.attacks import (
     ATTACKS,
     a_little_is_enough,
     gaussian,
@@ -17,11 +19,9 @@ from moiety.aggregation.attacks import (
     not_finite,
     sign_flip,
 )
-from moiety.aggregation.geometric import geometric_median
-from moiety.aggregation.preaggregation import bucketing, nearest_neighbour_mixing
-from moiety.aggregation.robust import krum, mean, median, trimmed_mean
-from moiety.errors import MoietyError
-from moiety.rng import generator
+from moiety.server.geometric import geometric_median
+from moiety.server.preaggregation import bucketing, nearest_neighbour_mixing
+from moiety.server.robust import krum, mean, median, trimmed_mean
 from moiety.spec import build
 from moiety.types import ClientUpdate
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moiety.aggregation import check_weighting, client_weight, weighted_mean
 from moiety.errors import MoietyError
+from moiety.server import check_weighting, client_weight, weighted_mean
 from moiety.types import ClientUpdate
 
 NUMBERS = st.floats(-1e3, 1e3)

@@ -10,10 +10,12 @@ import torch
 from oracle_problems import federated, scalar_task, split_of
 
 import moiety as mo
-from moiety.aggregation.aggregators import AGGREGATORS, aggregator_from
-from moiety.aggregation.geometric import geometric_median
-from moiety.aggregation.preaggregation import bucket_means, bucketing, mixed, nearest_neighbour_mixing
-from moiety.aggregation.robust import (
+from moiety.errors import MoietyError
+from moiety.random import generator
+from moiety.server.aggregators import AGGREGATORS, aggregator_from
+from moiety.server.geometric import geometric_median
+from moiety.server.preaggregation import bucket_means, bucketing, mixed, nearest_neighbour_mixing
+from moiety.server.robust import (
     centred_clipping,
     krum,
     mean,
@@ -21,8 +23,6 @@ from moiety.aggregation.robust import (
     multi_krum,
     trimmed_mean,
 )
-from moiety.errors import MoietyError
-from moiety.rng import generator
 from moiety.types import ClientUpdate
 
 N, D, F = 11, 6, 3

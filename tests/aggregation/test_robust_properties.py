@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moiety.aggregation.geometric import geometric_median
-from moiety.aggregation.preaggregation import bucketing, nearest_neighbour_mixing
-from moiety.aggregation.robust import (
+from moiety.random import generator
+from moiety.server.geometric import geometric_median
+from moiety.server.preaggregation import bucketing, nearest_neighbour_mixing
+from moiety.server.robust import (
     centred_clipping,
     krum,
     mean,
@@ -19,7 +20,6 @@ from moiety.aggregation.robust import (
     multi_krum,
     trimmed_mean,
 )
-from moiety.rng import generator
 from moiety.types import ClientUpdate
 
 ALL = [

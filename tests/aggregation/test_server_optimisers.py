@@ -14,8 +14,8 @@ import torch
 from oracle_problems import federated, scalar_task, split_of
 
 import moiety as mo
-from moiety.aggregation import SERVERS, averaging
 from moiety.errors import MoietyError
+from moiety.server import SERVERS, averaging
 
 CHANGES = np.random.default_rng(0).normal(size=(6, 3)) * np.array([1.0, 0.1, 5.0])
 START = np.array([1.0, -2.0, 0.5])

@@ -10,7 +10,7 @@ import pytest
 from oracle_problems import even_clients, federated, split_of, vector_task
 
 import moiety as mo
-from moiety.rng import generator
+from moiety.random import generator
 
 SEED = 11
 THETA, W = np.array([4.0, -3.0, 5.0]), np.array([1.0, -2.0])

@@ -11,7 +11,7 @@ from torch import nn
 
 import moiety as mo
 from moiety.clients import uniform_cohort
-from moiety.engines.plan import phase_rows
+from moiety.engines.rows import phase_rows
 from moiety.task import from_functions
 from moiety.types import ClientUpdate
 

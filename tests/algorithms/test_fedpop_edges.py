@@ -7,8 +7,8 @@ from oracle_problems import federated, split_of, vector_clients, vector_task
 from torch import nn
 
 import moiety as mo
-from moiety.engines.predicting import new_state
 from moiety.errors import MoietyError
+from moiety.run.predict import new_state
 
 SPLIT = split_of(["u"], ["v"], {"u": 2, "v": 2})
 CLIENTS = vector_clients((4, 7, 3), seed=3)

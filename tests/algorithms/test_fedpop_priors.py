@@ -17,8 +17,8 @@ from oracle_problems import vector_clients
 from torch.nn import functional
 
 import moiety as mo
-from moiety import draws
-from moiety.priors import Prior
+from moiety import random as draws
+from moiety.local.priors import Prior
 
 CLIENTS = vector_clients((4, 7, 3, 5), seed=3)
 S, H, MOST = 0.6, 0.5, 0.2

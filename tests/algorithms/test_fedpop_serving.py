@@ -14,8 +14,8 @@ from oracle_fedpop import Additive, Reference, columns
 from oracle_problems import vector_clients
 
 import moiety as mo
-from moiety import draws
-from moiety.engines.predicting import newcomer_key
+from moiety import random as draws
+from moiety.run.predict import newcomer_key
 
 CLIENTS, NEW = vector_clients((4, 7, 3), seed=3), vector_clients((5,), seed=9)[0]
 U, Z, ROUNDS, BURN_IN = [0.5, -0.3], [0.2, 0.1], 4, 2

@@ -18,10 +18,10 @@ from scipy import stats
 from scipy.optimize import minimize
 
 import moiety as mo
-from moiety.engines.predicting import newcomer_key
 from moiety.engines.vectorised import Vectorised
 from moiety.evaluation.calibration import coverage
 from moiety.evaluation.predictive import Predictive
+from moiety.run.predict import newcomer_key
 
 S = 0.5
 U, MU, SPREAD = np.array([1.0, -1.0]), np.array([0.5, -0.5]), 0.7

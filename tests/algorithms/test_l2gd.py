@@ -11,8 +11,8 @@ from oracle_pulled import joined
 
 import moiety as mo
 from moiety.algorithms.l2gd import tosses
-from moiety.draws import hashed
 from moiety.errors import MoietyError
+from moiety.random import hashed
 from moiety.types import Schedule
 
 ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorised"])

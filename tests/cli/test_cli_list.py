@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 from cli_command import call
 
-from moiety.aggregation.aggregators import AGGREGATORS
-from moiety.aggregation.attacks import ATTACKS
-from moiety.aggregation.server import SERVERS
 from moiety.algorithms import ALGORITHMS
 from moiety.cli.kinds import KINDS
 from moiety.cli.listing import FILES, first_line
@@ -17,15 +14,18 @@ from moiety.clients.clock import CLOCKS
 from moiety.clients.speed import TIMES
 from moiety.data import SOURCES
 from moiety.data.partition import PARTITIONS
-from moiety.engines.choose import ENGINES, OPEN
-from moiety.kernels import KERNELS
+from moiety.engines.auto import ENGINES, OPEN
+from moiety.local.kernels import KERNELS
+from moiety.local.priors import PRIORS
+from moiety.local.schedules import SCHEDULES
+from moiety.local.solvers import SOLVERS
 from moiety.models import MODELS
-from moiety.priors import PRIORS
 from moiety.recipes import RECIPES
-from moiety.schedules import SCHEDULES
-from moiety.scores import LOSSES, METRICS
-from moiety.solvers import SOLVERS
+from moiety.server.aggregators import AGGREGATORS
+from moiety.server.attacks import ATTACKS
+from moiety.server.optimisers import SERVERS
 from moiety.split import SPLITS
+from moiety.task.scores import LOSSES, METRICS
 from moiety.transport.codecs import CODECS
 
 TABLES = {"algorithms": ALGORITHMS, "recipes": RECIPES, "datasets": SOURCES, "models": MODELS, "splits": SPLITS}

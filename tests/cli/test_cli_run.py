@@ -15,7 +15,7 @@ from cli_command import PERSONAL, SMALL, call, one_line, start
 import moiety as mo
 from moiety.cli.building import parts, sized
 from moiety.cli.config import check
-from moiety.engines.folder import read_clients, read_config, read_history
+from moiety.run.folder import read_clients, read_config, read_history
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from cli_command import PERSONAL, SMALL, Result, call, one_line, start
 
 from moiety.cli.config import assign
-from moiety.engines.folder import read_clients, read_config, read_history
+from moiety.run.folder import read_clients, read_config, read_history
 
 STAGED = """
 model = {name = "mlp", hidden = [8]}

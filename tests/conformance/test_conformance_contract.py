@@ -9,9 +9,9 @@ from oracle_problems import engine_name, serve
 from torch import Tensor
 
 from moiety import tree
-from moiety.engines.rounds import crossing
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
+from moiety.loop.round import crossing
 from moiety.types import ClientUpdate
 
 ENGINES = [Sequential, partial(Vectorised, block=2)]

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 import moiety as mo
 from moiety import tree
-from moiety.engines.rounds import crossing
+from moiety.loop.round import crossing
 from moiety.transport import PrivacyError
 from moiety.types import ClientUpdate
 

@@ -10,10 +10,10 @@ from oracle_problems import federated, image_clients
 
 import moiety as mo
 from moiety import tree
-from moiety.engines.evaluate import evaluate, served
 from moiety.engines.processes import Processes
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
+from moiety.loop.evaluate import evaluate, served
 from moiety.types import Algorithm
 
 SIZES = (1, 30, 2, 13, 7, 5, 24, 6)

@@ -6,7 +6,7 @@ from conformance_table import NAMES, TABLE
 from oracle_problems import federated, image_clients
 
 import moiety as mo
-from moiety.aggregation import weighted_sum
+from moiety.server import weighted_sum
 
 MEAN = mo.aggregator.mean()
 AGGREGATORS = [

@@ -9,8 +9,8 @@ from torch.func import vmap
 from torch.nn import functional
 
 from moiety import tree
-from moiety.block import block_gradient, cross_entropy, for_blocks, in_block
-from moiety.partial import Call
+from moiety.task.block import block_gradient, cross_entropy, for_blocks, in_block
+from moiety.task.cut import Call
 
 CLIENTS, ROWS, FEATURES, CLASSES = 4, 7, 5, 3
 

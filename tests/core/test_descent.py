@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from moiety.descent import Descent, projected
 from moiety.errors import MoietyError
+from moiety.local.online import Descent, projected
 
 
 @pytest.mark.parametrize("rule", ["sgd", "adagrad"])

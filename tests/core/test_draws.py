@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from moiety import draws
+from moiety import random as draws
 
 
 def test_it_is_splitmix64():

@@ -15,8 +15,8 @@ import torch
 from scipy.linalg import solve_discrete_lyapunov
 
 import moiety as mo
-from moiety import draws
-from moiety.kernels import Target
+from moiety import random as draws
+from moiety.local.kernels import Target
 
 CHAINS = 8_000
 A = np.array([[4.0, 1.2, 0.0], [1.2, 2.0, -0.5], [0.0, -0.5, 1.0]])

@@ -11,7 +11,6 @@ from oracle_problems import federated, scalar_task, split_of
 from torch import nn
 
 import moiety as mo
-from moiety.block import block_gradient
 from moiety.errors import MoietyError
 from moiety.local import (
     SgdOptions,
@@ -25,6 +24,7 @@ from moiety.local import (
     sgd,
 )
 from moiety.task import from_module
+from moiety.task.block import block_gradient
 from moiety.types import Work
 
 GRADIENTS = pytest.mark.parametrize("gradient", [autograd_gradient, block_gradient], ids=["autograd", "func"])

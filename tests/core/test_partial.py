@@ -18,13 +18,13 @@ from torch.nn import functional
 import moiety as mo
 from moiety import tree
 from moiety.engines import sequential, vectorised
-from moiety.engines.plan import Job, Rows
 from moiety.engines.problem import Problem, Served, to_tensors
+from moiety.engines.rows import Job, Rows
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 from moiety.local import autograd_gradient, gradient_over_samples
-from moiety.scores import cross_entropy
 from moiety.task import from_module
+from moiety.task.scores import cross_entropy
 from moiety.types import Partial
 
 SIZES = (5, 1, 9, 4)

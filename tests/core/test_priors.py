@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 import moiety as mo
-from moiety import draws
+from moiety import random as draws
 
 Z = torch.tensor([0.3, -1.2, 2.0], dtype=torch.float64)
 KINDS = {"gaussian": (mo.prior.gaussian, stats.norm), "laplace": (mo.prior.laplace, stats.laplace)}

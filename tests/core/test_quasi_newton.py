@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from moiety.quasi_newton import begin
+from moiety.local.quasi_newton import begin
 
 RNG = np.random.default_rng(0)
 HALF = RNG.normal(size=(6, 6))

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from oracle_problems import federated, problem_of, scalar_task, split_of
 
 from moiety.clients import uniform_cohort
-from moiety.engines.plan import padded, phase_rows
-from moiety.rng import generator, torch_seed
+from moiety.engines.rows import padded, phase_rows
+from moiety.random import generator, torch_seed
 from moiety.types import Phase
 
 

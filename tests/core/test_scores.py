@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import moiety as mo
-from moiety.scores import LOSSES, METRICS, edit_distance, output_frames
+from moiety.task.scores import LOSSES, METRICS, edit_distance, output_frames
 
 
 def logits_of(labels, classes, height=2.0):

@@ -10,7 +10,7 @@ import moiety as mo
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 from moiety.errors import MoietyError
-from moiety.solvers import MOST, SOLVERS, started
+from moiety.local.solvers import MOST, SOLVERS, started
 from moiety.task import from_functions
 
 ENGINES = pytest.mark.parametrize("engine", [Sequential, Vectorised], ids=lambda e: e.name)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import moiety as mo
 from moiety.algorithms import ALGORITHMS
-from moiety.engines import algorithm_from
 from moiety.errors import MoietyError
 from moiety.models import MODELS
+from moiety.run.build import algorithm_from
 from moiety.spec import build, plain, recorded, spec_of, writable
 from moiety.types import Schedule
 

@@ -9,8 +9,8 @@ from torch import nn
 from torch.func import functional_call
 
 import moiety as mo
-from moiety.engines.costs import memory_on_device
 from moiety.errors import MoietyError
+from moiety.loop.costs import memory_on_device
 from moiety.task import backprop_bytes, from_functions, from_module
 from moiety.transport import device_memory
 from moiety.types import Metric

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import moiety as mo
 from moiety import tree
-from moiety.engines.folder import read_clients
+from moiety.run.folder import read_clients
 
 torch.set_num_threads(1)
 

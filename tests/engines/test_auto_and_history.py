@@ -15,8 +15,8 @@ from engine_cases import batch_norm_net, dropout_net, federation, mlp, seeded, w
 from torch import Tensor, nn
 
 import moiety as mo
-from moiety.engines import choose
-from moiety.engines.folder import read_clients
+from moiety.engines import auto as choose
+from moiety.run.folder import read_clients
 
 __all__ = ["without_fsync"]
 pytestmark = pytest.mark.usefixtures("without_fsync")

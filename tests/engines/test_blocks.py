@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moiety.engines.plan import Job, Rows, own_rows, padded, phase_rows
+from moiety.engines.rows import Job, Rows, own_rows, padded, phase_rows
 from moiety.engines.vectorised import PADDING, blocks
 from moiety.types import Phase
 

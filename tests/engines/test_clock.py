@@ -13,7 +13,7 @@ from oracle_problems import federated, scalar_task, split_of
 
 import moiety as mo
 from moiety.clients.clock import clock_from
-from moiety.engines.clock import idle
+from moiety.loop.timed import idle
 from moiety.transport.guard import PrivacyError
 
 ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorised"])

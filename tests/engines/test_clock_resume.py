@@ -22,8 +22,8 @@ from engine_cases import (
 )
 
 import moiety as mo
-from moiety.engines import checkpoint
-from moiety.engines.clock import AsynchronousRounds
+from moiety.loop.timed import AsynchronousRounds
+from moiety.run import checkpoint
 
 __all__ = ["without_fsync"]
 

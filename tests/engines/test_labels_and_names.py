@@ -12,7 +12,7 @@ from engine_cases import batch_norm_net, federation, mlp, refused
 from torch import nn
 
 import moiety as mo
-from moiety.engines.plan import lone_rows
+from moiety.engines.rows import lone_rows
 from moiety.types import Phase
 
 ENGINES = ("sequential", "vectorised", "processes:sequential", "auto")

@@ -28,8 +28,8 @@ import moiety as mo
 from moiety import tree
 from moiety.engines import processes
 from moiety.engines.arena import ALIGN, Arena
-from moiety.engines.plan import Job, Rows
 from moiety.engines.processes import Processes, deal
+from moiety.engines.rows import Job, Rows
 
 HERE = Path(__file__).parent
 SIZES = (4, 9, 12, 17, 25, 40, 7)

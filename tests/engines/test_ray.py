@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import moiety as mo
 from moiety import tree
 from moiety.engines import ray as engine_file
-from moiety.engines.choose import ENGINES
+from moiety.engines.auto import ENGINES
 from moiety.engines.ray import Ray, connect, digest, pack, remember, shifts, unpack
 
 ray = pytest.importorskip("ray")

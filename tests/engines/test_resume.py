@@ -27,8 +27,9 @@ from torch import nn
 
 import moiety as mo
 from moiety.clients import DiskStore
-from moiety.engines import checkpoint, training
-from moiety.engines.rounds import Rounds
+from moiety.loop.round import Rounds
+from moiety.run import checkpoint
+from moiety.run import train as training
 from moiety.types import Algorithm
 
 __all__ = ["without_fsync"]

@@ -26,7 +26,7 @@ from oracle_problems import federated, scalar_task, split_of
 import moiety as mo
 from moiety import tree
 from moiety.clients import uniform_cohort
-from moiety.engines.folder import read_config
+from moiety.run.folder import read_config
 from moiety.task import from_functions
 
 __all__ = ["without_fsync"]

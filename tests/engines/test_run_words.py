@@ -12,7 +12,7 @@ from engine_cases import federation, mlp
 from torch import nn
 
 import moiety as mo
-from moiety.engines.rounds import NOTHING_FINITE
+from moiety.loop.round import NOTHING_FINITE
 from moiety.task import from_functions
 
 FED = federation()

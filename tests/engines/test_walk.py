@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from moiety.engines.plan import phase_rows
+from moiety.engines.rows import phase_rows
 from moiety.types import Phase
 
 

@@ -3,7 +3,7 @@
 The loss of a row is (a . u + b . z - y)^2 / 2, so with the weight w the log-likelihood of a client is -w |r|^2 / 2 with
 r = A u + B z - y; grad_u = -w A' r, grad_z = -w B' r. The prior is normal: log p(z) = -|z - mu|^2 / (2 s^2) - d log s,
 grad_z = -(z - mu) / s^2, grad_mu = (z - mu) / s^2, and grad_(log s) = |z - mu|^2 / s^2 - d with one s for all.
-The noise is that of ``moiety.draws``: chance is an input.
+The noise is that of ``moiety.random``: chance is an input.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from moiety import draws
+from moiety import random as draws
 
 Columns = Mapping[str, np.ndarray]
 

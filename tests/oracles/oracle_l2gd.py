@@ -10,7 +10,7 @@ import numpy as np
 from oracle_pulled import cut, joined
 
 from moiety.algorithms.l2gd import tosses
-from moiety.draws import hashed
+from moiety.random import hashed
 
 
 def coin(probability, rounds, coins=0):

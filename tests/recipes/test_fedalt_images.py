@@ -12,11 +12,11 @@ import pytest
 
 import moiety as mo
 from moiety.cli import main
-from moiety.engines.folder import read_clients, read_config
 from moiety.errors import MoietyError
 from moiety.recipes import fedalt_images
 from moiety.recipes.fedalt_images import settings
 from moiety.recipes.steps import steps
+from moiety.run.folder import read_clients, read_config
 
 needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_DATA is not set")
 T_2 = 12.7062

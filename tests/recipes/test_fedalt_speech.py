@@ -16,10 +16,10 @@ from sklearn.datasets import load_digits
 
 import moiety as mo
 from moiety.cli import main
-from moiety.engines.folder import read_clients
 from moiety.recipes.fedalt_speech import settings
 from moiety.recipes.running import split_of
 from moiety.recipes.steps import personalised
+from moiety.run.folder import read_clients
 
 needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_DATA is not set")
 

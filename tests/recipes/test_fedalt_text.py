@@ -14,10 +14,10 @@ import torch
 
 import moiety as mo
 from moiety.cli import main
-from moiety.engines.folder import read_clients, read_config
 from moiety.recipes.fedalt_text import settings
 from moiety.recipes.running import Runner, split_of
 from moiety.recipes.steps import finetuned, personalised, pfedme, steps
+from moiety.run.folder import read_clients, read_config
 
 needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_DATA is not set")
 

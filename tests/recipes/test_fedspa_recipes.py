@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moiety.engines.folder import read_clients, read_config
 from moiety.errors import MoietyError
 from moiety.recipes import fedspa_ablations, fedspa_sparsity, fedspa_table1, fedspa_table2
 from moiety.recipes.fedspa_ablations import GLOBAL
@@ -23,6 +22,7 @@ from moiety.recipes.fedspa_table1 import tasks as table1_tasks
 from moiety.recipes.fedspa_table2 import judged as judged_rounds
 from moiety.recipes.fedspa_table2 import tasks as table2_tasks
 from moiety.recipes.fedspa_tasks import DITTO, DST, FEDAVG, LOCAL, RSM, SUB, SUBSAMPLING
+from moiety.run.folder import read_clients, read_config
 
 needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_DATA is not set")
 T_2 = 12.7062

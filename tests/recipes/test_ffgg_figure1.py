@@ -10,11 +10,11 @@ import torch
 
 import moiety as mo
 from moiety.cli import main
+from moiety.random import generator
 from moiety.recipes import RECIPES
 from moiety.recipes import ffgg_figure1_limits as limits
 from moiety.recipes.ffgg_figure1 import FULL, PLANS, Size, descent, lines
 from moiety.recipes.ffgg_figure1_problem import drawn, federated, split, task
-from moiety.rng import generator
 
 SMALL = Size(clients=3, rows=40, shared=4, personal=3)
 FOUND = drawn(SMALL, 5)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import moiety as mo
-from moiety.engines.folder import read_clients, read_config
 from moiety.recipes import RECIPES, ffgg_table1
 from moiety.recipes.ffgg_table1 import LAPTOP, settings, steps
 from moiety.recipes.ffgg_table1_report import NEAREST
+from moiety.run.folder import read_clients, read_config
 
 SPLITS = ("input", "output", "adapter")
 T_2 = 12.7062

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from moiety.engines.folder import read_clients, read_config
 from moiety.errors import MoietyError
 from moiety.recipes import RECIPES, quickstart
 from moiety.recipes.quickstart import sentence
+from moiety.run.folder import read_clients, read_config
 
 
 def rows(*metrics: float) -> list[dict[str, object]]:

@@ -14,8 +14,8 @@ from example_models import SmallResNet, SmallTransformer
 from torch import Tensor, nn
 
 import moiety as mo
-from moiety.engines import split_from
 from moiety.errors import MoietyError
+from moiety.run.build import split_from
 from moiety.split import adapters
 from moiety.split.grafts import Bottleneck, Residual
 from moiety.task import from_module

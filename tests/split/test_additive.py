@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import moiety as mo
-from moiety.engines import split_from
 from moiety.errors import MoietyError
+from moiety.run.build import split_from
 from moiety.split import additive
 from moiety.task import from_module
 from moiety.types import Partial

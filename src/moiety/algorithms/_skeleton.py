@@ -17,10 +17,10 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-from moiety.aggregation import averaging, client_weight, weighted_mean
-from moiety.aggregation import sgd as server_sgd
 from moiety.local import SgdOptions, difference, phase, positive_lr, rates, sgd
-from moiety.schedules import constant
+from moiety.local.schedules import constant
+from moiety.server import averaging, client_weight, weighted_mean
+from moiety.server import sgd as server_sgd
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Work
 

@@ -25,10 +25,10 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-from moiety.aggregation import averaging, check_weighting, client_weight, weighted_mean
-from moiety.aggregation.server import chosen as chosen_server
 from moiety.local import SgdOptions, difference, phase, positive_lr, rates, sgd
-from moiety.schedules import chosen as chosen_schedule
+from moiety.local.schedules import chosen as chosen_schedule
+from moiety.server import averaging, check_weighting, client_weight, weighted_mean
+from moiety.server.optimisers import chosen as chosen_server
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Work
 

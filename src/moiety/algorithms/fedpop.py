@@ -50,17 +50,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from moiety.aggregation import weighted_mean
-from moiety.aggregation.server import chosen as chosen_server
-from moiety.descent import projected
 from moiety.errors import kind, must, number, whole
-from moiety.kernels import Kernel, walk
-from moiety.kernels import chosen as chosen_kernel
 from moiety.local import cut, flat, gradient_over_samples, phase, positive_lr
-from moiety.priors import Prior
-from moiety.priors import chosen as chosen_prior
-from moiety.schedules import chosen as chosen_schedule
-from moiety.solvers import batch_or_whole
+from moiety.local.kernels import Kernel, walk
+from moiety.local.kernels import chosen as chosen_kernel
+from moiety.local.online import projected
+from moiety.local.priors import Prior
+from moiety.local.priors import chosen as chosen_prior
+from moiety.local.schedules import chosen as chosen_schedule
+from moiety.local.solvers import batch_or_whole
+from moiety.server import weighted_mean
+from moiety.server.optimisers import chosen as chosen_server
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Phase, Schedule, ServerOptimiser, Tree, Work
 

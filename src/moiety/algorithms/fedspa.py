@@ -35,13 +35,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from moiety.aggregation import averaging, check_weighting, client_weight, weighted_mean
-from moiety.aggregation.server import chosen as chosen_server
 from moiety.clients.masked import Masked, differ, mask_densities, masked_model, masked_work, never_asked
-from moiety.draws import uniform
 from moiety.errors import choice, number, whole
 from moiety.local import SgdOptions, difference, either, mean_loss, phase, positive_lr, rates, sgd
-from moiety.schedules import chosen as chosen_schedule
+from moiety.local.schedules import chosen as chosen_schedule
+from moiety.random import uniform
+from moiety.server import averaging, check_weighting, client_weight, weighted_mean
+from moiety.server.optimisers import chosen as chosen_server
 from moiety.spec import recorded
 from moiety.split.masks import (
     DENSITIES,

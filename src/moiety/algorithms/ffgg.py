@@ -35,12 +35,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from moiety.aggregation import averaging, check_weighting, client_weight, weighted_mean
-from moiety.aggregation.server import chosen as chosen_server
 from moiety.local import SgdOptions, difference, phase, positive_lr, rates, sgd
-from moiety.schedules import chosen as chosen_schedule
-from moiety.solvers import Solver, batch_or_whole, check_start, started
-from moiety.solvers import chosen as chosen_solver
+from moiety.local.schedules import chosen as chosen_schedule
+from moiety.local.solvers import Solver, batch_or_whole, check_start, started
+from moiety.local.solvers import chosen as chosen_solver
+from moiety.server import averaging, check_weighting, client_weight, weighted_mean
+from moiety.server.optimisers import chosen as chosen_server
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Work
 

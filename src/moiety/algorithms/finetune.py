@@ -24,9 +24,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from moiety.aggregation import weighted_mean
 from moiety.local import SgdOptions, phase, positive_lr, rates, sgd
-from moiety.schedules import chosen as chosen_schedule
+from moiety.local.schedules import chosen as chosen_schedule
+from moiety.server import weighted_mean
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, Work
 

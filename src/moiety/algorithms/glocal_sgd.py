@@ -34,10 +34,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moiety.aggregation import check_weighting, client_weight, weighted_sum
-from moiety.descent import Descent, slope, walk
 from moiety.errors import choice, must, whole
-from moiety.schedules import chosen as chosen_schedule
+from moiety.local.online import Descent, slope, walk
+from moiety.local.schedules import chosen as chosen_schedule
+from moiety.server import check_weighting, client_weight, weighted_sum
 from moiety.spec import recorded
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Work
 

@@ -38,14 +38,14 @@ from functools import partial
 
 import torch
 
-from moiety.aggregation import averaging, client_weight, weighted_mean
-from moiety.aggregation.server import chosen as chosen_server
 from moiety.clients.own import Own, never_asked, own_model
-from moiety.draws import hashed
 from moiety.errors import choice, must, number, whole
 from moiety.local import SgdOptions, difference, positive_lr, rates, sgd
-from moiety.schedules import chosen as chosen_schedule
-from moiety.solvers import WHOLE
+from moiety.local.schedules import chosen as chosen_schedule
+from moiety.local.solvers import WHOLE
+from moiety.random import hashed
+from moiety.server import averaging, client_weight, weighted_mean
+from moiety.server.optimisers import chosen as chosen_server
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Phase, Schedule, Work
 

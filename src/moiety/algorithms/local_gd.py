@@ -24,12 +24,12 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-from moiety.aggregation import averaging, client_weight, weighted_mean
-from moiety.aggregation.server import chosen as chosen_server
 from moiety.errors import choice, whole
 from moiety.local import SgdOptions, difference, positive_lr, rates, sgd
-from moiety.schedules import chosen as chosen_schedule
-from moiety.solvers import WHOLE
+from moiety.local.schedules import chosen as chosen_schedule
+from moiety.local.solvers import WHOLE
+from moiety.server import averaging, client_weight, weighted_mean
+from moiety.server.optimisers import chosen as chosen_server
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Phase, Schedule, ServerOptimiser, Work
 

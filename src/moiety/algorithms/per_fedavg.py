@@ -40,13 +40,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from moiety.aggregation import averaging, check_weighting, client_weight, weighted_mean
-from moiety.aggregation.server import chosen as chosen_server
 from moiety.clients.own import Own, never_asked, own_model
-from moiety.descent import slope
 from moiety.errors import MoietyError, choice, message, whole
 from moiety.local import SgdOptions, clipped, difference, either, mean_loss, phase, positive_lr, sgd
-from moiety.schedules import chosen as chosen_schedule
+from moiety.local.online import slope
+from moiety.local.schedules import chosen as chosen_schedule
+from moiety.server import averaging, check_weighting, client_weight, weighted_mean
+from moiety.server.optimisers import chosen as chosen_server
 from moiety.spec import recorded
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Schedule, ServerOptimiser, Work
 

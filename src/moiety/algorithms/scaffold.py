@@ -38,12 +38,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moiety.aggregation import averaging, check_weighting, client_weight, weighted_mean
-from moiety.aggregation.server import chosen as chosen_server
 from moiety.errors import choice
 from moiety.local import SgdOptions, difference, phase, positive_lr, rates, sgd
-from moiety.schedules import chosen as chosen_schedule
-from moiety.solvers import WHOLE, batch_or_whole
+from moiety.local.schedules import chosen as chosen_schedule
+from moiety.local.solvers import WHOLE, batch_or_whole
+from moiety.server import averaging, check_weighting, client_weight, weighted_mean
+from moiety.server.optimisers import chosen as chosen_server
 from moiety.spec import recorded
 from moiety.types import Algorithm, Batch, ClientUpdate, Objective, Params, Phase, Schedule, ServerOptimiser, Work
 

@@ -38,12 +38,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from moiety.aggregation import averaging, check_weighting, client_weight
-from moiety.aggregation.server import chosen as chosen_server
 from moiety.clients.masked import Masked, differ, mask_densities, masked_model, masked_work, never_asked
 from moiety.errors import number, whole
 from moiety.local import SgdOptions, difference, either, phase, positive_lr, rates, sgd
-from moiety.schedules import chosen as chosen_schedule
+from moiety.local.schedules import chosen as chosen_schedule
+from moiety.server import averaging, check_weighting, client_weight
+from moiety.server.optimisers import chosen as chosen_server
 from moiety.spec import recorded
 from moiety.split.masks import check_density, layer_counts, least, masked
 from moiety.split.masks import distance as hamming

@@ -24,12 +24,12 @@ from typing import NamedTuple
 
 import torch
 
-from moiety.aggregation import averaging, check_weighting, client_weight, weighted_mean
-from moiety.aggregation.server import chosen as chosen_server
-from moiety.draws import uniform
 from moiety.errors import kind
 from moiety.local import SgdOptions, difference, phase, positive_lr, rates, sgd
-from moiety.schedules import chosen as chosen_schedule
+from moiety.local.schedules import chosen as chosen_schedule
+from moiety.random import uniform
+from moiety.server import averaging, check_weighting, client_weight, weighted_mean
+from moiety.server.optimisers import chosen as chosen_server
 from moiety.spec import recorded
 from moiety.split.masks import check_density, highest, volume
 from moiety.transport.wire import payload_bytes, value_bytes

@@ -13,11 +13,11 @@ from moiety.analysis.advice import Advice
 from moiety.analysis.looking import Client, Look, look, sampled
 from moiety.analysis.theory import Constants, bounds, leading, leading_as_printed
 from moiety.data import FederatedData
-from moiety.engines.checks import check_data, check_kinds, check_numbers
-from moiety.engines.making import default_loss, problem_for
 from moiety.engines.problem import Problem
 from moiety.errors import choice, kind, must, number, whole
-from moiety.rng import generator
+from moiety.random import generator
+from moiety.run.build import default_loss, problem_for
+from moiety.run.checks import check_data, check_kinds, check_numbers
 from moiety.split import Split
 from moiety.types import Task
 

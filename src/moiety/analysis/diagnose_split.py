@@ -14,16 +14,16 @@ from moiety import tree
 from moiety.algorithms import ffgg
 from moiety.analysis.diagnosis import ENOUGH, LESS, NONE, Diagnosis, SplitFound
 from moiety.data import FederatedData
-from moiety.engines.checks import check_data, check_numbers
-from moiety.engines.choose import Engine, make
-from moiety.engines.evaluate import per_client, scoring
-from moiety.engines.making import default_loss, problem_for
+from moiety.engines.auto import Engine, make
 from moiety.engines.problem import Function, Problem, Served
 from moiety.errors import kind, must, number, whole
 from moiety.local import mean_loss, positive_lr
-from moiety.rng import generator
-from moiety.solvers import WHOLE, Solver, check_start, lbfgs, started
-from moiety.solvers import chosen as chosen_solver
+from moiety.local.solvers import WHOLE, Solver, check_start, lbfgs, started
+from moiety.local.solvers import chosen as chosen_solver
+from moiety.loop.evaluate import per_client, scoring
+from moiety.random import generator
+from moiety.run.build import default_loss, problem_for
+from moiety.run.checks import check_data, check_numbers
 from moiety.split import Split
 from moiety.types import Algorithm, Metric, Names, Params, Phase, Task, Tree, Work
 

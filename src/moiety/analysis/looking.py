@@ -18,7 +18,7 @@ from moiety.analysis.curvature import Blocks, Spread, block_norms, gradient_spre
 from moiety.analysis.theory import Constants
 from moiety.engines.problem import Problem
 from moiety.local import autograd_gradient
-from moiety.rng import generator, torch_seed
+from moiety.random import generator, torch_seed
 from moiety.types import Batch, Names, Params
 
 STEPS = 5

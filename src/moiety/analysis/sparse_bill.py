@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from moiety.algorithms import fedspa
 from moiety.data import FederatedData
-from moiety.engines.costs import layers_at_work
-from moiety.engines.evaluate import served
-from moiety.engines.making import default_loss, problem_for
 from moiety.engines.sequential import Sequential
 from moiety.errors import number, whole
+from moiety.loop.costs import layers_at_work
+from moiety.loop.evaluate import served
+from moiety.run.build import default_loss, problem_for
 from moiety.split.masks import layer_counts, maskable, volume
 from moiety.types import Algorithm
 

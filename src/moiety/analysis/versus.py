@@ -73,7 +73,7 @@ def mean(values: Iterable[float]) -> float:
 
 def higher_is_better(metric: str, *runs: Rows) -> bool:
     """The direction of a metric: known by its name, or else seen from the sign of some client's gain."""
-    from moiety.scores import METRICS
+    from moiety.task.scores import METRICS
 
     if metric in METRICS:
         return METRICS[metric].higher_is_better

@@ -12,12 +12,12 @@ from torch import nn
 from moiety.cli.config import Config, RunSection, Table
 from moiety.clients.clock import clock_from
 from moiety.data import FederatedData, from_spec
-from moiety.engines import algorithm_from, split_from
-from moiety.engines.choose import check_engine
-from moiety.engines.stages import Stage, stage_from
-from moiety.engines.ways import built
+from moiety.engines.auto import check_engine
 from moiety.errors import MoietyError, choice, message, must, near
+from moiety.loop.uploads import built
 from moiety.models import MODELS
+from moiety.run.build import algorithm_from, split_from
+from moiety.run.stages import Stage, stage_from
 from moiety.spec import build
 from moiety.split import SPLITS, Split
 from moiety.types import Algorithm

@@ -17,7 +17,7 @@ from moiety.errors import MoietyError
 from moiety.recipes.words import printable, value
 
 if TYPE_CHECKING:
-    from moiety.engines.training import OnRound
+    from moiety.run.train import OnRound
     from moiety.types import RoundRecord
 
 BARS = 8
@@ -129,7 +129,7 @@ def status(train_loss: float, evaluation: Mapping[str, Any], *, short: bool = Fa
 
 def heading(name: str, folder: Path | None) -> str:
     """What the run is and where it goes, as its folder says."""
-    from moiety.engines.folder import read_config
+    from moiety.run.folder import read_config
 
     if folder is None:
         return name

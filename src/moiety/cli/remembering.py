@@ -11,7 +11,7 @@ from moiety.errors import MoietyError, message, must
 from moiety.recipes import Watch
 
 if TYPE_CHECKING:
-    from moiety.engines.training import OnRound
+    from moiety.run.train import OnRound
     from moiety.types import RoundRecord
 
 COMMAND = "command.json"
@@ -45,7 +45,7 @@ def remembering(watch: Watch, folder: Path, sets: Sequence[str]) -> Watch:
         def on_round(record: RoundRecord, rounds: int) -> None:
             nonlocal written
             if not written:
-                from moiety.engines.checkpoint import write_file
+                from moiety.files import write_file
 
                 write_file(file, (json.dumps({"set": list(sets)}, indent=1) + "\n").encode())
                 written = True

@@ -9,9 +9,10 @@ from typing import Any
 
 from moiety.analysis.versus import Versus, column, higher_is_better, versus
 from moiety.cli.places import called
-from moiety.engines import Run, folder
 from moiety.errors import MoietyError, message, must
 from moiety.evaluation import summarise
+from moiety.run import folder
+from moiety.run.result import Run
 
 Row = dict[str, Any]
 _SECTIONS = ("data", "split", "algorithm", "run")

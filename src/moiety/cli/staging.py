@@ -17,14 +17,14 @@ from moiety.recipes import Watch
 from moiety.recipes.words import amount, count, gain, names, printable, value
 
 if TYPE_CHECKING:
-    from moiety.engines import Run
+    from moiety.run.result import Run
 
 
 def run(request: Request, folder: Path, config: Config, tables: Table, asked: Table, watch: Watch) -> list[Run]:
     """All stages, from the file or from where they were left."""
     from moiety.cli.building import options, staged
-    from moiety.engines.folder import PIPELINE, read_config
-    from moiety.engines.pipeline import pipeline, resume_pipeline
+    from moiety.run.folder import PIPELINE, read_config
+    from moiety.run.pipeline import pipeline, resume_pipeline
 
     if request.resume:
         check_same(tables, read_config(folder, PIPELINE), folder)

@@ -18,7 +18,7 @@ from moiety.recipes import RECIPES, Watch
 from moiety.recipes.base import is_run
 
 if TYPE_CHECKING:
-    from moiety.engines import Run
+    from moiety.run.result import Run
 
 T = TypeVar("T")
 Begun = Callable[[Path], None]
@@ -127,8 +127,9 @@ def _run(request: Request, name: str, folder: Path, config: Config, tables: Tabl
     on_round = watch(name, folder)
 
     from moiety.cli.building import options, parts
-    from moiety.engines import fit, resume
-    from moiety.engines.folder import read_config
+    from moiety.run.fit import fit
+    from moiety.run.folder import read_config
+    from moiety.run.resume import resume
 
     if request.resume:
         # The folder names the attackers that a share or positions in the file mean: the run compares them.

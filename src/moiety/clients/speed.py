@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from moiety.errors import MoietyError, kind, message, must, near, number
-from moiety.rng import generator
+from moiety.random import generator
 from moiety.spec import build, recorded
 
 Names = Sequence[str] | np.ndarray

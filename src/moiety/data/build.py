@@ -13,7 +13,7 @@ from moiety.data.apportion import assign_parts
 from moiety.data.checks import as_column, check_column_names, check_finite, check_fractions, check_seed
 from moiety.data.federated import Array, Columns, FederatedData, Ints, Names, Numbered
 from moiety.errors import MoietyError, message, must
-from moiety.rng import generator
+from moiety.random import generator
 
 _ROWS_AT_ONCE = 65_536
 

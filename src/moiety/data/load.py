@@ -17,7 +17,7 @@ from moiety.data.folder import FOLDER, open_folder
 from moiety.data.partition import PARTITIONS, Partition, deal, iid, natural
 from moiety.data.sources import SOURCES, Source
 from moiety.errors import MoietyError, choice, kind, message, must, near
-from moiety.rng import generator
+from moiety.random import generator
 from moiety.spec import build, checked
 
 _TEST = 0.2

@@ -12,7 +12,7 @@ from moiety.data.federated import Columns, FederatedData, Ints, Numbered
 from moiety.data.load import standardised
 from moiety.data.sources import SOURCES
 from moiety.errors import choice, must, number
-from moiety.rng import generator
+from moiety.random import generator
 
 _TRIES = 1000
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from moiety.data import FederatedData
-from moiety.draws import hashed
-from moiety.engines.plan import Job, phase_rows
+from moiety.engines.rows import Job, phase_rows
+from moiety.random import hashed
 from moiety.split import Split
 from moiety.task import dtype_of
 from moiety.types import Algorithm, Batch, Gradient, Params, Partial, Phase, Reuse, Task, Tree, Work
@@ -143,7 +143,7 @@ class Problem:
         return made
 
     def key(self, client: int) -> int:
-        """The client's own key for ``moiety.draws``."""
+        """The client's own key for ``moiety.random``."""
         return hashed("client", self.seed) ^ client
 
 

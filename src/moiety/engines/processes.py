@@ -23,11 +23,12 @@ import torch
 
 from moiety import tree
 from moiety.engines.arena import Arena
-from moiety.engines.plan import Job, Rows
 from moiety.engines.problem import Functions, Problem
+from moiety.engines.rows import Job, Rows
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 from moiety.errors import MoietyError
+from moiety.files import release_locks
 from moiety.types import Params, Tree
 
 ARENA_BYTES = 1 << 28
@@ -176,9 +177,7 @@ class Processes:
     def _serve(self, pipe: Connection, parent: int) -> None:
         """A worker's life: take a share, serve it, say so; end with the parent."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-        from moiety.engines.folder import let_go  # which imports what imports this
-
-        let_go()
+        release_locks()
         torch.set_num_threads(1)
         keep_freed_memory()
         assert self.received is not None

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from moiety import tree
-from moiety.engines.plan import Job, Rows
 from moiety.engines.problem import Functions, Problem
 from moiety.engines.processes import cores, slots_for
+from moiety.engines.rows import Job, Rows
 from moiety.engines.sequential import Sequential
 from moiety.errors import MoietyError, message, must
 from moiety.types import Params, Tree

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from moiety.engines.plan import Job, Rows
 from moiety.engines.problem import FEATURE_BYTES, Functions, Problem, sliced_features
+from moiety.engines.rows import Job, Rows
 from moiety.errors import MoietyError, message
 from moiety.local import autograd_gradient
-from moiety.rng import torch_seed
+from moiety.random import torch_seed
 from moiety.types import Batch, LossFunction, Params, Tree
 
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from moiety import tree
-from moiety.block import block_gradient
-from moiety.engines.plan import Job, own_rows, padded
 from moiety.engines.problem import FEATURE_BYTES, Function, Functions, Problem, sliced_features
+from moiety.engines.rows import Job, own_rows, padded
 from moiety.errors import MoietyError
-from moiety.rng import torch_seed
+from moiety.random import torch_seed
 from moiety.task import backprop_bytes
+from moiety.task.block import block_gradient
 from moiety.transport import value_bytes
 from moiety.types import Batch, LossFunction, Params, Tree
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from moiety.errors import must
 
 if TYPE_CHECKING:
-    from moiety.engines import Run
-    from moiety.engines.training import OnRound
+    from moiety.run.result import Run
+    from moiety.run.train import OnRound
 
 Watch = Callable[[str, Path | None], "OnRound | None"]
 """Called with the name and folder of each run before it begins; what it returns is called after every round."""
@@ -75,7 +75,7 @@ def settle(folders: Iterable[Path], *, rounds: int | None, seed: int | None, def
 
     All runs of a recipe are compared with each other, so one that has not begun takes over the options of one that has.
     """
-    from moiety.engines.folder import read_config
+    from moiety.run.folder import read_config
 
     begun = [_settled(folder, read_config(folder)) for folder in folders if is_run(folder)]
     for was in begun:
@@ -108,7 +108,7 @@ def begin_or_continue(
     folder: Path | None, *, rounds: int, engine: str | None, on_round: OnRound | None, begin: Callable[..., Run]
 ) -> Run:
     """Continue the run in ``folder`` up to ``rounds`` where one has begun, else begin it; one that ended stays."""
-    from moiety.engines import resume
+    from moiety.run.resume import resume
 
     options: dict[str, Any] = {"rounds": rounds, "on_round": on_round}
     if folder is not None and is_run(folder):

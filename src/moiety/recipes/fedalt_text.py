@@ -104,7 +104,7 @@ def _counting(seed: int) -> FederatedData:
     """
     import numpy as np
 
-    from moiety.rng import generator
+    from moiety.random import generator
 
     rng = generator(seed, "made-up words")
     words, length, unknown, padding, begin, end = 12, 6, 12, 13, 14, 15

@@ -65,7 +65,7 @@ def image_table(
     watch: Watch,
 ) -> Outcome:
     """Run what has not ended yet, then write and return the tables; the arguments are a recipe's."""
-    from moiety.engines.choose import check_engine
+    from moiety.engines.auto import check_engine
     from moiety.recipes.fedpop_images_report import report
 
     asked = asked_for(out, {"recipe": name, "scale": scale, "rounds": rounds, "seed": seed}, resume)
@@ -89,7 +89,7 @@ def _seed(
     plan: Plan, setting: Setting, fed: FederatedData, seed: int, out: Path | None, engine: str | None, watch: Watch
 ) -> dict[str, float]:
     """The mean accuracy over clients of every method: read where it is known, else after running it."""
-    from moiety.engines.checkpoint import write_file
+    from moiety.files import write_file
 
     file = None if out is None else out / setting.name / f"seed-{seed}.json"
     found: dict[str, float] = json.loads(file.read_text()) if file is not None and file.is_file() else {}
@@ -223,7 +223,7 @@ def shrunk(fed: FederatedData, share: float, few: int, seed: int) -> FederatedDa
     """The data with a share of the clients, drawn, left with ``few`` training rows each, drawn as well."""
     import numpy as np
 
-    from moiety.rng import generator
+    from moiety.random import generator
 
     rng = generator(seed, "shrunk")
     chosen = rng.permutation(len(fed))[: round(share * len(fed))]

@@ -38,7 +38,7 @@ def report(
     parts.append("## Decided here\n\n" + "\n".join(f"- {note}" for note in notes))
     page = "\n\n".join(parts)
     if out is not None:
-        from moiety.engines.checkpoint import write_file
+        from moiety.files import write_file
 
         whole = {**known, "notes": list(notes), "rows": [*rows, *verdicts]}
         write_file(out / "table.json", (json.dumps(whole, indent=1, allow_nan=False) + "\n").encode())

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from moiety.data import FederatedData
-    from moiety.engines import Run
+    from moiety.run.result import Run
 
 NAME = "fedpop-people"
 METHODS = ("FedPop", "FedRep", "finetuning", "FedAvg", "alone")
@@ -76,7 +76,7 @@ def fedpop_people(
         watch: called before each run; gives what is to be called after every round.
         scale: ``ci``, ``laptop`` (by default) or ``paper``.
     """
-    from moiety.engines.choose import check_engine
+    from moiety.engines.auto import check_engine
     from moiety.recipes.fedpop_people_report import report
 
     asked = asked_for(out, {"recipe": NAME, "scale": scale, "rounds": rounds, "seed": seed}, resume)
@@ -105,7 +105,7 @@ def windows(plan: Plan) -> FederatedData:
 
 def _seed(plan: Plan, fed: FederatedData, seed: int, out: Path | None, engine: str, watch: Watch) -> dict[str, Any]:
     """Scores and reliability of all methods for both groups: read where they are known, else after running them."""
-    from moiety.engines.checkpoint import write_file
+    from moiety.files import write_file
 
     file = None if out is None else out / f"seed-{seed}.json"
     if file is not None and file.is_file():
@@ -161,7 +161,7 @@ def people(plan: Plan, fed: FederatedData, seed: int) -> tuple[FederatedData, di
     import numpy as np
 
     from moiety.data import FederatedData
-    from moiety.rng import generator
+    from moiety.random import generator
 
     rng = generator(seed, "people")
     order = rng.permutation(len(fed))

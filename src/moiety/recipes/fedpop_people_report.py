@@ -56,7 +56,7 @@ def report(
     parts.append("## Decided here\n\n" + "\n".join(f"- {note}" for note in notes(plan)))
     page = "\n\n".join(parts)
     if out is not None:
-        from moiety.engines.checkpoint import write_file
+        from moiety.files import write_file
 
         page += "\n\n" + _figure(found, out)
         whole = {**known, "notes": notes(plan), "rows": [*rows, *verdicts]}

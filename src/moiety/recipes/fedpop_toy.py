@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from moiety.data import FederatedData
-    from moiety.engines.training import OnRound
+    from moiety.run.train import OnRound
     from moiety.types import Algorithm, RoundRecord
 
 NAME = "fedpop-toy"
@@ -102,7 +102,7 @@ def fedpop_toy(
         watch: called when the runs of a problem and a seed have ended; what it gives is called with their last rounds.
         scale: ``ci``, ``laptop`` (by default) or ``paper``, which differ in rounds, and ``ci`` in the problem too.
     """
-    from moiety.engines.choose import check_engine
+    from moiety.engines.auto import check_engine
     from moiety.recipes.fedpop_toy_report import report
 
     asked = asked_for(out, {"recipe": NAME, "scale": scale, "rounds": rounds, "seed": seed}, resume)
@@ -152,7 +152,7 @@ def _seed(
     toy: Toy, seed: int, rounds: int, out: Path | None, engine: str
 ) -> tuple[dict[str, Any], dict[str, RoundRecord]]:
     """The errors of all methods on one problem, read where they are known, else after running them; and last rounds."""
-    from moiety.engines.checkpoint import write_file
+    from moiety.files import write_file
 
     file = None if out is None else out / toy.name / f"seed-{seed}.json"
     if file is not None and file.is_file():
@@ -233,7 +233,7 @@ def drawn(toy: Toy, seed: int) -> tuple[FederatedData, np.ndarray, np.ndarray]:
     import numpy as np
 
     import moiety as mo
-    from moiety.rng import generator
+    from moiety.random import generator
 
     rng = generator(seed, "toy")
     phi = np.linalg.qr(rng.normal(size=(toy.raw, toy.latent)))[0]
@@ -253,7 +253,7 @@ def model(toy: Toy, seed: int) -> nn.Module:
 
     from torch import nn
 
-    from moiety.rng import torch_seed
+    from moiety.random import torch_seed
 
     with torch_seed(seed, "toy"):
         body, head = nn.Linear(toy.raw, toy.latent, bias=False), nn.Linear(toy.latent, 1, bias=False)

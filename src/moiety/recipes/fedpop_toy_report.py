@@ -63,7 +63,7 @@ def report(
     parts.append("## Decided here\n\n" + "\n".join(f"- {note}" for note in NOTES))
     page = "\n\n".join(parts)
     if out is not None:
-        from moiety.engines.checkpoint import write_file
+        from moiety.files import write_file
 
         page += "\n\n" + _figure(plan, rows, out)
         whole = {**known, "notes": NOTES, "rows": [*rows, *verdicts]}

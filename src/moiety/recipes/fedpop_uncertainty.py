@@ -21,7 +21,7 @@ from moiety.recipes.partial_table import asked_for, keep_asked
 
 if TYPE_CHECKING:
     from moiety.data import FederatedData
-    from moiety.engines import Run
+    from moiety.run.result import Run
 
 NAME = "fedpop-uncertainty"
 SHOWN = (FEDPOP, "FedRep")
@@ -70,7 +70,7 @@ def fedpop_uncertainty(
         watch: called before each run; gives what is to be called after every round.
         scale: ``ci``, ``laptop`` (by default) or ``paper``.
     """
-    from moiety.engines.choose import check_engine
+    from moiety.engines.auto import check_engine
     from moiety.recipes.fedpop_uncertainty_report import report
 
     asked = asked_for(out, {"recipe": NAME, "scale": scale, "rounds": rounds, "seed": seed}, resume)
@@ -125,7 +125,7 @@ def _seed(
 ) -> dict[str, Any]:
     """What both methods' clients say of their own pictures and of strange ones: read, or found by running them."""
     import moiety as mo
-    from moiety.engines.checkpoint import write_file
+    from moiety.files import write_file
 
     file = None if out is None else out / setting.name / f"seed-{seed}.json"
     if file is not None and file.is_file():
@@ -181,7 +181,7 @@ def digits(seed: int) -> FederatedData:
 
 def noise(seed: int) -> FederatedData:
     """The same clients with noise in the place of pictures."""
-    from moiety.rng import generator
+    from moiety.random import generator
 
     fed = digits(seed)
     x = generator(seed, "noise").normal(size=fed.columns["x"].shape).astype("float32")

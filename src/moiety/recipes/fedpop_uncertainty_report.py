@@ -61,7 +61,7 @@ def report(
     parts.append("## Decided here\n\n" + "\n".join(f"- {note}" for note in NOTES))
     page = "\n\n".join(parts)
     if out is not None:
-        from moiety.engines.checkpoint import write_file
+        from moiety.files import write_file
 
         page += "\n\n" + _figures(plan, found, out)
         whole = {**known, "notes": list(NOTES), "rows": [*rows, *verdicts]}

@@ -209,7 +209,7 @@ def write(
         page, rows = page + paragraphs, rows + own
     text = "\n\n".join(page)
     if out is not None:
-        from moiety.engines.checkpoint import write_file
+        from moiety.files import write_file
 
         whole = {**known, "seconds": seconds, "engines": engines, **(more or {}), "rows": rows}
         write_file(out / "table.json", (json.dumps(whole, indent=1, allow_nan=False) + "\n").encode())

@@ -101,7 +101,7 @@ def experiment(
         resume: continue what has begun in ``out``.
         watch: called before each run; gives what is to be called after every round.
     """
-    from moiety.engines.choose import check_engine
+    from moiety.engines.auto import check_engine
 
     asked = asked_for(out, {"recipe": name, "scale": scale, "rounds": rounds, "seed": seed}, resume)
     check_engine(engine or "auto")
@@ -144,7 +144,7 @@ def _run(
     task: Task, data: FederatedData, method: str, seed: int, folder: Path | None, engine: str | None, on_round: Any
 ) -> Course:
     """One run: read where it has ended, else begun or continued."""
-    from moiety.engines.checkpoint import write_file
+    from moiety.files import write_file
 
     file = None if folder is None else folder.with_name(folder.name + ".json")
     if file is not None and file.is_file():

@@ -100,7 +100,7 @@ def ffgg_async(
         watch: called before each run; gives what is to be called after every round.
         scale: ``ci``, ``laptop`` (by default) or ``paper``.
     """
-    from moiety.engines.choose import check_engine
+    from moiety.engines.auto import check_engine
     from moiety.recipes.ffgg_async_report import report
 
     asked = asked_for(out, {"recipe": NAME, "scale": scale, "rounds": rounds, "seed": seed}, resume)
@@ -155,7 +155,7 @@ def _run(
         time.perf_counter() - began,
     )
     if file is not None:
-        from moiety.engines.checkpoint import write_file
+        from moiety.files import write_file
 
         write_file(file, json.dumps(asdict(course)).encode())
     return course

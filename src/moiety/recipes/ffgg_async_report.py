@@ -33,7 +33,7 @@ def report(
     known = head(NAME, asked, [{"seconds": sum(course.seconds for course in courses.values())}], ABOUT)
     page = "\n\n".join([known.pop("page"), *_parts(made, courses, rows)])
     if out is not None:
-        from moiety.engines.checkpoint import write_file
+        from moiety.files import write_file
 
         page += "\n\n" + _figure(made, courses, out)
         whole = {**known, "title": made.title, "margin": made.margin, "share": made.share, "notes": list(made.notes)}

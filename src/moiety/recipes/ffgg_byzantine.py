@@ -27,9 +27,9 @@ from moiety.recipes.running import Ended, read, write
 if TYPE_CHECKING:
     from torch import nn
 
-    from moiety.aggregation.attacks import Attack
-    from moiety.aggregation.robust import Aggregator
     from moiety.data import FederatedData
+    from moiety.server.attacks import Attack
+    from moiety.server.robust import Aggregator
     from moiety.types import Algorithm
 
 NAME = "ffgg-byzantine"
@@ -95,7 +95,7 @@ def ffgg_byzantine(
         watch: called before each run; gives what is to be called after every round.
         scale: ``ci``, ``laptop`` (by default) or ``paper``.
     """
-    from moiety.engines.choose import check_engine
+    from moiety.engines.auto import check_engine
     from moiety.recipes.ffgg_byzantine_report import report
 
     asked = asked_for(out, {"recipe": NAME, "scale": scale, "rounds": rounds, "seed": seed}, resume)
@@ -127,7 +127,7 @@ def _cell(
     watch: Watch,
 ) -> Cell:
     """All seeds of one cell."""
-    from moiety.engines.ways import chosen_attackers
+    from moiety.loop.uploads import chosen_attackers
 
     rows, seconds = [], 0.0
     for each in range(seed, seed + made.seeds):

@@ -27,7 +27,7 @@ def report(asked: Mapping[str, Any], made: Trial, cells: Sequence[Cell], out: Pa
     known = head(NAME, asked, [{"seconds": seconds}], about=_about(made, honest=len(cells[0].rows[0])))
     page = "\n\n".join([known.pop("page"), made.title, *_parts(made, rows)])
     if out is not None:
-        from moiety.engines.checkpoint import write_file
+        from moiety.files import write_file
 
         page += "\n\n" + _figure(made, rows, out)
         whole = {**known, "title": made.title, "margin": made.margin, "notes": list(made.notes), "rows": rows}

@@ -28,8 +28,8 @@ from moiety.recipes.base import Outcome, Watch, unwatched
 from moiety.recipes.partial_table import asked_for, keep_asked
 
 if TYPE_CHECKING:
+    from moiety.local.solvers import Solver
     from moiety.recipes.ffgg_figure1_problem import Quadratics
-    from moiety.solvers import Solver
     from moiety.types import Algorithm
 
 NAME = "ffgg-figure1"
@@ -143,7 +143,7 @@ def ffgg_figure1(
         watch: called before each run; gives what is to be called after every round.
         scale: ``ci``, ``laptop`` (by default) or ``paper``; the latter two are the same.
     """
-    from moiety.engines.choose import check_engine
+    from moiety.engines.auto import check_engine
     from moiety.recipes.ffgg_figure1_problem import drawn
     from moiety.recipes.ffgg_figure1_report import report
 
@@ -194,7 +194,7 @@ def descent(lr: float, steps: int) -> Solver:
 def _line(line: Line, plan: Plan, found: Quadratics, seed: int, engine: str, out: Path | None, watch: Watch) -> Drawn:
     """What is left of a line: read where it has ended, else run."""
     import moiety as mo
-    from moiety.engines.checkpoint import write_file, writing
+    from moiety.files import report_failure, write_file
     from moiety.recipes.ffgg_figure1_problem import THETA, federated, split, task
 
     file = None if out is None else out / "lines" / f"{line.name}.json"
@@ -217,7 +217,7 @@ def _line(line: Line, plan: Plan, found: Quadratics, seed: int, engine: str, out
     operator, distance = found.distance(run.shared_parameters()[THETA].numpy())
     made = Drawn(line.method, line.tau, points, operator, distance, time.perf_counter() - began)
     if file is not None:
-        with writing(file.parent):
+        with report_failure(file.parent):
             file.parent.mkdir(parents=True, exist_ok=True)
         write_file(file, (json.dumps(asdict(made)) + "\n").encode())
     return made

@@ -64,7 +64,7 @@ class Quadratics:
 
 def drawn(size: Size, seed: int) -> Quadratics:
     """The problem of a seed, from all of its rows."""
-    from moiety.rng import generator
+    from moiety.random import generator
 
     d, e = size.shared, size.personal
     grams = []

@@ -64,7 +64,7 @@ def report(
         ]
     )
     if out is not None:
-        from moiety.engines.checkpoint import write_file
+        from moiety.files import write_file
 
         page += "\n\n" + _figure(plan, made, out)
         points = {name: line.points for name, line in made.items()}

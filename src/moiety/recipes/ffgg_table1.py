@@ -59,7 +59,7 @@ def ffgg_table1(
 
     The arguments are those of ``partial_table``.
     """
-    from moiety.engines.choose import check_engine
+    from moiety.engines.auto import check_engine
     from moiety.recipes.ffgg_table1_report import report
 
     asked = asked_for(out, {"recipe": NAME, "scale": scale, "rounds": rounds, "seed": seed}, resume)

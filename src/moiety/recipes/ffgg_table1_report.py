@@ -44,7 +44,7 @@ def report(recipe: str, asked: Mapping[str, Any], found: Sequence[Found], out: P
     made = head(recipe, asked, tables, ABOUT)
     page = "\n\n".join([made["page"], *(section(table) for table in tables)])
     if out is not None:
-        from moiety.engines.checkpoint import write_file
+        from moiety.files import write_file
 
         drawn = [line for each in found for line in _figure(each)]
         page += "\n\n" + "\n".join(["## Figures", "", *drawn])

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moiety.engines.plan import phase_rows
+from moiety.engines.rows import phase_rows
 from moiety.types import Phase
 
 if TYPE_CHECKING:
     from moiety.data import FederatedData
 
 TINY = 1e-10
-"""As in ``moiety.descent``."""
+"""As in ``moiety.local.online``."""
 METHODS = ("independent", "central", "glocal")
 
 

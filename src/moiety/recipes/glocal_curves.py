@@ -170,7 +170,7 @@ def halves(features: int, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
     """For every trial a random half of the features, and the other half; the constant, the last one, is in both."""
     import torch
 
-    from moiety.rng import generator
+    from moiety.random import generator
 
     some = torch.zeros(len(seeds), features + 1)
     for k, seed in enumerate(seeds):

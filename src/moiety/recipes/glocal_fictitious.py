@@ -78,7 +78,7 @@ def rollouts(seed: int, count: int, rounds: int) -> tuple[np.ndarray, np.ndarray
     """C.1: global features, local features [rollouts, rounds, 1, 2] and targets [rollouts, rounds, 1]."""
     import numpy as np
 
-    from moiety.rng import generator
+    from moiety.random import generator
 
     draw = generator(seed, "appendix C")
     a, b = draw.normal(size=(2, count, rounds, 1))

@@ -35,7 +35,7 @@ def report(name: str, asked: Mapping[str, Any], cells: Mapping[str, Result], out
     parts += ["\n".join(["## Notes", "", *(f"- {note}" for note in NOTES)])]
     page = "\n\n".join(parts)
     if out is not None:
-        from moiety.engines.checkpoint import write_file
+        from moiety.files import write_file
 
         page += _figures(cells, out)
         flat = [{**r, "paper": None} for r in (*rows, *claims)]

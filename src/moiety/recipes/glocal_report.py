@@ -230,7 +230,7 @@ def _page(
     known = head(name, asked, [{"seconds": sum(c["seconds"] for c in cells.values())}], f"{about} {spans}")
     page = "\n\n".join([known.pop("page"), *parts, "\n".join(["## Notes", "", *(f"- {note}" for note in notes)])])
     if out is not None:
-        from moiety.engines.checkpoint import write_file
+        from moiety.files import write_file
 
         page += _drawn(figures or {}, out)
         whole = {**known, "about": about, "notes": list(notes), "rows": list(rows), "cells": dict(cells)}

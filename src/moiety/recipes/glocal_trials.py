@@ -56,7 +56,7 @@ def begun(
 
 def cell(out: Path | None, name: str, make: Callable[[], Result]) -> Result:
     """A result by name: read where it was kept, else made, timed and kept."""
-    from moiety.engines.checkpoint import write_file, writing
+    from moiety.files import report_failure, write_file
 
     file = None if out is None else out / "cells" / f"{name}.json"
     if file is not None and file.is_file():
@@ -68,7 +68,7 @@ def cell(out: Path | None, name: str, make: Callable[[], Result]) -> Result:
     made = make()
     made["seconds"] = time.perf_counter() - began
     if file is not None:
-        with writing(file.parent):
+        with report_failure(file.parent):
             file.parent.mkdir(parents=True, exist_ok=True)
         write_file(file, (json.dumps(made) + "\n").encode())
     return made

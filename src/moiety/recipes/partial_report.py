@@ -35,7 +35,7 @@ def report(recipe: str, asked: Mapping[str, Any], found: Sequence[Found], out: P
     if len(tables) > 1:
         page += "\n\n" + across(tables)
     if out is not None:
-        from moiety.engines.checkpoint import write_file
+        from moiety.files import write_file
         from moiety.recipes.partial_figures import figures
 
         drawn = [line for each in found for line in figures(each)]

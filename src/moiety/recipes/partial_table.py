@@ -49,7 +49,7 @@ def partial_table(
         resume: continue what has begun in ``out``.
         watch: called before each run; gives what is to be called after every round.
     """
-    from moiety.engines.choose import check_engine
+    from moiety.engines.auto import check_engine
     from moiety.recipes.partial_report import report
 
     asked = asked_for(out, {"recipe": name, "scale": scale, "rounds": rounds, "seed": seed}, resume)
@@ -79,10 +79,10 @@ def asked_for(out: Path | None, asked: dict[str, Any], resume: bool) -> dict[str
 
 def keep_asked(out: Path | None, asked: dict[str, Any]) -> None:
     """Keep what was asked for; where nothing is new, the file's time still says when the recipe was continued."""
-    from moiety.engines.checkpoint import write_file, writing
+    from moiety.files import report_failure, write_file
 
     if out is not None:
-        with writing(out):
+        with report_failure(out):
             out.mkdir(parents=True, exist_ok=True)
         write_file(out / RECIPE, (json.dumps(asked, indent=1) + "\n").encode())
 

@@ -36,8 +36,8 @@ from moiety.recipes.base import Outcome, Settled, Watch, begin_or_continue, is_r
 from moiety.recipes.words import count, names, value
 
 if TYPE_CHECKING:
-    from moiety.engines import Run
-    from moiety.engines.training import OnRound
+    from moiety.run.result import Run
+    from moiety.run.train import OnRound
 
 ROUNDS, COHORT, CLIENTS, ALPHA = 50, 10, 50, 0.03
 NAMES = ("fedavg", "fedalt")

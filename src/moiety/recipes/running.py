@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from moiety.data import FederatedData
-    from moiety.engines import Run
+    from moiety.run.result import Run
     from moiety.split import Split
 
 Row = dict[str, Any]
@@ -62,7 +62,7 @@ class Runner:
 
     def run(self, step: Step) -> Ended:
         """The step's results: read where it has ended, else after beginning or continuing it."""
-        from moiety.engines.choose import OPEN
+        from moiety.engines.auto import OPEN
 
         file = None if self.folder is None else self.folder / f"{step.name}.json"
         if step.name not in self.ended and file is not None and file.is_file():
@@ -140,7 +140,7 @@ def _ended(run: Run, train: list[Row] | None) -> Ended:
 
 def write(file: Path, ended: Ended) -> None:
     """Keep what is left of a step."""
-    from moiety.engines.checkpoint import write_file
+    from moiety.files import write_file
 
     write_file(file, json.dumps(vars(ended)).encode())
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moiety.engines.checkpoint import write_file, writing
 from moiety.errors import MoietyError, must
+from moiety.files import report_failure, write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -63,7 +63,7 @@ def save(figure: Figure, path: str | Path) -> None:
     target = Path(path)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
-    with writing(target.parent):
+    with report_failure(target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
     write_file(target, buffer.getvalue())
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moiety.engines.checkpoint import write_file, writing
 from moiety.errors import kind, must
+from moiety.files import report_failure, write_file
 
 Row = Mapping[str, Any]
 
@@ -52,7 +52,7 @@ def write_table(
     text = markdown(rows, columns=columns, digits=digits)
     page = "\n\n".join(part for part in (f"# {title}" if title else "", text, note) if part) + "\n"
     path = Path(folder)
-    with writing(path):
+    with report_failure(path):
         path.mkdir(parents=True, exist_ok=True)
     write_file(path / f"{name}.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
     write_file(path / f"{name}.md", page.encode())

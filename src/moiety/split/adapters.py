@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from moiety.errors import must, near, whole
-from moiety.rng import torch_seed
+from moiety.random import torch_seed
 from moiety.spec import recorded
 from moiety.split.base import Split, fingerprint
 from moiety.split.blocks import transformer_blocks

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from moiety.errors import must, near, number, whole
-from moiety.rng import torch_seed
+from moiety.random import torch_seed
 from moiety.spec import recorded
 from moiety.split.base import Split, fingerprint
 from moiety.split.grafts import LowRank, attach, beside

@@ -16,8 +16,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from moiety.draws import uniform
 from moiety.errors import choice, must, number
+from moiety.random import uniform
 from moiety.types import Names, Params
 
 DENSITIES = ("erk", "uniform")
@@ -133,7 +133,7 @@ def highest(score: Tensor, count: int | Tensor) -> Tensor:
 
 
 def random_masks(key: Tensor, params: Mapping[str, Tensor], counts: Mapping[str, int], *words: str | int) -> Params:
-    """Masks with so many active weights each, drawn from a key and words (``moiety.draws``)."""
+    """Masks with so many active weights each, drawn from a key and words (``moiety.random``)."""
     return {
         name: highest(uniform(key, tuple(params[name].shape), *words, name), count) for name, count in counts.items()
     }

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from moiety.errors import must, number, whole
-from moiety.rng import generator
+from moiety.random import generator
 from moiety.spec import recorded
 from moiety.transport.sparse import sparse
 from moiety.types import Codec, Params

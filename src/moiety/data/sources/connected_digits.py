@@ -8,7 +8,7 @@ from moiety.data.checks import PADDING, check_count
 from moiety.data.federated import Ints
 from moiety.data.sources._files import Source, images, labelled, read
 from moiety.errors import must
-from moiety.rng import generator
+from moiety.random import generator
 
 _FILE = "audiomnist_mel32.npz"
 

@@ -1,0 +1,140 @@
+"""Engines by name, and ``auto``: measure for a moment on the first cohort, then keep the fastest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from moiety.engines.problem import Functions, Problem
+from moiety.engines.processes import SPIN_SECONDS, Processes, cores
+from moiety.engines.ray import Ray
+from moiety.engines.rows import Job
+from moiety.engines.sequential import Sequential
+from moiety.engines.vectorised import Vectorised
+from moiety.errors import MoietyError, choice
+from moiety.types import Params, Tree
+
+
+class Engine(Protocol):
+    """Runs a pure function of one client for many; the answer does not depend on which engine it is."""
+
+    name: str
+
+    def map(
+        self,
+        function: str,
+        jobs: Sequence[Job],
+        received: Params,
+        *,
+        scale: float,
+        round: int,
+        elapsed: float = 0.0,
+    ) -> list[Tree]:
+        """The function of that name for each job; results in the order of the jobs, to be used before the next call."""
+        ...
+
+    def close(self) -> None:
+        """End what the engine started."""
+        ...
+
+
+ENGINES: dict[str, Any] = {
+    "sequential": Sequential,
+    "vectorised": Vectorised,
+    "processes:sequential": partial(Processes, inner=Sequential),
+    "processes:vectorised": partial(Processes, inner=Vectorised),
+    "ray": Ray,
+}
+"""How each engine is made. ``processes`` stands for the faster of its two forms, ``auto`` for the fastest of all but
+``ray``, which is for clusters and must be asked for."""
+
+OPEN = ("auto", "processes")
+CLOSE = 1.5
+"""Engines within this factor of the fastest are looked at again."""
+
+
+def check_engine(name: str) -> None:
+    """Raise unless ``name`` is an engine, or one of the names that leave the choice open."""
+    choice("engine", name, [*ENGINES, *OPEN])
+
+
+def make(name: str, problem: Problem, functions: Functions, workers: int | None) -> Engine:
+    """The engine of that name; ``workers`` counts where there are any."""
+    options = {"workers": workers} if name.startswith(("processes", "ray")) else {}
+    engine: Engine = ENGINES[name](problem, functions, **options)
+    return engine
+
+
+def fastest(
+    name: str,
+    problem: Problem,
+    functions: Functions,
+    jobs: Sequence[Job],
+    received: Params,
+    *,
+    scale: float,
+    workers: int | None,
+    seconds: float = 1.0,
+) -> tuple[Engine, str]:
+    """The fastest engine for these jobs among those that ``name`` leaves open, and why; takes a few ``seconds``.
+
+    All engines give the same numbers (to rounding), so trying them out has no effect but the time it takes.
+    """
+
+    def clock(engine: Engine, sample: Sequence[Job]) -> float:
+        began = time.perf_counter()
+        engine.map("train", sample, received, scale=scale, round=0)
+        return time.perf_counter() - began
+
+    def look(engine: Engine) -> float:
+        # Workers of the engine before stay awake for a moment, on the very cores that are to be measured.
+        time.sleep(SPIN_SECONDS)
+        first = clock(engine, sample)
+        # What takes long needs no second look; else the first one pays for set-up and for waking.
+        return first if first > seconds else min(first, clock(engine, sample), clock(engine, sample))
+
+    reference = Sequential(problem, functions)
+    clock(reference, jobs[:1])  # the first call pays for lazy set-up
+    per_client = max(clock(reference, jobs[:1]), 1e-6)
+    count = workers or cores()
+    # Enough clients that every worker has some, and else as many as take a moment.
+    sample = jobs[: max(2 * count, int(seconds / 4 / per_client))]
+    names = [n for n in ENGINES if n.startswith(name) or (name == "auto" and n != "ray")]
+    if count == 1 or len(jobs) == 1:
+        names = [n for n in names if not n.startswith("processes")] or names
+    times: dict[str, float] = {}
+    refused: list[str] = []
+    engines = {n: make(n, problem, functions, workers) for n in names}
+    try:
+        for n, engine in engines.items():
+            try:
+                _try(engine, functions, "score", sample[:2], received)  # one that trains must be able to evaluate too
+                times[n] = look(engine)
+            except MoietyError as error:
+                refused.append(f"{n} cannot run it ({error})")
+        if not times:
+            raise MoietyError(refused[0])
+        # In turn, so that a moment in which the machine is busy hits all that are near each other.
+        for _ in range(2):
+            for n in [n for n, t in times.items() if t < CLOSE * min(times.values())]:
+                times[n] = min(times[n], look(engines[n]))
+    except BaseException:
+        for engine in engines.values():
+            engine.close()
+        raise
+    best = min(times, key=lambda n: times[n])
+    for n, engine in engines.items():
+        if n != best:
+            engine.close()
+    shown = ", ".join(f"{n} {1e3 * t:.1f} ms" for n, t in times.items())
+    reason = f"measured on {len(sample)} clients of the first cohort: {shown}"
+    return engines[best], "; ".join([reason, *refused])
+
+
+def _try(engine: Engine, functions: Functions, name: str, jobs: Sequence[Job], received: Params) -> None:
+    """Run a function once, on the rows the jobs have, in the phases it asks for."""
+    rows = [next(iter(job.rows.values())) for job in jobs]
+    few = [j._replace(rows=dict.fromkeys(functions[name].phases, r)) for j, r in zip(jobs, rows, strict=True)]
+    engine.map(name, few, received, scale=1.0, round=0)

@@ -1,0 +1,158 @@
+"""Which rows a client's steps are made of: index plans, so that a batch is one gather."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moiety.random import generator
+from moiety.types import Phase, Tree
+
+KNOWN_ROWS = 8192
+"""Walks of up to this many rows are kept for the next client of the same size."""
+
+
+class Rows(NamedTuple):
+    """The rows of one phase in the order they are used, and the size of each batch."""
+
+    order: np.ndarray
+    sizes: np.ndarray
+
+    def span(self) -> tuple[int, int]:
+        """The first row and the row after the last; an owner's rows lie next to each other."""
+        return int(self.order.min()), int(self.order.max()) + 1
+
+    @property
+    def width(self) -> int:
+        """The size of the largest batch."""
+        return max(self.sizes.tolist(), default=0)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether some row comes round more than once."""
+        if not len(self.order):
+            return False
+        start, stop = self.span()
+        return len(self.order) > stop - start
+
+
+class Job(NamedTuple):
+    """One client's turn: its rows by phase, how many training examples it has, and its state."""
+
+    client: int
+    rows: Mapping[str, Rows]
+    examples: int
+    state: Tree
+    key: int = 0
+    """The client's own, for ``moiety.random``."""
+    turn: int = 0
+    """The same for all that are served together."""
+    round_trip: int = 0
+    """Rounds from a broadcast to the aggregation of the upload, where a clock delays them."""
+
+
+def phase_rows(phase: Phase, start: int, stop: int, *words: str | int, seed: int) -> Rows:
+    """The rows of one phase of one client that owns rows ``start`` to ``stop``.
+
+    The client walks through epochs, each in a fresh order (or in data order), cut into batches of ``batch_size``; the
+    last batch of an epoch may be smaller. ``words`` say whose draw it is (phase, purpose, round, client): every round
+    draws anew, unless the phase is a walk, which goes on where the round before ended.
+
+    >>> rows = phase_rows(Phase(epochs=None, steps=3, batch_size=2, shuffle=False), 10, 13, seed=0)
+    >>> rows.order.tolist(), rows.sizes.tolist()
+    ([10, 11, 12, 10, 11], [2, 1, 2])
+    >>> one = Phase(epochs=None, steps=1, batch_size=2, shuffle=False, walk=True)
+    >>> [phase_rows(one, 10, 13, "online", "train", t, 7, seed=0).order.tolist() for t in range(4)]
+    [[10, 11], [12], [10, 11], [12]]
+    """
+    if phase.walk:
+        *purpose, t, client = words
+        return _walked(phase, start, stop - start, (*purpose, client), seed, int(t))
+    n = stop - start
+    rows = (phase.steps or 0) * phase.batch_size + (phase.epochs or 0) * n
+    sizes, order, epochs = _known_walk(phase, n) if rows <= KNOWN_ROWS else _walk(phase, n)
+    if phase.shuffle:
+        draw = generator(seed, "batches", *words)
+        fresh = [draw.permutation(n) for _ in range(epochs)]
+        order = np.concatenate(fresh)[: len(order)] if epochs > 1 else fresh[0][: len(order)]
+    return Rows(start + order, sizes)
+
+
+def _walk(phase: Phase, n: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """The sizes of the batches, the rows in data order, and how many epochs are begun; the same for all of a size."""
+    width = min(phase.batch_size, n)
+    per_epoch = -(-n // width)
+    steps = phase.steps if phase.steps is not None else (phase.epochs or 0) * per_epoch
+    epochs = -(-steps // per_epoch)
+    one = np.full(per_epoch, width, dtype=np.int64)
+    one[-1] = n - (per_epoch - 1) * width
+    sizes = np.tile(one, epochs)[:steps]
+    order = np.tile(np.arange(n), epochs)[: sizes.sum()]
+    for array in (sizes, order):
+        array.setflags(write=False)  # many clients hold it
+    return sizes, order, epochs
+
+
+def lone_rows(phase: Phase, rows: np.ndarray) -> np.ndarray:
+    """Whether some round has a batch of one row, for clients with so many rows, at least one.
+
+    >>> lone_rows(Phase(epochs=1, steps=None, batch_size=4, shuffle=True), np.array([1, 2, 4, 5, 6, 9])).tolist()
+    [True, False, False, True, False, True]
+    >>> lone_rows(Phase(epochs=None, steps=2, batch_size=4, shuffle=True), np.array([5, 9])).tolist()
+    [True, False]
+    """
+    width = np.minimum(phase.batch_size, rows)
+    per_epoch = -(-rows // width)
+    reached = True if phase.steps is None or phase.walk else phase.steps >= per_epoch
+    lone: np.ndarray = (width == 1) | ((rows % width == 1) & reached)
+    return lone
+
+
+_known_walk = lru_cache(maxsize=1024)(_walk)
+
+
+def _walked(phase: Phase, start: int, n: int, words: tuple[str | int, ...], seed: int, t: int) -> Rows:
+    """The steps of round ``t`` of a walk. Step k of them all is batch k mod m of epoch k div m, of m batches each."""
+    width, steps = min(phase.batch_size, n), phase.steps or 0
+    per_epoch = -(-n // width)
+    places = (divmod(k, per_epoch) for k in range(t * steps, (t + 1) * steps))
+    pieces = [_epoch(n, phase.shuffle, seed, words, e)[b * width : (b + 1) * width] for e, b in places]
+    return Rows(start + np.concatenate(pieces), np.array([len(piece) for piece in pieces]))
+
+
+@lru_cache(maxsize=4096)
+def _epoch(n: int, shuffle: bool, seed: int, words: tuple[str | int, ...], epoch: int) -> np.ndarray:
+    """The order of one epoch of a walk, asked for once by every round that falls into it."""
+    order = generator(seed, "batches", "epoch", epoch, *words).permutation(n) if shuffle else np.arange(n)
+    order.setflags(write=False)
+    return order
+
+
+def padded(rows: Sequence[Rows]) -> tuple[Tensor, Tensor | None]:
+    """The rows of several clients as one tensor [clients, steps, batch], and its mask (None if nothing is padding).
+
+    Padding repeats the client's first row, so that no foreign or undefined value enters the arithmetic.
+    """
+    steps, width = max(len(r.sizes) for r in rows), max(r.width for r in rows)
+    if all(len(r.order) == steps * width for r in rows):  # every batch of every client is full
+        return torch.from_numpy(np.stack([r.order for r in rows]).reshape(len(rows), steps, width)), None
+    index = np.empty((len(rows), steps, width), dtype=np.int64)
+    mask = np.zeros((len(rows), steps, width), dtype=bool)
+    for i, r in enumerate(rows):
+        index[i] = r.order[0]
+        real = np.arange(width) < r.sizes[:, None]
+        mask[i, : len(r.sizes)] = real
+        index[i, : len(r.sizes)][real] = r.order
+    return torch.from_numpy(index), None if mask.all() else torch.from_numpy(mask)
+
+
+def own_rows(rows: Sequence[Rows]) -> Tensor:
+    """The rows that each of several clients owns, [clients, rows]; a shorter list repeats its last row."""
+    spans = [r.span() for r in rows]
+    width = max(stop - start for start, stop in spans)
+    return torch.stack([(start + torch.arange(width)).clamp(max=stop - 1) for start, stop in spans])

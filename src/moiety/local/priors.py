@@ -1,0 +1,155 @@
+"""Priors over personal parameters, p(z | beta), with what is learned of them: the population that clients are from.
+
+z is a client's personal parameters as one vector. beta is a few named tensors that the server holds and moves by the
+gradient of log p(z | beta), which autograd takes: so any energy will do whose normaliser is known, and a prior of one's
+own is a ``Prior`` with a ``log_density`` that includes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moiety.errors import choice, kind, must, number
+from moiety.random import normal, uniform
+from moiety.spec import recorded
+from moiety.types import Params
+
+SPREADS = ("common", "element")
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A family of densities over vectors z.
+
+    ``init(z)`` makes the first beta from the model's first personal values; ``log_density(beta, z)`` is log p(z | beta)
+    with its normaliser (what does not depend on beta and z may be left out); ``centre(beta)`` is where a chain of a
+    client never asked begins; ``draw(beta, key, *words)`` draws a z by ``moiety.random``. ``hyper(beta)`` is log
+    p(beta), 0 by default, and ``project(beta)`` keeps beta in its set.
+    """
+
+    init: Callable[[Tensor], Params]
+    log_density: Callable[[Params, Tensor], Tensor]
+    centre: Callable[[Params], Tensor]
+    draw: Callable[..., Tensor]
+    hyper: Callable[[Params], Tensor] | None = None
+    project: Callable[[Params], Params] = lambda beta: beta
+    spec: dict[str, Any] = field(default_factory=dict)
+
+
+@recorded
+def gaussian(
+    *,
+    scale: float = 1.0,
+    mean: float | None = None,
+    spread: str = "common",
+    least: float = 1e-4,
+    most: float = 1e4,
+    mean_decay: float = 0.0,
+    scale_decay: float = 0.0,
+) -> Prior:
+    """Normal with mean mu and standard deviation sigma: beta = (mu, log sigma), so that sigma is positive.
+
+    Args:
+        scale: sigma at first.
+        mean: mu at first, one number for all; by default the model's first personal values.
+        spread: ``common``, one sigma for all numbers (the paper's), or ``element``, one for each.
+        least: sigma is held at or above this,
+        most: and at or below this (the projection onto B).
+        mean_decay: log p(mu) = -(mean_decay / 2) ||mu||^2.
+        scale_decay: log p(log sigma) = -(scale_decay / 2) ||log sigma - log scale||^2.
+    """
+    log_density = _scaled(lambda x: -x.square() / 2)
+    options = {"least": least, "most": most, "mean_decay": mean_decay, "scale_decay": scale_decay}
+    return _location_scale(log_density, normal, scale, mean, spread, **options)
+
+
+@recorded
+def laplace(
+    *,
+    scale: float = 1.0,
+    mean: float | None = None,
+    spread: str = "common",
+    least: float = 1e-4,
+    most: float = 1e4,
+    mean_decay: float = 0.0,
+    scale_decay: float = 0.0,
+) -> Prior:
+    """Laplace: log p(z) = -|z - mu| / s - log 2 s for each number; most clients near mu, a few far away.
+
+    The arguments are those of ``gaussian``, with s in the place of sigma.
+    """
+    log_density = _scaled(lambda x: -x.abs())
+    options = {"least": least, "most": most, "mean_decay": mean_decay, "scale_decay": scale_decay}
+    return _location_scale(log_density, laplace_noise, scale, mean, spread, **options)
+
+
+def laplace_noise(key: Tensor, like: Tensor, *words: str | int) -> Tensor:
+    """Standard Laplace numbers, by the inverse of their distribution function."""
+    u = uniform(key, tuple(like.shape), *words) - 0.5
+    return (-u.sign() * torch.log1p(-2 * u.abs())).to(like.dtype)
+
+
+def _scaled(log_shape: Callable[[Tensor], Tensor]) -> Callable[[Params, Tensor], Tensor]:
+    """The log density of mu + s x where x has the log density ``log_shape``, up to a constant."""
+
+    def log_density(beta: Params, z: Tensor) -> Tensor:
+        log_scale = beta["log_scale"].expand(z.shape)
+        return (log_shape((z - beta["mean"]) * (-log_scale).exp()) - log_scale).sum()
+
+    return log_density
+
+
+def _location_scale(
+    log_density: Callable[[Params, Tensor], Tensor],
+    noise: Callable[..., Tensor],
+    scale: float,
+    mean: float | None,
+    spread: str,
+    *,
+    least: float,
+    most: float,
+    mean_decay: float,
+    scale_decay: float,
+) -> Prior:
+    for name, value in {"scale": scale, "least": least, "most": most}.items():
+        number(f"prior.{name}", value, "> 0 and finite", lambda x: 0 < x < math.inf)
+    must(least <= most, "prior.least", f"at most prior.most, {most}", least)
+    must(least <= scale <= most, "prior.scale", f"from {least} to {most}", scale)
+    for name, value in {"mean_decay": mean_decay, "scale_decay": scale_decay}.items():
+        number(f"prior.{name}", value, ">= 0 and finite", lambda x: 0 <= x < math.inf)
+    if mean is not None:
+        number("prior.mean", mean, "finite", math.isfinite)
+    choice("prior.spread", spread, SPREADS)
+
+    def init(z: Tensor) -> Params:
+        shape = z if spread == "element" else z.new_zeros(())
+        centre = z.clone() if mean is None else torch.full_like(z, mean)
+        return {"mean": centre, "log_scale": torch.full_like(shape, math.log(scale))}
+
+    def hyper(beta: Params) -> Tensor:
+        away = beta["log_scale"] - math.log(scale)
+        return -(mean_decay * beta["mean"].square().sum() + scale_decay * away.square().sum()) / 2
+
+    def project(beta: Params) -> Params:
+        return {**beta, "log_scale": beta["log_scale"].clamp(math.log(least), math.log(most))}
+
+    def draw(beta: Params, key: Tensor, *words: str | int) -> Tensor:
+        return beta["mean"] + beta["log_scale"].exp() * noise(key, beta["mean"], *words)
+
+    asked = bool(mean_decay or scale_decay)
+    return Prior(init, log_density, lambda beta: beta["mean"], draw, hyper if asked else None, project)
+
+
+def chosen(prior: Prior | None) -> Prior:
+    """The prior given, or a standard normal one round the model's first personal values."""
+    kind("prior", prior, (Prior, type(None)), "a prior", "For instance moiety.prior.gaussian(scale=1.0).")
+    return prior or gaussian()
+
+
+PRIORS: dict[str, Callable[..., Prior]] = {"gaussian": gaussian, "laplace": laplace}

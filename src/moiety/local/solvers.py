@@ -1,0 +1,264 @@
+"""Inner solvers: ways to w ~ argmin_w f(theta, w), one client's personal parameters with the shared ones held fixed.
+
+How much they compute is fixed in advance and nothing asks the value of a tensor, so that they run for one client and,
+under ``torch.func.vmap``, for a block of clients. ``sgd`` walks through batches; the others work on f itself, the mean
+over all of the client's data as one batch. ``conjugate_gradient`` and ``exact`` go through the model once: a product
+with the Hessian is one more backward pass, which goes no further down than the personal parameters. ``lbfgs`` computes
+a gradient at every step; what the personal parameters do not reach is then computed once, as for ``sgd``.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moiety.errors import kind, must, number, whole
+from moiety.local import SgdOptions, cut, flat, mean_loss, phase, positive_lr, rates
+from moiety.local import sgd as descend
+from moiety.local.quasi_newton import Search, begin
+from moiety.random import generator
+from moiety.spec import recorded
+from moiety.types import Batch, LossFunction, Objective, Params, Phase, Work
+
+WHOLE = sys.maxsize
+"""A batch size that no client reaches: its batch is all of its data."""
+W = "w"
+MOST = 4096
+"""The largest number of personal parameters for which ``exact`` makes the Hessian."""
+
+
+@dataclass(frozen=True)
+class Solver:
+    """``solve(work, model, batches)`` gives the model with its personal parameters solved for, and the mean loss.
+
+    The loss is the mean over the steps, each at the parameters before its step. ``phase`` says which batches are asked
+    for. Without personal parameters the model stays as it is.
+    """
+
+    phase: Phase
+    solve: Callable[[Work, Params, Iterable[Batch]], tuple[Params, Tensor]]
+    spec: dict[str, Any] = field(default_factory=dict)
+
+
+@recorded
+def sgd(
+    *,
+    lr: float,
+    epochs: int | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    shuffle: bool = True,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    clip: float | None = None,
+) -> Solver:
+    """Gradient descent: w <- w - lr grad_w f(theta, w); stochastic with a ``batch_size``.
+
+    Args:
+        lr: the step size; the schedule's factor multiplies it.
+        epochs: passes over the client's data, or
+        steps: a number of steps; one of the two is given.
+        batch_size: examples per step; by default all that the client has.
+        shuffle: False walks through the data in its order.
+        weight_decay: l2 penalty.
+        momentum: from 0 at the start.
+        clip: largest gradient norm.
+    """
+    positive_lr("solver.lr", lr)
+    must(epochs is not None or steps is not None, "solver.steps", "given, or solver.epochs", "neither")
+    options = SgdOptions(momentum, weight_decay, clip)
+
+    def solve(work: Work, model: Params, batches: Iterable[Batch]) -> tuple[Params, Tensor]:
+        return descend(work, model, batches, lr=rates(work, work.personal, lr), options=options)
+
+    return Solver(phase("solver.", epochs, steps, batch_or_whole(batch_size), shuffle), solve)
+
+
+@recorded
+def conjugate_gradient(*, steps: int, tolerance: float | None = None) -> Solver:
+    """Conjugate gradients on the quadratic model of f at the start: ``steps`` products with the Hessian.
+
+    The model is f itself where f is quadratic in w (least squares, linear in w): the result is then exact after as many
+    steps as there are personal parameters, or distinct eigenvalues of the Hessian. For any other loss it is
+    one Newton step, solved to that accuracy. It stands still once the residual is small enough, or where the curvature
+    is not positive.
+
+    Args:
+        steps: products with the Hessian.
+        tolerance: the residual, relative to the first gradient, that is small enough; by default eps^(3/4) of the
+            model's precision, about 2e-12 in float64 and 6e-6 in float32.
+    """
+    whole("solver.steps", steps, 1)
+    if tolerance is not None:
+        number("solver.tolerance", tolerance, ">= 0 and < 1", lambda x: 0 <= x < 1)
+
+    def newton(gradient: Tensor, curvature: Callable[[Tensor], Tensor]) -> Tensor:
+        """Approximately -H^-1 g."""
+        least = _small(gradient) if tolerance is None else tolerance
+        x, r = torch.zeros_like(gradient), -gradient
+        p, rr = r, r @ r
+        enough = least**2 * rr
+        for _ in range(steps):
+            hp = curvature(p)
+            php = p @ hp
+            going = (rr > enough) & (php > 0)
+            alpha = torch.where(going, rr / torch.where(going, php, 1), 0)
+            x, r = x + alpha * p, r - alpha * hp
+            new = r @ r
+            p = torch.where(going, r + new / torch.where(going, rr, 1) * p, p)
+            rr = torch.where(going, new, rr)
+        return x
+
+    return Solver(Phase(1, None, WHOLE, False), _newton(newton))
+
+
+@recorded
+def exact() -> Solver:
+    """One Newton step with the whole Hessian, which is exact where f is quadratic in w.
+
+    That is: a squared loss of a model that is linear in the personal parameters (an output layer, say), where the
+    Hessian is the same everywhere. For any other loss it is one Newton step and no more. Where the minimiser is not
+    unique, the one nearest to the start is taken (from 0: the pseudo-inverse of the paper's appendix A).
+    """
+
+    def newton(gradient: Tensor, curvature: Callable[[Tensor], Tensor]) -> Tensor:
+        size = len(gradient)
+        must(size <= MOST, "solver", "one for many personal parameters", f"exact for {size}", "Use conjugate_gradient.")
+        identity = torch.eye(size, dtype=gradient.dtype, device=gradient.device)
+        hessian = torch.func.vmap(curvature, chunk_size=64)(identity)
+        # In float64: with eigenvalues that repeat many times the decomposition may not converge in less. And of finite
+        # numbers alone, which it asks for: a client without them gets NaN, and is left out of the round.
+        fine = hessian.isfinite().all()
+        inverse = torch.linalg.pinv(torch.where(fine, hessian, 0).double(), rtol=_small(gradient), hermitian=True)
+        return torch.where(fine, -(inverse @ gradient.double()), math.nan).to(gradient.dtype)
+
+    return Solver(Phase(1, None, WHOLE, False), _newton(newton))
+
+
+@recorded
+def lbfgs(*, steps: int, memory: int = 10) -> Solver:
+    """L-BFGS for a smooth f: ``steps`` new gradients, each at a point that is taken or refused.
+
+    A point is taken where f went down enough (Armijo; near the end, where rounding hides that, the approximate Wolfe
+    conditions of Hager and Zhang 2005). One that is refused halves the step. The last point taken is the result.
+
+    Args:
+        steps: gradients besides the one at the start.
+        memory: how many pairs of steps and gradient changes are remembered.
+    """
+    whole("solver.steps", steps, 1)
+    whole("solver.memory", memory, 1)
+
+    def solve(work: Work, model: Params, batches: Iterable[Batch]) -> tuple[Params, Tensor]:
+        if not work.personal:
+            return model, torch.zeros_like(work.examples)
+        loss_of: LossFunction = work.task.loss
+        if work.reuse is not None:
+            loss_of, batches = work.reuse(model, frozenset(work.personal), batches)
+        search: Search | None = None
+        values: list[Tensor] = []
+        for batch in batches:
+            point = _flat(work, model) if search is None else search.trial
+            found, value, changed = work.gradient(_objective(work, loss_of, model, batch), {W: point})
+            search = begin(point, value, found[W], memory) if search is None else search.next(value, found[W])
+            model = {**model, **changed}
+            values.append(search.value)
+        if search is None:
+            return model, torch.zeros_like(work.examples)
+        return {**model, **_cut(work, model, search.point)}, torch.stack(values).double().mean()
+
+    return Solver(Phase(steps + 1, None, WHOLE, False), solve)
+
+
+def _newton(
+    step: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor],
+) -> Callable[[Work, Params, Iterable[Batch]], tuple[Params, Tensor]]:
+    """A solver that moves the personal parameters by ``step(gradient, product with the Hessian)``."""
+
+    def solve(work: Work, model: Params, batches: Iterable[Batch]) -> tuple[Params, Tensor]:
+        loss = torch.zeros_like(work.examples)
+        for batch in batches if work.personal else ():
+            flat = _flat(work, model)
+            gradient = torch.func.grad_and_value(_objective(work, work.task.loss, model, batch), has_aux=True)
+            found, backward, (value, changed) = torch.func.vjp(gradient, {W: flat}, has_aux=True)  # type: ignore[misc]
+
+            def curvature(vector: Tensor, backward: Any = backward) -> Tensor:
+                # The Hessian is symmetric, so the product from the left is the product.
+                return backward({W: vector})[0][W]  # type: ignore[no-any-return]
+
+            moved = flat + step(found[W], curvature)
+            model, loss = {**model, **changed, **_cut(work, model, moved)}, value.double()
+        return model, loss
+
+    return solve
+
+
+def _objective(work: Work, loss_of: LossFunction, model: Params, batch: Batch) -> Objective:
+    """The mean loss of a batch, from the personal parameters one below the other, under the name ``W``."""
+
+    def objective(at: Params) -> tuple[Tensor, Params]:
+        losses, changed = loss_of({**model, **_cut(work, model, at[W])}, batch)
+        return mean_loss(losses, batch), changed
+
+    return objective
+
+
+def _flat(work: Work, model: Params) -> Tensor:
+    return flat({name: model[name] for name in work.personal})
+
+
+def _cut(work: Work, model: Params, vector: Tensor) -> Params:
+    return cut(vector, {name: model[name] for name in work.personal})
+
+
+def _small(x: Tensor) -> float:
+    """What is taken for 0 beside 1: well above rounding, well below what matters."""
+    return float(torch.finfo(x.dtype).eps ** 0.75)
+
+
+def batch_or_whole(batch_size: int | None) -> int:
+    """The batch size given, or that of all of a client's data."""
+    return WHOLE if batch_size is None else batch_size
+
+
+def started(work: Work, personal: Params, seed: int | None) -> Params:
+    """The personal part that a solver begins with: the given one, or drawn with ``seed``.
+
+    Each tensor is drawn from the normal distribution with the mean and the deviation of its given values, so that
+    what was all zeros or all ones stays so. The draw is the same for all clients.
+    """
+    if seed is None:
+        return personal
+    drawn = {}
+    for name in work.personal:
+        given = personal[name]
+        noise = generator(seed, "start", name).standard_normal(given.shape)
+        scale = given.std(correction=0)
+        drawn[name] = given.mean() + scale * torch.as_tensor(noise, dtype=given.dtype, device=given.device)
+    return {**personal, **drawn}
+
+
+def check_start(seed: int | None) -> None:
+    """Raise unless a seed for the start is a whole number, or none."""
+    if seed is not None:
+        whole("random_start", seed, 0)
+
+
+def chosen(solver: Solver) -> Solver:
+    """The solver given, if it is one."""
+    kind("solver", solver, Solver, "an inner solver", "For instance moiety.solver.conjugate_gradient(steps=10).")
+    return solver
+
+
+SOLVERS: dict[str, Callable[..., Solver]] = {
+    "sgd": sgd,
+    "conjugate_gradient": conjugate_gradient,
+    "exact": exact,
+    "lbfgs": lbfgs,
+}

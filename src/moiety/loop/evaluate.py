@@ -1,0 +1,179 @@
+"""Scores of every client's personal model and of the shared model alone, through the engine of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moiety import tree
+from moiety.clients import Store, uniform_cohort
+from moiety.data import FederatedData
+from moiety.engines.auto import Engine
+from moiety.engines.problem import Function, Problem, Served
+from moiety.evaluation import Row, client_rows
+from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Task, Tree, Work
+
+EVALUATION_BATCH, MADE_AT_ONCE = 256, 64
+
+
+def asked(data: FederatedData, options: Mapping[str, Any], seed: int) -> np.ndarray:
+    """The clients that a run evaluates: all of them, or the same drawn few each time."""
+    return uniform_cohort(len(data), options.get("evaluate_clients") or len(data), seed=seed, round=-1)
+
+
+def served(algorithm: Algorithm) -> dict[str, Served]:
+    """What engines run for clients: local work, the algorithm's rule for newcomers, and scoring."""
+    return {
+        "train": Served(training(algorithm), tuple(algorithm.phases)),
+        "adapt": Served(algorithm.adapt, tuple(adapt_phases(algorithm))),
+        "score": Served(scoring(algorithm), ("score",)),
+    }
+
+
+def adapt_phases(algorithm: Algorithm) -> Mapping[str, Phase]:
+    """The phases of the algorithm's own rule: those of training, unless it says otherwise."""
+    return algorithm.phases if algorithm.adapt_phases is None else algorithm.adapt_phases
+
+
+def training(algorithm: Algorithm) -> Function:
+    """Local work, and whether all that came of it is finite: looked at where the work is done."""
+
+    def train(work: Work, received: Params, state: Tree) -> tuple[ClientUpdate, Tree, Tensor]:
+        update, state = algorithm.client_update(work, received, state)
+        return update, state, tree.is_finite((update, state))
+
+    return train
+
+
+def scoring(algorithm: Algorithm) -> Function:
+    """Mean loss and metric of a client's personal model over its batches, and the metric's weight."""
+
+    def score(work: Work, received: Params, state: Tree) -> Tensor:
+        model = work.compose(*algorithm.personal_model(received, state))
+        sums = torch.zeros_like(work.examples).repeat(3)
+        for batch in work.batches("score"):
+            found = weighed(work.task, model, batch)
+            sums = sums + (torch.where(batch["mask"], found, 0) if "mask" in batch else found).sum(1)
+        return torch.stack([sums[0] / work.examples, sums[1] / sums[2], sums[2]])
+
+    return score
+
+
+def weighed(task: Task, model: Params, batch: Batch) -> Tensor:
+    """For each example its loss, its metric times its weight, and that weight [3, examples].
+
+    In float64, so that a tie does not look like a gain of the last digit.
+    """
+    loss, metric = (column.double() for column in task.scores(model, batch))
+    weight = torch.ones_like(loss) if task.metric.weight is None else task.metric.weight(batch).double()
+    return torch.stack([loss, torch.where(weight > 0, weight * metric, 0), weight])
+
+
+def evaluate(
+    problem: Problem,
+    algorithm: Algorithm,
+    engine: Engine,
+    server: Tree,
+    store: Store,
+    *,
+    part: str,
+    round: int,
+    clients: np.ndarray,
+) -> list[Row]:
+    """A row per client. Clients that keep no state get their personal model by the algorithm's own rule first."""
+    data = problem.data
+    sizes = data.sizes(part)
+    tested = clients[sizes[clients] > 0]
+    received = algorithm.broadcast(server)
+    first = problem.first(algorithm)
+    shared = pooled(problem, problem.alone(algorithm, received), tested, part)
+    if not tree.leaves(first):
+        personal = shared  # the very same model
+    else:
+        # States that are made for the purpose take memory: not those of all clients at once.
+        several = len(tested) if algorithm.begin is None else MADE_AT_ONCE
+        personal = np.zeros((0, 3))
+        for at in range(0, len(tested), max(1, several)):
+            some = tested[at : at + several]
+            states = current_states(problem, algorithm, engine, received, store, some, round)
+            personal = np.concatenate([personal, per_client(problem, engine, received, some, states, part)])
+    (loss, metric, _), (shared_loss, shared_metric, weight) = (
+        spread(found, tested, clients) for found in (personal, shared)
+    )
+    return client_rows(
+        [data.ids[int(i)] for i in clients],
+        data.sizes("train")[clients],
+        sizes[clients],
+        (loss, metric),
+        (shared_loss, shared_metric),
+        np.nan_to_num(weight),
+        higher_is_better=problem.task.metric.higher_is_better,
+    )
+
+
+def current_states(
+    problem: Problem,
+    algorithm: Algorithm,
+    engine: Engine,
+    received: Params,
+    store: Store,
+    clients: Sequence[int] | np.ndarray,
+    round: int,
+) -> list[Tree]:
+    """The clients' states as they would predict with now."""
+    states = store.get(clients)
+    if algorithm.begin is not None:
+        keys = [torch.tensor(problem.key(int(client))) for client in clients]
+        states = [algorithm.begin(key, received, state) for key, state in zip(keys, states, strict=True)]
+    if algorithm.stateful:
+        return states
+    jobs = problem.jobs(adapt_phases(algorithm), clients, states, "adapt", round, part="train")
+    # Copied: scoring comes next, in the memory that holds them.
+    adapted = engine.map("adapt", jobs, received, scale=1.0, round=round)
+    return [tree.map_leaves(torch.clone, state) for state in adapted]
+
+
+def per_client(
+    problem: Problem,
+    engine: Engine,
+    received: Params,
+    clients: np.ndarray,
+    states: Sequence[Tree],
+    part: str,
+) -> np.ndarray:
+    """Mean loss, mean metric and weight [clients, 3], each client with its own model."""
+    phases = {"score": Phase(epochs=1, steps=None, batch_size=EVALUATION_BATCH, shuffle=False)}
+    jobs = problem.jobs(phases, clients, states, part=part)
+    found = engine.map("score", jobs, received, scale=1.0, round=0)
+    return torch.stack(found).double().numpy() if found else np.zeros((0, 3))
+
+
+def pooled(problem: Problem, model: Params, clients: np.ndarray, part: str) -> np.ndarray:
+    """The same with one model for all clients: rows of many clients share a batch."""
+    if not len(clients):
+        return np.zeros((0, 3))
+    spans = [problem.data.rows(int(c), part) for c in clients]
+    rows = torch.from_numpy(np.concatenate([np.arange(a, b) for a, b in spans]))
+    sizes = np.array([b - a for a, b in spans])
+    parts = []
+    with torch.no_grad():
+        # A model that normalises by the batch must see one client's rows at a time.
+        apart = sizes.tolist() if problem.task.mixes_examples else EVALUATION_BATCH * 4
+        for index in torch.split(rows, apart):
+            batch = {name: column.index_select(0, index) for name, column in problem.columns.items()}
+            parts.append(weighed(problem.task, model, batch))
+    scores = torch.cat(parts, dim=1).numpy()
+    loss, metric, weight = np.add.reduceat(scores, np.cumsum(sizes) - sizes, axis=1)
+    with np.errstate(invalid="ignore"):  # nothing that counts: no metric
+        return np.stack([loss / sizes, metric / weight, weight], axis=1)
+
+
+def spread(found: np.ndarray, tested: np.ndarray, clients: np.ndarray) -> np.ndarray:
+    """Losses, metrics and weights [3, clients] of ``clients`` (ascending), NaN for those that were not tested."""
+    full = np.full((3, len(clients)), np.nan)
+    full[:, np.searchsorted(clients, tested)] = found.T
+    return full

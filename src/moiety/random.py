@@ -1,0 +1,98 @@
+"""The only place where chance comes from.
+
+``generator`` makes NumPy generators. Every draw belongs to a purpose, and its seed is a hash of (run seed, purpose,
+round, client). So results depend neither on the engine, nor on the number of workers, nor on the order of clients.
+
+``uniform`` and ``normal`` draw inside a client's local work, where a generator's state may not be kept. Each number is
+the hash of a key (the client's), of words (the turn, the purpose, the step) and of its place, so that it is the same in
+every engine, also under ``torch.func.vmap``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def _digest(seed: int, words: tuple[str | int, ...]) -> bytes:
+    return hashlib.blake2b(repr((int(seed), *words)).encode(), digest_size=16).digest()
+
+
+def generator(seed: int, *purpose: str | int) -> np.random.Generator:
+    """A NumPy generator of its own for ``(seed, *purpose)``.
+
+    >>> a, b = generator(0, "cohort", 3), generator(0, "cohort", 3)
+    >>> bool(a.integers(1 << 40) == b.integers(1 << 40))
+    True
+    """
+    key = np.frombuffer(_digest(seed, purpose), dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+@contextmanager
+def torch_seed(seed: int, *purpose: str | int) -> Iterator[None]:
+    """Within the block, torch's own generator (which dropout draws from) is seeded for ``(seed, *purpose)``."""
+    import torch
+
+    # The generator itself: torch.manual_seed would seed other devices too, and keeps a stack trace for each call.
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(int.from_bytes(_digest(seed, purpose)[:8], "little"))
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
+
+
+def hashed(*words: str | int) -> int:
+    """A whole number of 64 bits with its sign, from words.
+
+    >>> hashed("mask", 1) == hashed("mask", 1) != hashed("mask", 2)
+    True
+    """
+    return int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def uniform(key: Tensor, shape: tuple[int, ...], *words: str | int) -> Tensor:
+    """Numbers between 0 and 1, neither included, in float64.
+
+    >>> import torch
+    >>> u = uniform(torch.tensor(7), (100_000,), "a purpose")
+    >>> bool(((u > 0) & (u < 1)).all()), abs(float(u.mean()) - 0.5) < 0.01
+    (True, True)
+    """
+    import torch
+
+    places = torch.arange(1, math.prod(shape) + 1, device=key.device)
+    bits = _mixed(_mixed(key + hashed(*words)) + places * _signed(_GOLDEN))
+    found: Tensor = ((bits >> 11) & ((1 << 53) - 1)).double()
+    # The largest of them would be rounded to 1.
+    return ((found + 0.5) * 2.0**-53).clamp(max=1 - 2.0**-53).reshape(shape)
+
+
+def normal(key: Tensor, like: Tensor, *words: str | int) -> Tensor:
+    """Standard normal numbers in the shape and the type of ``like``."""
+    import torch
+
+    found: Tensor = torch.special.ndtri(uniform(key, tuple(like.shape), *words))
+    return found.to(like.dtype)
+
+
+def _signed(bits: int) -> int:
+    return bits - (1 << 64) if bits >> 63 else bits
+
+
+def _mixed(z: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014); int64 products wrap round as its unsigned ones do."""
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _signed(_FIRST)
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _signed(_SECOND)
+    return z ^ ((z >> 31) & ((1 << 33) - 1))

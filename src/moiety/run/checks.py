@@ -1,0 +1,260 @@
+"""What is asked of model, data and options before a run begins, so that it fails in its first second."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from moiety.data import FederatedData
+from moiety.data.checks import as_column
+from moiety.engines.problem import Problem
+from moiety.engines.rows import lone_rows
+from moiety.errors import MoietyError, choice, kind, message, must, near, whole
+from moiety.random import torch_seed
+from moiety.split import Split
+from moiety.task.scores import BLANK, IGNORED, LOSSES, METRICS
+from moiety.types import Algorithm, Batch, Task
+
+PARTS = ("test", "validation", "train")
+OF_CLASSES = tuple(METRICS[name] for name in ("accuracy", "token_accuracy", "one_versus_all_accuracy"))
+OWN_LOSS = (
+    "A loss is a name or a function of (output, batch) with one loss per example, as in "
+    "lambda output, batch: torch.nn.functional.cross_entropy(output, batch['y'], reduction='none')."
+)
+WHOLE_LABELS = "For classes make y whole numbers, as in y.astype(int)."
+
+
+def check_numbers(data: FederatedData, rounds: int, cohort: int, seed: int, every: dict[str, int]) -> None:
+    """Rounds, cohort, seed and intervals."""
+    whole("rounds", rounds, 1)
+    whole("cohort", cohort, 1)
+    must(cohort <= len(data), "cohort", f"<= {len(data)}, the number of clients", cohort)
+    whole("seed", seed, 0, 2**63)
+    for name, value in every.items():
+        whole(name, value, 1)
+
+
+def check_kinds(model: object, data: object, algorithm: object, split: object) -> None:
+    """Whether the four things a run is made of are what they should be."""
+    kind("model", model, (nn.Module, Task), "an nn.Module or a Task")
+    kind("data", data, FederatedData, "FederatedData", "See moiety.data.from_arrays.")
+    kind("algorithm", algorithm, Algorithm, "what a builder such as moiety.fedalt made")
+    kind("split", split, (Split, type(None)), "a Split", "For instance moiety.split.output_layer(model).")
+
+
+def check_device(name: str) -> torch.device:
+    """The device of that name, if it is there."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise MoietyError(message("device", "one that torch has here", f"{name!r}: {error}")) from None
+    return device
+
+
+def check_part(data: FederatedData, part: str | None) -> str:
+    """The part of the data to evaluate on, which must have rows."""
+    if part is None:
+        return next(p for p in PARTS if data.sizes(p).any())
+    choice("evaluate_on", part, PARTS)
+    must(
+        bool(data.sizes(part).any()), "evaluate_on", "a part that has rows", part, "Split the data so that it has some."
+    )
+    return part
+
+
+def check_split(algorithm: Algorithm, split: Split) -> None:
+    """Whether the algorithm can work with this split."""
+    got = f"{len(split.trained_shared)} shared and {len(split.trained_personal)} personal parameters"
+    if algorithm.needs == "nothing":
+        hint = f"Use split nothing, or an algorithm other than {algorithm.name}."
+        must(not split.trained_personal, "split", f"one with nothing personal for {algorithm.name}", got, hint)
+    if algorithm.needs == "everything":
+        hint = f"Use split everything, or an algorithm other than {algorithm.name}."
+        must(not split.shared, "split", f"one with nothing shared for {algorithm.name}", got, hint)
+    if algorithm.needs == "personal":
+        hint = "For instance split everything, or output_layer."
+        must(bool(split.trained_personal), "split", f"one with something personal for {algorithm.name}", got, hint)
+    must(bool(split.trained_shared or split.trained_personal), "split", "one that leaves something to train", got)
+
+
+def check_data(data: FederatedData) -> None:
+    """Every client must have something to train on."""
+    empty = np.flatnonzero(data.sizes("train") == 0)
+    if len(empty):
+        names = ", ".join(str(data.ids[int(i)]) for i in empty[:3])
+        got = f"none for client {names}{' and others' if len(empty) > 3 else ''}"
+        raise MoietyError(message("data", "at least one training example for every client", got))
+
+
+def like_columns(wanted: FederatedData, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given columns, whole numbers made floating where the run's column is floating."""
+    made = {}
+    for name, values in given.items():
+        array = as_column(name, values)
+        floating = name in wanted.columns and wanted.columns[name].dtype.kind == "f" and array.dtype.kind in "iub"
+        made[name] = array.astype(wanted.columns[name].dtype) if floating else array
+    return made
+
+
+def check_columns(wanted: FederatedData, given: FederatedData) -> None:
+    """Whether data of a new client have the columns, shapes and kinds of the run's."""
+    for name, column in wanted.columns.items():
+        known, got = ", ".join(wanted.columns), ", ".join(given.columns)
+        must(name in given.columns, "data", f"given with the run's columns {known}", got, f"Add {name}.")
+        new = given.columns[name]
+        shape, own = column.shape[1:], new.shape[1:]
+        must(shape == own, f"data[{name!r}]", f"of shape {shape} per example", own)
+        same = (column.dtype.kind == "f") == (new.dtype.kind == "f")
+        must(same, f"data[{name!r}]", f"{'floating' if column.dtype.kind == 'f' else 'whole numbers'}", new.dtype)
+
+
+def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None:
+    """Try the model on two rows, in both modes: shapes must fit, and labels must be among its outputs."""
+    task, columns = problem.task, problem.columns
+    for name in inputs:
+        must(name in columns, "inputs", "columns of the data", name, near(name, columns))
+    start, stop = problem.data.rows(0, "train")
+    index = torch.from_numpy(np.resize(np.arange(start, stop), 2))
+    batch = {name: column.index_select(0, index) for name, column in columns.items()}
+    shapes = ", ".join(f"{name} {tuple(column.shape[1:])}" for name, column in columns.items())
+    with torch.no_grad(), torch_seed(problem.seed, "check"):
+        with _told("model", f"one that takes the data's columns ({shapes})"):
+            output = task.predict(task.init, batch)
+        kind("model", output, torch.Tensor, "one whose output is a tensor")
+        check_targets(loss, columns, problem.data, output)
+        if task.metric in OF_CLASSES and "y" in columns:  # the loss may be the user's own
+            check_positions(columns["y"], output)
+        own = OWN_LOSS if callable(loss) else ""
+        fitting = f"one that fits the model's output {tuple(output.shape[1:])} and the columns {shapes}"
+        with _told("loss", fitting, own):
+            losses, metrics = task.scores(task.init, batch)
+        with _told("model", "one that can be run in training mode as well"):
+            trained, _ = task.loss(task.init, batch)
+        with _told("metric.weight", f"a function of a batch with the columns {shapes}"):
+            weights = metrics if task.metric.weight is None else task.metric.weight(batch)
+    for name, values in (("loss", losses), ("metric", metrics), ("loss", trained), ("metric.weight", weights)):
+        fits = isinstance(values, torch.Tensor) and tuple(values.shape) == (2,)
+        got = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
+        hint = own if name == "loss" else ""
+        must(fits, name, "one number per example", f"{got} for 2 examples", hint)
+
+
+def check_clients(problem: Problem, algorithm: Algorithm) -> None:
+    """Whether the algorithm is made for so many clients, with batches that the model can train on.
+
+    Where that cannot train on one row, as with BatchNorm, no client may be left with a batch of one.
+    """
+    data, sizes = problem.data, problem.data.sizes("train")
+    made = algorithm.clients in (None, len(data))
+    must(made, "clients", f"the number of clients there are, {len(data)}", algorithm.clients)
+    if not problem.task.mixes_examples or _trains_on_one(problem):
+        return
+    if (sizes == 1).any():
+        wanted = "at least two training rows for every client, as BatchNorm cannot train on one"
+        got = f"1 for client {data.ids[int(np.argmax(sizes == 1))]}"
+        raise MoietyError(message("data", wanted, got, "Leave such clients out, or normalise with GroupNorm."))
+    for phase in algorithm.phases.values():
+        lone = lone_rows(phase, sizes)
+        if lone.any():
+            at, larger = int(np.argmax(lone)), range(phase.batch_size + 1, int(sizes.max()) + 1)
+            fits = next(size for size in larger if not lone_rows(phase._replace(batch_size=size), sizes).any())
+            wanted = "one that leaves no client a batch of one row, which BatchNorm cannot train on"
+            got = f"{phase.batch_size} for the {sizes[at]} rows of client {data.ids[at]}"
+            raise MoietyError(message("batch_size", wanted, got, f"The next that fits is {fits}."))
+
+
+def _trains_on_one(problem: Problem) -> bool:
+    """Whether the model takes a batch of one row while training, as with BatchNorm over the pixels of images."""
+    try:
+        with torch.no_grad(), torch_seed(problem.seed, "check"):
+            problem.task.loss(problem.task.init, {name: c[:1].clone() for name, c in problem.columns.items()})
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _told(name: str, constraint: str, hint: str = "") -> Iterator[None]:
+    """Whatever the user's own code raises becomes one line; the cause stays attached."""
+    try:
+        yield
+    except MoietyError:
+        raise
+    except Exception as error:
+        raise MoietyError(message(name, constraint, f"{type(error).__name__}: {error}", hint)) from error
+
+
+def check_targets(loss: object, columns: Batch, data: FederatedData, output: torch.Tensor) -> None:
+    """Whether the labels of all rows are what a loss of the house needs, given some of the model's output."""
+    if not isinstance(loss, str) or loss not in LOSSES:
+        return
+    y = columns.get("y")
+    must(y is not None, "data", f"given with a column y for loss {loss}", ", ".join(columns))
+    assert y is not None
+    if loss == "mse":
+        check_regression(y, output)
+        return
+    if loss != "ctc":
+        check_positions(y, output)
+    least = 2 if loss == "one_versus_all" else 1  # there one output is for two classes
+    check_labels(y, data, max(least, output.shape[-1]))
+    if loss == "ctc":
+        check_transcripts(columns, output)
+
+
+def check_positions(y: torch.Tensor, output: torch.Tensor) -> None:
+    """Whether there is a label for each row of outputs: one per example, or one per position of a sequence."""
+    must(output.dim() > 1, "model", "one with an output for each class", "one number per example")
+    wanted, got, classes = tuple(output.shape[1:-1]), tuple(y.shape[1:]), output.shape[-1]
+    hint = "In sequences every position has outputs and a label."
+    if got == (*wanted, 1):
+        hint = f"Take the last axis away, as in {'y[..., 0]' if wanted else 'y[:, 0]'}."
+    elif got == (*wanted, classes):
+        hint = "Where labels are one-hot, give y.argmax(-1); for shares of classes, a loss and a metric of your own."
+    outputs = tuple(output.shape[1:])
+    must(got == wanted, "y", f"of shape {wanted} per example for outputs of {outputs}, classes last", got, hint)
+
+
+def check_regression(y: torch.Tensor, output: torch.Tensor) -> None:
+    """Whether the model has as many outputs as there are numbers to predict."""
+    hint = "For classes use loss cross_entropy."
+    if y.is_floating_point():
+        hint = WHOLE_LABELS if bool((y == y.round()).all()) else "The model needs an output for each number of y."
+    same = output.shape[1:].numel() == y.shape[1:].numel()
+    wanted = f"one whose outputs have the shape {tuple(y.shape[1:])} of y for loss mse, the default where y is floating"
+    must(same, "model", wanted, f"outputs of {tuple(output.shape[1:])}", hint)
+
+
+def check_labels(y: torch.Tensor, data: FederatedData, classes: int) -> None:
+    """Whether every label is one of the model's outputs; in sequences -100 marks padding."""
+    must(not y.is_floating_point(), "y", "whole-numbered labels for this loss", y.dtype, WHOLE_LABELS)
+    real = y[y != IGNORED] if y.dim() > 1 else y
+    must(real.numel() > 0, "y", "labels, of which some are not padding", "none")
+    low, high = int(real.min()), int(real.max())
+    if low < 0 or high >= classes:
+        odd = low if low < 0 else high
+        row = int((y.reshape(len(y), -1) == odd).any(1).nonzero()[0])
+        client = int(np.searchsorted(data.bounds[:, 3], row, side="right"))
+        got = f"{odd} for client {data.ids[client]}"
+        hint = "Give the model two outputs, one for each class, or a loss of your own for one." if classes == 1 else ""
+        raise MoietyError(message("y", f"a label from 0 to {classes - 1}, the model's outputs", got, hint))
+
+
+def check_transcripts(columns: Batch, output: torch.Tensor) -> None:
+    """Whether the columns are what CTC reads: y padded at its end, without the blank, and the real frames of x."""
+    must(output.dim() == 3, "model", "one that gives logits [frames, labels] for ctc", tuple(output.shape[1:]))
+    for name, axes in (("x", 2), ("y", 2), ("frames", 1)):
+        got = tuple(columns[name].shape) if name in columns else "none"
+        must(name in columns and columns[name].dim() >= axes, "data", f"a column {name} for ctc", got)
+    y, frames, width = columns["y"], columns["frames"], columns["x"].shape[1]
+    must(not bool((y == BLANK).any()), "y", "labels from 1 for ctc", BLANK, "Output 0 is the blank.")
+    real = y != IGNORED
+    must(not bool((real[:, 1:] & ~real[:, :-1]).any()), "y", "padded at its end for ctc", "padding before a label")
+    low, high = int(frames.min()), int(frames.max())
+    must(low >= 1 and high <= width, "frames", f"from 1 to {width}, the frames of x", high if high > width else low)

@@ -1,0 +1,125 @@
+"""Predictions with the draws that clients keep: of a client of the run, of one never seen, of one without data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from moiety import tree
+from moiety.data import from_clients
+from moiety.data.checks import as_column, check_column_names, check_finite
+from moiety.engines.problem import Problem, as_tensors, to_tensors
+from moiety.engines.sequential import Sequential
+from moiety.errors import kind, must
+from moiety.evaluation.predictive import Predictive
+from moiety.loop.evaluate import EVALUATION_BATCH, adapt_phases, current_states, served
+from moiety.loop.round import Rounds
+from moiety.random import hashed
+from moiety.run.checks import check_columns, check_targets, like_columns
+from moiety.types import Batch, Params, Tree
+
+SMALLER = "Smaller steps may help."
+
+
+def own_state(loop: Rounds, at: int, refresh: bool) -> Tree:
+    """The state with which the client at a position predicts: its own, or what the algorithm's rule makes of it now.
+
+    The rule serves where it is asked for, where clients keep no state, and for a client that was never asked.
+    """
+    problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
+    if algorithm.samples is not None and algorithm.stateful and (refresh or at not in now.store.owners()):
+        algorithm = replace(algorithm, stateful=False)
+    received = algorithm.broadcast(now.server)
+    engine = Sequential(problem, served(algorithm))
+    (state,) = current_states(problem, algorithm, engine, received, now.store, [at], now.round)
+    must(bool(tree.is_finite(state)), "client", "one whose draws stay finite", problem.data.ids[at], SMALLER)
+    return state
+
+
+def new_state(loop: Rounds, loss: str | None, data: Mapping[str, Any] | None, passes: int) -> Tree:
+    """The state of a client never seen, by the algorithm's own rule; nothing of it is sent or kept.
+
+    Its chance comes from its data, so that newcomers differ and one that comes twice does not. One without data has
+    draws from the population.
+    """
+    problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
+    received, first = algorithm.broadcast(now.server), problem.first(algorithm)
+    if data is None:
+        hint = "A client needs data for a model of its own; run.export() gives the shared model."
+        must(algorithm.population is not None, "data", f"given for {algorithm.name}", None, hint)
+        assert algorithm.population is not None
+        return algorithm.population(torch.tensor(hashed("new client", problem.seed)), received, first)
+    kind("data", data, Mapping, "a mapping of columns")
+    fed = from_clients({"new client": like_columns(problem.data, data)}, test=0.0)
+    check_columns(problem.data, fed)
+    guest = replace(problem, data=fed, columns=to_tensors(fed, problem.task, torch.device("cpu")))
+    with torch.no_grad():
+        few = {name: column[:1] for name, column in guest.columns.items()}
+        output = problem.task.predict(problem.task.init, few)
+    check_targets(loss, guest.columns, fed, output)
+    state: Tree = first
+    key = newcomer_key(problem.seed, fed.columns)
+    engine = Sequential(guest, served(algorithm))
+    for k in range(passes):
+        (job,) = guest.jobs(adapt_phases(algorithm), [0], [state], "onboard", k, part="train")
+        (state,) = engine.map("adapt", [job._replace(key=key)], received, scale=1.0, round=now.round + k)
+    must(bool(tree.is_finite(state)), "data", "rows on which local work stays finite", "values that are not", SMALLER)
+    return state
+
+
+def newcomer_key(seed: int, columns: Mapping[str, np.ndarray]) -> int:
+    """The key of a client never seen, for ``moiety.random``: from its rows."""
+    rows = {name: hashlib.blake2b(column.tobytes()).hexdigest() for name, column in columns.items()}
+    return hashed("new client", seed, *(f"{name} {rows[name]}" for name in sorted(rows)))
+
+
+def predictive(loop: Rounds, state: Tree, columns: Batch) -> Predictive:
+    """The outputs of a client's model for each draw of its personal part; for its one model where it has no draws."""
+    problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
+    received = algorithm.broadcast(now.server)
+    shared, personal = algorithm.personal_model(received, state)
+    draws: Params = {name: p.unsqueeze(0) for name, p in personal.items()}
+    if algorithm.samples is not None:
+        draws = algorithm.samples(received, state)
+    count = len(next(iter(draws.values()))) if draws else 1
+    rows = len(next(iter(columns.values())))
+    outputs = []
+    with torch.no_grad():
+        for m in range(count):
+            model = problem.compose(shared, {name: z[m] for name, z in draws.items()})
+            parts = [
+                problem.task.predict(model, {n: c[at : at + EVALUATION_BATCH] for n, c in columns.items()})
+                for at in range(0, rows, EVALUATION_BATCH)
+            ]
+            outputs.append(torch.cat(parts))
+    return Predictive(torch.stack(outputs).double().cpu().numpy())
+
+
+def input_columns(problem: Problem, inputs: Sequence[str], x: Any) -> Batch:
+    """The examples to predict as tensors: columns by name, or an array where the model takes one column."""
+    if not isinstance(x, Mapping):
+        single = f"{x!r:.60} ({type(x).__name__})" if x is None or np.isscalar(x) else None
+        must(single is None, "x", "examples, with an axis of rows", single)
+        must(len(inputs) == 1, "x", f"columns by name {', '.join(inputs)}".rstrip(), type(x).__name__)
+        x = {inputs[0]: x}
+    check_column_names(x)
+    given = {name: as_column(name, v.detach() if isinstance(v, torch.Tensor) else v) for name, v in x.items()}
+    for name in inputs or given:
+        must(name in given, "x", f"columns with {name}", ", ".join(given))
+        column, like = given[name], problem.data.columns.get(name, given[name])
+        must(len(column) > 0, "x", "at least one example", "none")
+        wanted, got = like.shape[1:], column.shape[1:]
+        must(got == wanted, f"x[{name!r}]", f"of shape {wanted} per example", got)
+        check_finite(name, column, lambda row: f"row {row} of x")
+        floating = like.dtype.kind == "f" or like.dtype == np.uint8  # models take bytes as floating numbers, too
+        must(floating or column.dtype.kind != "f", f"x[{name!r}]", "whole numbers", column.dtype)
+        if floating and column.dtype.kind != "f":
+            given[name] = column.astype(np.float64)
+    sizes = {len(column) for column in given.values()}
+    must(len(sizes) == 1, "x", "columns of one length", sorted(sizes))
+    return as_tensors(given, problem.task, torch.device("cpu"))

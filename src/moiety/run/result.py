@@ -1,0 +1,187 @@
+"""What ``fit`` returns: the history, a row per client, and models to take away."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from moiety.engines.sequential import Sequential
+from moiety.errors import choice, kind, must, whole
+from moiety.evaluation import Row
+from moiety.evaluation.calibration import calibration_rows
+from moiety.evaluation.predictive import Predictive
+from moiety.loop.evaluate import asked, current_states, evaluate, served
+from moiety.loop.round import Rounds
+from moiety.run.checks import PARTS
+from moiety.run.predict import input_columns, new_state, own_state, predictive
+from moiety.types import Params
+
+
+@dataclass(repr=False)
+class Run:
+    """A finished (or resumed and finished) run.
+
+    ``history`` has a row per evaluation, ``clients`` a row per client at the end: ``n``, ``loss`` and ``metric`` of the
+    personal model, ``shared_loss`` and ``shared_metric`` of the shared model alone, ``gain`` and ``hurt``.
+    ``ledger`` holds bytes, FLOPs and memory. ``folder`` is where the run was written, if it was.
+    """
+
+    history: list[Row]
+    clients: list[Row]
+    ledger: dict[str, Any]
+    config: dict[str, Any]
+    folder: Path | None
+    _rounds: Rounds
+    _model: nn.Module | None
+
+    def __repr__(self) -> str:
+        loop = self._rounds
+        size = f"{loop.algorithm.name}, {loop.progress.round} rounds, {len(loop.problem.data)} clients"
+        if not self.history:
+            return f"Run({size}; not evaluated)"
+        last = self.history[-1]
+        metric = "not finite" if last["metric"] is None else f"{last['metric']:.4f}"
+        return f"Run({size}; {last['part']} {last['metric_name']} {metric})"
+
+    @property
+    def engine(self) -> str:
+        """The engine that did the work (what ``auto`` chose)."""
+        return self._rounds.engine
+
+    def parameters(self, client: int | str) -> Params:
+        """The whole model of one client, by name: shared, personal and frozen parts merged."""
+        problem, algorithm, now = self._rounds.problem, self._rounds.algorithm, self._rounds.progress
+        at = [problem.data.index(client)]
+        received = algorithm.broadcast(now.server)
+        (state,) = current_states(
+            problem, algorithm, Sequential(problem, served(algorithm)), received, now.store, at, now.round
+        )
+        return _copies(problem.compose(*algorithm.personal_model(received, state)))
+
+    def shared_parameters(self) -> Params:
+        """The shared model alone: the server's part, with the personal part as it was first."""
+        problem, algorithm, now = self._rounds.problem, self._rounds.algorithm, self._rounds.progress
+        return _copies(problem.alone(algorithm, algorithm.broadcast(now.server)))
+
+    def broadcast(self) -> Params:
+        """What goes down to clients now, by name: the shared parameters and what the algorithm sends with them.
+
+        FedPop's learned prior, for instance, is ``prior:mean`` and ``prior:log_scale``.
+        """
+        return _copies(self._rounds.algorithm.broadcast(self._rounds.progress.server))
+
+    def export(self, client: int | str | None = None) -> nn.Module:
+        """A copy of the model with that client's parameters in it, in evaluation mode; the shared model without one."""
+        return self._module(self.shared_parameters() if client is None else self.parameters(client))
+
+    def onboard(self, data: Mapping[str, Any] | None, *, passes: int = 1) -> nn.Module:
+        """A personal model for a client never seen, by the algorithm's own rule; nothing of it is sent or kept.
+
+        Args:
+            data: the new client's training columns, as the run's own. None stands for a client without data, where
+                the algorithm knows the population that clients are from: its model is then that of its centre.
+            passes: how many times the rule is applied, one after the other.
+        """
+        whole("passes", passes, 1)
+        loop = self._rounds
+        state = new_state(loop, self.config["run"].get("loss"), data, passes)
+        if data is None:
+            state = loop.problem.first(loop.algorithm)
+        received = loop.algorithm.broadcast(loop.progress.server)
+        return self._module(loop.problem.compose(*loop.algorithm.personal_model(received, state)))
+
+    def predictive(
+        self, client: int | str | Mapping[str, Any] | None, x: Any, *, refresh: bool = False, passes: int = 1
+    ) -> Predictive:
+        """What a client's model predicts for examples, with its uncertainty where the algorithm has a posterior.
+
+        Models are averaged over the draws of its personal part that the client keeps. One that keeps none, or was
+        never asked, makes them first. Without a posterior (FedAlt, say) there is one draw: the model.
+
+        Args:
+            client: one of the run; or the training columns of a client never seen; or None for a client without data,
+                which is predicted by draws from the population.
+            x: the examples: columns by name, or an array where the model takes one column.
+            refresh: let a client of the run draw anew, at the parameters that training ended with.
+            passes: for a client never seen, as in ``onboard``.
+        """
+        loop = self._rounds
+        kind("refresh", refresh, bool, "true or false")
+        whole("passes", passes, 1)
+        columns = input_columns(loop.problem, self._inputs(), x)
+        if client is None or isinstance(client, Mapping):
+            state = new_state(loop, self.config["run"].get("loss"), client, passes)
+        else:
+            state = own_state(loop, loop.problem.data.index(client), refresh)
+        return replace(predictive(loop, state, columns), loss=self.config["run"].get("loss"))
+
+    def calibration(self, part: str = "test", *, bins: int = 15, refresh: bool = False) -> tuple[list[Row], Row]:
+        """Accuracy, calibration error, Brier score and log-likelihood of every client's averaged predictions.
+
+        Args:
+            part: ``train``, ``validation`` or ``test`` rows.
+            bins: of confidence, for the calibration error.
+            refresh: as in ``predictive``.
+
+        Returns:
+            A row for each client that has such rows, and one for all their examples together.
+        """
+        choice("part", part, PARTS)
+        data, inputs = self._rounds.problem.data, self._inputs()
+        must(bool(data.sizes(part).any()), "part", "one that has rows", part, "Split the data so that it has some.")
+        found = {}
+        for at in np.flatnonzero(data.sizes(part)):
+            rows = data.at(int(at), part)
+            columns = input_columns(self._rounds.problem, inputs, {name: rows[name] for name in inputs or rows})
+            seen = predictive(self._rounds, own_state(self._rounds, int(at), refresh), columns)
+            seen = replace(seen, loss=self.config["run"].get("loss"))
+            found[str(data.ids[int(at)])] = (seen.probabilities, rows["y"])
+        return calibration_rows(found, bins=bins)
+
+    def evaluate(self, part: str = "test") -> list[Row]:
+        """A row per client, as in ``clients``, with scores on ``train``, ``validation`` or ``test`` rows.
+
+        The same clients are scored; ``n_test`` counts their rows of that part.
+        """
+        choice("part", part, PARTS)
+        loop, now = self._rounds, self._rounds.progress
+        problem = loop.problem
+        hint = "Split the data so that it has some."
+        must(bool(problem.data.sizes(part).any()), "part", "one that has rows", part, hint)
+        some = asked(problem.data, self.config["run"], problem.seed)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return evaluate(
+                problem, loop.algorithm, loop.ready(), now.server, now.store, part=part, round=now.round, clients=some
+            )
+        finally:
+            loop.close()
+            torch.set_num_threads(threads)
+
+    def _inputs(self) -> Sequence[str]:
+        """The columns that the model takes; a task of plain functions may take any."""
+        return () if self._model is None else self.config["run"]["inputs"]
+
+    def _module(self, params: Params) -> nn.Module:
+        must(self._model is not None, "model", "an nn.Module for export", "a task of plain functions")
+        assert self._model is not None
+        module = copy.deepcopy(self._model).eval()
+        if self._rounds.problem.split.model is not None:
+            vars(module).pop("spec", None)  # more than what that names: the split has put something in
+        with torch.no_grad():
+            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+                tensor.copy_(params[name])
+        return module
+
+
+def _copies(params: Params) -> Params:
+    """Tensors that the caller may change."""
+    return {name: p.clone() for name, p in params.items()}
