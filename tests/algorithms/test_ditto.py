@@ -166,7 +166,7 @@ def test_a_strong_pull_with_a_stable_step_gives_the_received_model():
 
 def test_the_pull_does_not_touch_the_shared_model():
     one, other = (
-        mo.fit(network(), DATA, mo.ditto(lr=0.1, personal_lr=0.1, pull=pull), rounds=2, engine="sequential")
+        mo.fit(network(), DATA, mo.ditto(shared=0.1, personal=mo.sgd(0.1, pull=pull)), rounds=2, engine="sequential")
         for pull in (0.0, 3.0)
     )
     assert all(torch.equal(p, other.shared_parameters()[n]) for n, p in one.shared_parameters().items())
@@ -175,7 +175,7 @@ def test_the_pull_does_not_touch_the_shared_model():
 
 @ENGINES
 def test_a_client_that_was_never_asked_has_the_shared_model(engine):
-    run = mo.fit(network(), DATA, mo.ditto(lr=0.1, personal_lr=0.1, pull=1.0), rounds=2, cohort=1, engine=engine)
+    run = mo.fit(network(), DATA, mo.ditto(shared=0.1, personal=mo.sgd(0.1, pull=1.0)), rounds=2, cohort=1, engine=engine)
     shared = run.shared_parameters()
     never = [i for i in range(4) if all(torch.equal(p, shared[n]) for n, p in run.parameters(i).items())]
     assert len(never) in (2, 3)
@@ -193,7 +193,7 @@ def test_onboarding_is_the_pulled_steps_from_the_received_model():
         line.weight.zero_()
         line.bias.zero_()
     data = federated([{"x": np.zeros((2, 1)), "y": np.full((2, 1), 4.0)}])
-    run = mo.fit(line, data, mo.ditto(lr=0.25, personal_lr=0.25, pull=1.0), rounds=1, engine="sequential")
+    run = mo.fit(line, data, mo.ditto(shared=0.25, personal=mo.sgd(0.25, pull=1.0)), rounds=1, engine="sequential")
     for passes, wanted in ((1, 6.0), (2, 7.0)):
         new = run.onboard({"x": np.zeros((1, 1)), "y": np.full((1, 1), 10.0)}, passes=passes)
         assert (float(new.bias.detach()), float(new.weight.detach())) == (wanted, 0.0)
@@ -204,7 +204,7 @@ def test_costs():
     numbers = 5 * 5 + 6 * 3
     ditto, fedavg = (
         mo.fit(network(), DATA, algorithm, rounds=1, engine="sequential").ledger
-        for algorithm in (mo.ditto(lr=0.1, personal_lr=0.1, pull=1.0, personal_epochs=3), mo.fedavg(lr=0.1))
+        for algorithm in (mo.ditto(shared=0.1, personal=mo.sgd(0.1, pull=1.0, epochs=3)), mo.fedavg(shared=0.1))
     )
     assert ditto["down_values"] == ditto["up_values"] == fedavg["up_values"] == 4 * numbers * 8
     assert ditto["flops"] == 4 * fedavg["flops"]
@@ -216,7 +216,7 @@ def test_each_of_the_two_models_has_its_running_statistics(stats):
     net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
     split = mo.split.nothing(net, running_stats=stats)
     data = federated(image_clients([8, 6]))
-    run = mo.fit(net, data, mo.ditto(lr=0.1, personal_lr=0.1, pull=0.1), split=split, rounds=2, engine="sequential")
+    run = mo.fit(net, data, mo.ditto(shared=0.1, personal=mo.sgd(0.1, pull=0.1)), split=split, rounds=2, engine="sequential")
     means = [run.parameters(i)["1.running_mean"] for i in (0, 1)]
     assert not torch.equal(means[0], means[1])
     assert torch.equal(run.shared_parameters()["1.running_mean"], torch.zeros(5)) == (stats == "personal")
@@ -224,7 +224,7 @@ def test_each_of_the_two_models_has_its_running_statistics(stats):
 
 def test_it_refuses_a_split_with_something_personal():
     net = network()
-    algorithm = mo.ditto(lr=0.1, personal_lr=0.1, pull=1.0)
+    algorithm = mo.ditto(shared=0.1, personal=mo.sgd(0.1, pull=1.0))
     with pytest.raises(MoietyError, match=r"^`split` must be one with nothing personal for ditto, got "):
         mo.fit(net, DATA, algorithm, split=mo.split.output_layer(net), rounds=1, engine="sequential")
 

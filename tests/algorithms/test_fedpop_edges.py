@@ -79,7 +79,7 @@ def test_a_chain_that_diverges_is_said():
 
 def test_a_client_without_data_is_served_with_the_centre():
     prior = mo.prior.gaussian(scale=0.5, mean=0.25)
-    algorithm = mo.fedpop(kernel=mo.kernel.langevin(step=1e-6), shared_lr=1e-9, prior=prior, learn_prior=False)
+    algorithm = mo.fedpop(shared=1e-9, personal=mo.kernel.langevin(step=1e-6), prior=prior, learn_prior=False)
     one = {"x": np.ones((4, 1)), "y": np.ones((4, 1))}
     net = Mean().double()
     split = mo.split.by_name(net, personal=["head"])
@@ -103,7 +103,7 @@ def test_a_refused_proposal_may_be_anywhere(engine):
     split = mo.split.by_name(net, personal=["v"])
     data = mo.data.from_clients({f"c{i}": {"x": np.ones((3, 1)), "y": np.zeros((3, 1))} for i in range(3)}, test=0.0)
     prior = mo.prior.gaussian(scale=1.0, mean=1.0)
-    algorithm = mo.fedpop(kernel=mo.kernel.mala(step=0.2), shared_lr=0.01, samples=8, prior=prior, learn_prior=False)
+    algorithm = mo.fedpop(shared=0.01, personal=mo.kernel.mala(step=0.2), samples=8, prior=prior, learn_prior=False)
     dropped = []
     options = {"evaluate_every": 4, "on_round": lambda record, of: dropped.extend(record.dropped)}
     run = mo.fit(net, data, algorithm, split=split, rounds=4, engine=engine, **options)
@@ -116,7 +116,7 @@ def test_a_codec_leaves_beta_and_the_weights_of_the_average_alone(codec):
     """After one round the chains are those of the run without a codec, so beta is too; phi is not. Weights are 1."""
 
     def server(codec, rounds):
-        algorithm = mo.fedpop(kernel=mo.kernel.langevin(step=0.02), shared_lr=0.1, samples=3, averaged=True)
+        algorithm = mo.fedpop(shared=0.1, personal=mo.kernel.langevin(step=0.02), samples=3, averaged=True)
         task, data = vector_task([0.5, -0.3], [0.2, 0.1]), federated(CLIENTS)
         run = mo.fit(task, data, algorithm, split=SPLIT, rounds=rounds, engine="sequential", codec=codec)
         return run._rounds.progress.server
@@ -146,7 +146,7 @@ def test_a_parameter_may_be_called_step():
     clients = {f"c{i}": {"x": rng.normal(size=(5, 1)), "y": rng.normal(size=(5, 1))} for i in range(3)}
     found = []
     for averaged in (False, True):
-        algorithm = mo.fedpop(kernel=mo.kernel.langevin(step=0.01), shared_lr=0.01, averaged=averaged)
+        algorithm = mo.fedpop(shared=0.01, personal=mo.kernel.langevin(step=0.01), averaged=averaged)
         net = Stepped().double()
         split = mo.split.by_name(net, personal=["head"])
         run = mo.fit(

@@ -170,9 +170,7 @@ def test_a_spread_towards_0_gives_the_objective_of_fedavg():
     clients, _ = population(6, seed=3)
     spread = 1e-4
     prior = mo.prior.gaussian(scale=spread, least=1e-6)
-    algorithm = mo.fedpop(
-        kernel=mo.kernel.langevin(step=spread**2 / 4), shared_lr=0.01, learn_prior=False, prior=prior, samples=4
-    )
+    algorithm = mo.fedpop(shared=0.01, personal=mo.kernel.langevin(step=spread**2 / 4), learn_prior=False, prior=prior, samples=4)
     run = mo.fit(vector_task([0.0, 0.0], MU), federated(clients), algorithm, split=SPLIT, rounds=5, engine="vectorised")
     u = np.zeros(2)
     for _ in range(5):
@@ -191,15 +189,7 @@ def test_a_spread_towards_infinity_gives_fedrep_with_heads_fitted_alone():
     noise = 1e-3
     prior = mo.prior.gaussian(scale=1e3)
     steepest = max(np.linalg.eigvalsh(c["b"].T @ c["b"])[-1] for c in clients)
-    algorithm = mo.fedpop(
-        kernel=mo.kernel.langevin(step=noise**2 / steepest),
-        shared_lr=0.01 * noise**2,
-        learn_prior=False,
-        prior=prior,
-        loss_weight=1 / noise**2,
-        samples=3,
-        thinning=150,
-    )
+    algorithm = mo.fedpop(shared=0.01 * noise**2, personal=mo.kernel.langevin(step=noise**2 / steepest), learn_prior=False, prior=prior, loss_weight=1 / noise**2, samples=3, thinning=150)
     run = mo.fit(vector_task([0.0, 0.0], MU), federated(clients), algorithm, split=SPLIT, rounds=2, engine="vectorised")
     u = np.zeros(2)
     for _ in range(2):
@@ -240,7 +230,7 @@ def test_without_data_the_prior_predicts():
     """z from N(mu, s^2 I), so outputs A u + B z from N(A u + B mu, s^2 B B'): mean and covariance over 4000 draws."""
     prior = mo.prior.gaussian(scale=SPREAD)
     small, large = (
-        mo.fedpop(kernel=mo.kernel.langevin(step=0.01), shared_lr=0.01, prior=prior, samples=samples)
+        mo.fedpop(shared=0.01, personal=mo.kernel.langevin(step=0.01), prior=prior, samples=samples)
         for samples in (2, 4000)
     )
     clients, _ = population(2, seed=1)

@@ -52,23 +52,11 @@ def test_rounds_against_numpy(engine, cohort, search):
 
     Those who are not asked inherit their mask; the mean is over the whole cohort.
     """
-    algorithm = mo.fedspa(
-        lr=0.1, density=0.5, search=search, steps=3, batch_size=9, weight_decay=0.05, prune_rate=0.6, mask_seed=3
-    )
+    algorithm = mo.fedspa(shared=mo.sgd(0.1, steps=3, batch_size=9, weight_decay=0.05), density=0.5, search=search, prune_rate=0.6, mask_seed=3)
     run, cohorts = linear_run(algorithm, engine, cohort=cohort)
     first = numpy_of(algorithm.init_client(ref.task().init, {}).mask)
     assert sum(int(m.sum()) for m in first.values()) == 16  # half of 38, without 3 dense ones
-    w, masks = ref.fedspa(
-        numpy_of(ref.task().init),
-        [first] * 4,
-        ref.clients(SIZES),
-        cohorts,
-        lr=0.1,
-        steps=3,
-        rate=0.6,
-        decay=0.05,
-        search=search == "dst",
-    )
+    w, masks = ref.fedspa(numpy_of(ref.task().init), [first] * 4, ref.clients(SIZES), cohorts, shared=mo.sgd(0.1, steps=3), rate=0.6, decay=0.05, search=search == "dst")
     asked = {k for cohort in cohorts for k in cohort}
     for name, p in run.shared_parameters().items():
         np.testing.assert_allclose(p.numpy(), w[name], atol=1e-12)
@@ -133,7 +121,7 @@ class SubNetwork(nn.Module):
 
 def test_rsm_with_equal_masks_is_fedavg_on_the_sub_network():
     """FedAvg by torch.optim on a network that has the active weights alone; what is outside stays as it was."""
-    algorithm = mo.fedspa(lr=0.2, density=0.6, search="rsm", epochs=2, batch_size=5, shuffle=False, weight_decay=0.1)
+    algorithm = mo.fedspa(shared=mo.sgd(0.2, epochs=2, batch_size=5, shuffle=False, weight_decay=0.1), density=0.6, search="rsm")
     net = mlp().double()
     run = mo.fit(net, DATA, algorithm, rounds=3, engine="sequential")
     masks = algorithm.init_client({n: p.detach() for n, p in net.named_parameters()}, {}).mask
@@ -163,7 +151,7 @@ def test_rsm_with_equal_masks_is_fedavg_on_the_sub_network():
 @pytest.mark.parametrize("regrow", ["gradient", "random"])
 def test_volume_is_constant_and_the_server_moves_only_on_the_union_of_masks(masks, regrow):
     """After every round, with 2 of 3 clients asked; 51 numbers, 0.4 of them are 20, of which 9 biases."""
-    algorithm = mo.fedspa(lr=0.3, density=0.4, masks=masks, regrow=regrow, batch_size=4)
+    algorithm = mo.fedspa(shared=mo.sgd(0.3, batch_size=4), density=0.4, masks=masks, regrow=regrow)
     problem = problem_of(mo.task.from_module(mlp(), loss="cross_entropy"), DATA, mo.split.nothing(mlp()))
     server = problem.server(algorithm)
     held = [problem.first(algorithm) for _ in range(3)]
@@ -190,18 +178,18 @@ def test_volume_is_constant_and_the_server_moves_only_on_the_union_of_masks(mask
 
 
 def test_different_masks_are_drawn_by_each_client_and_kept():
-    algorithm = mo.fedspa(lr=0.1, density=0.4, search="rsm", masks="different")
+    algorithm = mo.fedspa(shared=0.1, density=0.4, search="rsm", masks="different")
     one, three = (states(mlp_run(algorithm, rounds=r), range(3)) for r in (1, 3))
     for a, b in zip(one, three, strict=True):
         assert all(torch.equal(m, b.mask[n]) for n, m in a.mask.items())
     assert any((one[0].mask[n] != one[1].mask[n]).any() for n in one[0].mask)
-    same = states(mlp_run(mo.fedspa(lr=0.1, density=0.4, search="rsm")), range(3))
+    same = states(mlp_run(mo.fedspa(shared=0.1, density=0.4, search="rsm")), range(3))
     assert all(torch.equal(m, same[1].mask[n]) for n, m in same[0].mask.items())
 
 
 def test_a_client_that_was_never_asked_has_its_first_mask():
     """Algorithm 1, line 3: every client has one. It is the mask it works with when all are asked, which RSM keeps."""
-    algorithm = mo.fedspa(lr=0.1, density=0.4, search="rsm", masks="different")
+    algorithm = mo.fedspa(shared=0.1, density=0.4, search="rsm", masks="different")
     everyone = states(mlp_run(algorithm, rounds=1), range(3))
     run = mlp_run(algorithm, rounds=1, cohort=1)
     assert len(run._rounds.progress.store.owners()) == 1
@@ -220,8 +208,8 @@ def test_a_client_with_statistics_of_its_own_that_was_never_asked_has_its_first_
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     split = mo.split.nothing(net, running_stats="personal")
     options = {"split": split, "engine": "sequential"}
-    before = mo.fit(net, DATA, mo.fedavg(lr=0.1), rounds=1, **options)
-    algorithm = mo.fedspa(lr=0.1, density=0.6, search="rsm", masks="different")
+    before = mo.fit(net, DATA, mo.fedavg(shared=0.1), rounds=1, **options)
+    algorithm = mo.fedspa(shared=0.1, density=0.6, search="rsm", masks="different")
     everyone = mo.fit(net, DATA, algorithm, rounds=1, start=before, **options)
     one = mo.fit(net, DATA, algorithm, rounds=1, cohort=1, start=before, **options)
     for client, state in enumerate(states(everyone, range(3))):
@@ -231,9 +219,9 @@ def test_a_client_with_statistics_of_its_own_that_was_never_asked_has_its_first_
 
 def test_a_new_mask_takes_the_dense_weights_of_the_server():
     """Section 4.2: what grows starts from the server's value, never from 0."""
-    run = mlp_run(mo.fedspa(lr=0.1, density=0.4, batch_size=4), rounds=1)
+    run = mlp_run(mo.fedspa(shared=mo.sgd(0.1, batch_size=4), density=0.4), rounds=1)
     (state,) = states(run, [0])
-    first = mo.fedspa(lr=0.1, density=0.4).init_client({n: p.detach() for n, p in mlp().named_parameters()}, {}).mask
+    first = mo.fedspa(shared=0.1, density=0.4).init_client({n: p.detach() for n, p in mlp().named_parameters()}, {}).mask
     grown = {n: m & ~first[n] for n, m in state.mask.items()}
     assert sum(int(g.sum()) for g in grown.values()) > 0
     for name, places in grown.items():
@@ -253,7 +241,7 @@ def test_vectorised_is_sequential_with_ties(regrow):
         client["x"][:, 1:] = 0
     task, data = mo.task.from_module(net, loss="cross_entropy"), federated(columns)
     problem = problem_of(task, data, mo.split.nothing(net))
-    algorithm = mo.fedspa(lr=0.1, density=0.5, regrow=regrow, batch_size=4, steps=2)
+    algorithm = mo.fedspa(shared=mo.sgd(0.1, batch_size=4, steps=2), density=0.5, regrow=regrow)
     received = algorithm.broadcast(problem.server(algorithm))
     jobs = problem.jobs(algorithm.phases, range(4), [problem.first(algorithm)] * 4, "train", 0, part="train")
     one, other = (
@@ -270,7 +258,7 @@ def test_bytes_by_hand(engine):
 
     up in every turn that changed it: in the last round the rate is 0, and nothing changes.
     """
-    algorithm = mo.fedspa(lr=0.1, density=0.5, batch_size=4)
+    algorithm = mo.fedspa(shared=mo.sgd(0.1, batch_size=4), density=0.5)
     run = mlp_run(algorithm, engine, rounds=2)
     first = algorithm.init_client({n: p.detach() for n, p in mlp().named_parameters()}, {}).mask
     told, known = (
@@ -281,12 +269,12 @@ def test_bytes_by_hand(engine):
     assert ledger["down_values"] == ledger["up_values"] == 2 * 3 * 26 * 4
     assert told > known > 26 * 4
     assert ledger["down_payload"] == ledger["up_payload"] == 3 * told + 3 * known
-    static = mlp_run(mo.fedspa(lr=0.1, density=0.5, search="rsm"), engine, rounds=2).ledger
+    static = mlp_run(mo.fedspa(shared=0.1, density=0.5, search="rsm"), engine, rounds=2).ledger
     assert static["up_payload"] == 6 * known
 
 
 def test_the_sparse_codec_changes_no_number():
-    algorithm = mo.fedspa(lr=0.1, density=0.3, batch_size=4)
+    algorithm = mo.fedspa(shared=mo.sgd(0.1, batch_size=4), density=0.3)
     one, other = (mlp_run(algorithm, codec=codec) for codec in (None, mo.codec.sparse()))
     assert all(torch.equal(p, other.shared_parameters()[n]) for n, p in one.shared_parameters().items())
     assert other.ledger["down_payload"] == one.ledger["down_payload"]
@@ -295,10 +283,10 @@ def test_the_sparse_codec_changes_no_number():
 def test_a_codec_does_not_hide_new_masks():
     """Whatever packs the values: 3 clients find a new mask in the first of two rounds, none in the last."""
     weights = {n: p.detach() for n, p in mlp().named_parameters()}
-    mask = mo.fedspa(lr=0.1).init_client(weights, {}).mask
+    mask = mo.fedspa(shared=0.1).init_client(weights, {}).mask
     told, alone = (len(pack(sparse_pack(weights, mask, known=known))) for known in (False, True))
     dst, rsm = (
-        mlp_run(mo.fedspa(lr=0.1, search=s, batch_size=4), rounds=2, codec=mo.codec.qsgd(levels=7)).ledger
+        mlp_run(mo.fedspa(shared=mo.sgd(0.1, batch_size=4), search=s), rounds=2, codec=mo.codec.qsgd(levels=7)).ledger
         for s in ("dst", "rsm")
     )
     assert dst["up_payload"] - rsm["up_payload"] == 3 * (told - alone)
@@ -411,7 +399,7 @@ def test_search_is_counted_again_where_uploads_are_computed_on_arrival():
 
 def test_the_dense_model_is_the_shared_one():
     """The shared model alone is the server's, dense; a client's is masked."""
-    run = mlp_run(mo.fedspa(lr=0.3, density=0.3, batch_size=4), rounds=5)
+    run = mlp_run(mo.fedspa(shared=mo.sgd(0.3, batch_size=4), density=0.3), rounds=5)
     dense = mlp()
     dense.load_state_dict(run.shared_parameters())
     hits = (dense(torch.tensor(DATA.columns["x"])).argmax(1) == torch.tensor(DATA.columns["y"])).float()
@@ -421,7 +409,7 @@ def test_the_dense_model_is_the_shared_one():
 
 
 def test_onboarding_gives_a_sparse_model():
-    run = mlp_run(mo.fedspa(lr=0.1, density=0.4, masks="different"))
+    run = mlp_run(mo.fedspa(shared=0.1, density=0.4, masks="different"))
     columns = DATA.client(1)
     made = run.onboard({k: columns[k] for k in ("x", "y")})
     parameters = dict(made.named_parameters()) if isinstance(made, nn.Module) else made
@@ -429,7 +417,7 @@ def test_onboarding_gives_a_sparse_model():
 
 
 def test_resumed_bit_for_bit(tmp_path):
-    algorithm = mo.fedspa(lr=0.1, density=0.4, masks="different", batch_size=4)
+    algorithm = mo.fedspa(shared=mo.sgd(0.1, batch_size=4), density=0.4, masks="different")
     whole = mlp_run(algorithm, rounds=4, out=tmp_path / "whole", evaluate_every=2)
     other = tmp_path / "cut"
 
@@ -467,4 +455,4 @@ def test_bad_options_are_one_line(options, text):
 
 def test_a_model_of_vectors_cannot_be_sparse():
     with pytest.raises(MoietyError, match=r"`density` must be >= .* for this model"):
-        mo.fedspa(lr=0.1, density=0.5).init_client({"u": torch.zeros(4)}, {})
+        mo.fedspa(shared=0.1, density=0.5).init_client({"u": torch.zeros(4)}, {})

@@ -43,7 +43,7 @@ TASK, SPLIT = ref.task(THETA, W, phi=False), split_of(["u"], ["v"], {"u": D, "v"
 
 def path(task=TASK, clients=CLIENTS, rounds=ROUNDS, rate=RATE, solver=None, split=SPLIT, **options):
     """theta before every round and after the last."""
-    algorithm = mo.ffgg(lr=rate, solver=solver or mo.solver.exact())
+    algorithm = mo.ffgg(shared=rate, personal=solver or mo.solver.exact())
     found = [task.init["u"].numpy()]
 
     def server_update(server, change):

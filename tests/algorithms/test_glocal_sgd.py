@@ -41,7 +41,7 @@ def test_two_rounds_by_hand_without_delay():
     """
     rows = [{"a": [1.0, 2.0], "b": [1.0, 1.0], "y": [0.0, 1.0]}, {"a": [1.0, 0.0], "b": [2.0, 1.0], "y": [3.0, 1.0]}]
     clients = [{k: np.array(c) for k, c in r.items()} for r in rows]
-    algorithm = mo.glocal_sgd(shared_lr=0.1, personal_lr=0.5, shuffle=False)
+    algorithm = mo.glocal_sgd(shared=mo.online(0.1, shuffle=False), personal=0.5)
     seen = []
     run = mo.fit(
         scalar_task(),
@@ -189,13 +189,13 @@ def test_opposite_preferences():
     rows = [{"a": x[:, None], "b": x[:, None], "y": x * 1 + s * x * 2} for s in (1, 1, -1, -1) for x in [sign]]
     start = np.zeros(1)
     pair = split_of(["u"], ["v"], {"u": 1, "v": 1})
-    glocal = mo.glocal_sgd(shared_lr=0.05, personal_lr=0.2)
+    glocal = mo.glocal_sgd(shared=0.05, personal=0.2)
     run = mo.fit(vector_task(start, start), federated(rows), glocal, split=pair, rounds=150, evaluate_every=150)
     u = float(run.shared_parameters()["u"])
     assert [u + float(run.parameters(i)["v"]) for i in range(4)] == pytest.approx([3, 3, -1, -1], abs=1e-6)
     assert run.history[-1]["loss"] == pytest.approx(0, abs=1e-10)
     alone = split_of(["u", "v"], [], {"u": 1, "v": 1})
-    central = mo.central(lr=0.05)
+    central = mo.central(shared=0.05)
     run = mo.fit(vector_task(start, start), federated(rows), central, split=alone, rounds=150, evaluate_every=150)
     assert sum(float(run.shared_parameters()[k]) for k in "uv") == pytest.approx(1, abs=1e-6)
     assert run.history[-1]["loss"] == pytest.approx(2, abs=1e-9)
@@ -237,7 +237,7 @@ def test_a_run_that_is_continued_has_its_past_gradients(tmp_path):
         return mo.fit(
             model,
             data,
-            mo.glocal_sgd(shared_lr=0.02, personal_lr=0.02, rule="adagrad", longest_round_trip=7),
+            mo.glocal_sgd(shared=mo.online(0.02, rule="adagrad"), personal=mo.online(0.02, rule="adagrad"), longest_round_trip=7),
             split=mo.split.additive(model, mo.models.linear(64, 1)),
             rounds=rounds,
             clock=mo.clock.delayed(down=[1, 2, 3], up=[3, 1, 4]),

@@ -70,7 +70,7 @@ def test_it_ends_at_the_minimiser_as_steps_fall():
     """
     best = ref.minimiser(CLIENTS, (6, 9, 15), 0.5, MATRICES)
     falling = Schedule(lambda t, rounds: 10 / (10 + t))
-    algorithm = mo.l2gd(lr=0.15, pull=0.5, probability=0.3, weighting="examples", schedule=falling)
+    algorithm = mo.l2gd(personal=mo.sgd(0.15, pull=0.5), probability=0.3, weighting="examples", schedule=falling)
     run = fit(CLIENTS, algorithm, rounds=250)
     assert max(np.abs(flat(run.parameters(i)) - best[i]).max() for i in range(3)) < 0.06
     # ... which is neither what clients find alone nor one model for all, nor is it where clients count alike.
@@ -82,7 +82,7 @@ def test_it_ends_at_the_minimiser_as_steps_fall():
 @ENGINES
 def test_without_a_pull_clients_train_alone(engine):
     """x_i after K steps of rate r = lr/(1-p) is x* + (I - r A)^K (x0 - x*)."""
-    run = fit(CLIENTS, mo.l2gd(lr=0.1, pull=0.0, probability=0.25), rounds=5, engine=engine)
+    run = fit(CLIENTS, mo.l2gd(personal=mo.sgd(0.1, pull=0.0), probability=0.25), rounds=5, engine=engine)
     count = ref.coin(0.25, 5).count(0)
     for i, data in enumerate(CLIENTS):
         a, b = joined(data, MATRICES)
@@ -93,7 +93,7 @@ def test_without_a_pull_clients_train_alone(engine):
 
 def test_a_full_step_to_the_mean_is_local_gd_with_a_random_number_of_steps():
     """lr pull / p = 1: all models become their mean, then descend; the number of steps is the coin's."""
-    run = fit(CLIENTS, mo.l2gd(lr=0.1, pull=2.0, probability=0.2), rounds=6)
+    run = fit(CLIENTS, mo.l2gd(personal=mo.sgd(0.1, pull=2.0), probability=0.2), rounds=6)
     x = flat(W)
     for t in range(6):
         _, steps = tosses(0.2, 0, hashed("train", t))
@@ -113,7 +113,7 @@ def test_models_stay_at_home_and_the_ledger_counts_communications():
     run = mo.fit(
         net,
         federated(image_clients((3, 5))),
-        mo.l2gd(lr=0.1, pull=0.1, probability=0.1),
+        mo.l2gd(personal=mo.sgd(0.1, pull=0.1), probability=0.1),
         rounds=4,
         engine="sequential",
     )
@@ -132,7 +132,7 @@ def test_flops_are_those_of_the_local_steps_of_each_round(engine, probability, c
     A round has k local steps where (1 - p)^k is the first power below the coin's uniform number; 8 rows in all.
     """
     net, data = mo.models.mlp(4, 3, hidden=(5,), seed=2).double(), federated(image_clients((3, 5)))
-    algorithm = mo.l2gd(lr=0.01, pull=0.1, probability=probability, coins=coins)
+    algorithm = mo.l2gd(personal=mo.sgd(0.01, pull=0.1), probability=probability, coins=coins)
     run = mo.fit(net, data, algorithm, rounds=4, engine=engine)
     steps = []
     for t in range(4):

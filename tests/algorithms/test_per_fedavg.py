@@ -111,7 +111,7 @@ def test_the_product_with_the_hessian_is_the_limit_of_the_papers_difference(engi
     task = from_functions(init, lambda p, d: torch.nn.functional.softplus(-d["y"] * (d["x"] @ p["w"])))
     found = {}
     for form in ("hessian_vector", "first_order"):
-        algorithm = mo.per_fedavg(lr=0.5, personal_lr=0.9, steps=3, batch_size=12, form=form)
+        algorithm = mo.per_fedavg(shared=mo.sgd(0.5, steps=3, batch_size=12), personal=0.9, form=form)
         run = mo.fit(
             task, federated([{"x": x, "y": y}]), algorithm, split=split_of(["w"], [], {"w": 3}), rounds=1, engine=engine
         )
@@ -141,7 +141,7 @@ def test_onboarding_is_steps_from_the_received_model(steps):
         line.weight.zero_()
         line.bias.zero_()
     data = federated([{"x": np.zeros((2, 1)), "y": np.full((2, 1), 4.0)}])
-    algorithm = mo.per_fedavg(lr=0.5, personal_lr=0.25, personal_steps=steps)
+    algorithm = mo.per_fedavg(shared=0.5, personal=mo.sgd(0.25, steps=steps))
     run = mo.fit(line, data, algorithm, rounds=1, engine="sequential")
     assert float(run.shared_parameters()["bias"]) == 1.0
     for passes in (1, 2):
@@ -156,9 +156,9 @@ def test_costs():
     ledgers = [
         mo.fit(network(), DATA, algorithm, rounds=1, engine="sequential").ledger
         for algorithm in (
-            mo.fedavg(lr=0.1),
-            mo.per_fedavg(lr=0.1, personal_lr=0.1, form="first_order"),
-            mo.per_fedavg(lr=0.1, personal_lr=0.1),
+            mo.fedavg(shared=0.1),
+            mo.per_fedavg(shared=0.1, personal=0.1, form="first_order"),
+            mo.per_fedavg(shared=0.1, personal=0.1),
         )
     ]
     plain, first, second = (ledger["flops"] for ledger in ledgers)
@@ -174,7 +174,7 @@ def test_running_statistics_are_those_of_the_model_that_predicts(stats, form):
     net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
     split = mo.split.nothing(net, running_stats=stats)
     data = federated(image_clients([8, 6]))
-    algorithm = mo.per_fedavg(lr=0.1, personal_lr=0.1, form=form)
+    algorithm = mo.per_fedavg(shared=0.1, personal=0.1, form=form)
     run = mo.fit(net, data, algorithm, split=split, rounds=2, engine="sequential")
     assert int(run.shared_parameters()["1.num_batches_tracked"]) == (2 if stats == "shared" else 0)
     assert int(run.parameters(0)["1.num_batches_tracked"]) == (3 if stats == "shared" else 1)
@@ -192,7 +192,7 @@ def test_attention_has_a_second_derivative():
             x = self.head.weight.sum() * x.reshape(-1, 1, 2, 2)
             return self.head(torch.nn.functional.scaled_dot_product_attention(x, x, x).sum(2).flatten(1))
 
-    run = mo.fit(Attends(), DATA, mo.per_fedavg(lr=0.1, personal_lr=0.1), rounds=1, engine="sequential")
+    run = mo.fit(Attends(), DATA, mo.per_fedavg(shared=0.1, personal=0.1), rounds=1, engine="sequential")
     assert run.history[-1]["train_loss"] > 0
 
 
@@ -228,7 +228,7 @@ def test_an_lstm_has_a_second_derivative():
     plus, minus = grad(along(w, g, 1e-4)), grad(along(w, g, -1e-4))
     product = {n: (plus[n] - minus[n]) / 2e-4 for n in w}
     wanted = along(w, along(g, product, -0.9), -0.5)
-    algorithm = mo.per_fedavg(lr=0.5, personal_lr=0.9, batch_size=8)
+    algorithm = mo.per_fedavg(shared=mo.sgd(0.5, batch_size=8), personal=0.9)
     found = mo.fit(net, data, algorithm, rounds=1, engine="sequential").shared_parameters()
     assert max(float(product[n].abs().max()) for n in w) > 1e-2, "or the Hessian is not tested"
     for name, p in wanted.items():
@@ -272,7 +272,7 @@ def test_own_models_are_a_step_on_one_batch():
         line.bias.fill_(2.0)
     data = federated([{"x": np.zeros((2, 1)), "y": np.array([[0.0], [8.0]])}])
     for size, target in ((1, 0.0), (2, 4.0)):
-        algorithm = mo.per_fedavg(lr=1e-9, personal_lr=0.25, batch_size=size, shuffle=False)
+        algorithm = mo.per_fedavg(shared=mo.sgd(1e-9, batch_size=size, shuffle=False), personal=0.25)
         run = mo.fit(line, data, algorithm, rounds=1, engine="sequential")
         assert float(run.parameters(0)["bias"]) == pytest.approx((2 + target) / 2, abs=1e-6)
 

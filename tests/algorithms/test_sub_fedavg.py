@@ -49,32 +49,20 @@ def test_rounds_against_numpy(engine, most_loss, distance):
     start = {n: p.numpy() for n, p in ref.task().init.items()}
     final = {"W": 9, "V": 7}  # 19 of 38 without 3 dense ones are 16, by 20 : 15: 9.14 and 6.86
     assert layer_counts(ref.task().init, 0.5, "uniform") == final
-    w, masks = ref.sub_fedavg(
-        start,
-        ref.clients(SIZES),
-        cohorts,
-        final,
-        lr=0.05,
-        epochs=3,
-        rate=0.3,
-        most_loss=most_loss,
-        distance=distance,
-    )
+    w, masks = ref.sub_fedavg(start, ref.clients(SIZES), cohorts, final, shared=mo.sgd(0.05, epochs=3), rate=0.3, most_loss=most_loss, distance=distance)
     for name, p in run.shared_parameters().items():
         np.testing.assert_allclose(p.numpy(), w[name], atol=1e-12)
     for k, found in enumerate(masks_of(run)):
         assert all(np.array_equal(found[n].numpy(), m) for n, m in masks[k].items()), k
     pruned = sum(int((~m).sum()) for each in masks for m in each.values())
-    unlimited = ref.sub_fedavg(
-        start, ref.clients(SIZES), cohorts, final, lr=0.05, epochs=3, rate=0.3, most_loss=1e9, distance=0
-    )[1]
+    unlimited = ref.sub_fedavg(start, ref.clients(SIZES), cohorts, final, shared=mo.sgd(0.05, epochs=3), rate=0.3, most_loss=1e9, distance=0)[1]
     most = sum(int((~m).sum()) for each in unlimited for m in each.values())
     assert 0 < pruned < most or (pruned == most and (most_loss, distance) == (1e9, 0.0))
 
 
 def test_ends_at_the_density_that_was_asked():
     """42 weights and 9 biases: 0.6 of 51 is 31 (30.6), 22 weights."""
-    algorithm = mo.sub_fedavg(lr=0.1, density=0.6, prune_rate=0.2, accuracy=0, distance=0, epochs=2, batch_size=4)
+    algorithm = mo.sub_fedavg(shared=mo.sgd(0.1, epochs=2, batch_size=4), density=0.6, prune_rate=0.2, accuracy=0, distance=0)
     run = mo.fit(mlp(), DATA, algorithm, rounds=12, engine="sequential")
     for mask in masks_of(run):
         assert sum(int(m.sum()) for m in mask.values()) == 22
@@ -95,7 +83,7 @@ def test_accuracy_is_that_of_the_trained_model_on_training_examples():
     columns[0]["y"][:] = 1  # one class only: soon learnt
     columns[1]["x"][:] = 0  # nothing to learn from
     columns[1]["y"][:] = [0, 1, 2, 0, 1, 2]
-    algorithm = mo.sub_fedavg(lr=1.0, accuracy=1.0, distance=0, prune_rate=0.3, epochs=10, batch_size=6)
+    algorithm = mo.sub_fedavg(shared=mo.sgd(1.0, epochs=10, batch_size=6), accuracy=1.0, distance=0, prune_rate=0.3)
     run = mo.fit(mlp(), federated(columns), algorithm, rounds=1, engine="sequential")
     pruned = [any(bool((~m).any()) for m in mask.values()) for mask in masks_of(run, 2)]
     assert pruned == [True, False]
@@ -142,7 +130,7 @@ def test_bytes_and_flops_by_hand():
     28 rows, two epochs of training and one forward pass for the accuracy, 96 and 48 in the first layer, 108 and 36 in
     the head.
     """
-    algorithm = mo.sub_fedavg(lr=0.1, density=0.3, prune_rate=0.25, accuracy=0, distance=0, epochs=2)
+    algorithm = mo.sub_fedavg(shared=mo.sgd(0.1, epochs=2), density=0.3, prune_rate=0.25, accuracy=0, distance=0)
     ledgers = [mo.fit(mlp(), DATA, algorithm, rounds=r, engine="sequential").ledger for r in (1, 2)]
     params = {n: p.detach() for n, p in mlp().named_parameters()}
     whole = len(pack(params))
@@ -168,7 +156,7 @@ def test_bytes_and_flops_by_hand():
 
 def test_with_a_codec_masks_go_up_as_bytes_in_every_round():
     """42 masked weights, 51 numbers as a byte each with 127 levels, and the norms of four tensors: 109 bytes."""
-    algorithm = mo.sub_fedavg(lr=0.1, accuracy=2.0, epochs=2)  # nobody prunes: no mask is ever new
+    algorithm = mo.sub_fedavg(shared=mo.sgd(0.1, epochs=2), accuracy=2.0)  # nobody prunes: no mask is ever new
     run = mo.fit(mlp(), DATA, algorithm, rounds=2, engine="sequential", codec=mo.codec.qsgd(levels=127))
     assert run.ledger["up_values"] == 2 * 3 * (42 + 51 + 4 * 4)
 

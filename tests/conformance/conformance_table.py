@@ -67,8 +67,8 @@ def _head(model: nn.Module) -> Split:
 
 def _ffgg(batch_size=None, weighting="examples", server=None, inner_steps=3, **solver: Any) -> Algorithm:
     """FFGG by Algorithm 2; what is said of steps is said of the solver's."""
-    inner = mo.solver.sgd(lr=0.4, steps=inner_steps, batch_size=batch_size, **solver)
-    return mo.ffgg(lr=0.3, solver=inner, batch_size=batch_size, weighting=weighting, server=server)
+    inner = mo.sgd(lr=0.4, steps=inner_steps, batch_size=batch_size, **solver)
+    return mo.ffgg(shared=mo.sgd(0.3, batch_size=batch_size), personal=inner, weighting=weighting, server=server)
 
 
 def _local_ffgg(inner_steps=2, momentum=0.0, **options: Any) -> Algorithm:
@@ -84,7 +84,7 @@ def _scaffold(momentum=0.0, weight_decay=0.0, clip=None, **options: Any) -> Algo
 
 def _local_gd(steps=2, **options: Any) -> Algorithm:
     """Local GD, which has no batches and so no options of SGD."""
-    return mo.local_gd(lr=0.1, steps=steps, weighting="examples")
+    return mo.local_gd(shared=mo.sgd(0.1, steps=steps), weighting="examples")
 
 
 L2GD = {"lr": 0.1, "pull": 0.5, "probability": 0.3}

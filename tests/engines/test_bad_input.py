@@ -123,7 +123,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "personal_lr zero": (lambda: alt(personal_lr=0.0), "`personal_lr`"),
     "personal_lr nan": (lambda: sim(personal_lr=NAN), "`personal_lr`"),
     "shared_lr infinite": (lambda: sim(shared_lr=INF), "`shared_lr`"),
-    "local lr negative": (lambda: mo.local_only(lr=-1), "`lr`"),
+    "local lr negative": (lambda: mo.local_only(personal=-1), "`lr`"),
     "momentum one": (lambda: avg(momentum=1), "`momentum`.*< 1"),
     "momentum negative": (lambda: alt(momentum=-0.5), "`momentum`"),
     "momentum nan": (lambda: sim(momentum=NAN), "`momentum`"),
@@ -233,7 +233,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "split of another model": (lambda: fit_alt(mo.split.by_name(WIDE, personal=["bias"])), "`split`.*this model"),
     "fedavg with personal": (lambda: fit(split=personal(mlp())), "`split`.*nothing personal.*fedavg"),
     "local with shared": (
-        lambda: fit(algorithm=mo.local_only(lr=0.1), split=personal(mlp())),
+        lambda: fit(algorithm=mo.local_only(personal=0.1), split=personal(mlp())),
         "`split`.*nothing shared.*local_only",
     ),
     "pattern of nothing": (lambda: mo.split.by_name(mlp(), personal=["haed.*"]), "`personal`.*haed.*head"),

@@ -234,7 +234,7 @@ GIVEN: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "fewer clients": (lambda: {"data": federation((9, 9, 9))}, "data"),
     "no data": (lambda: {"data": None}, "data.* given again"),
     "another algorithm": (
-        lambda: {"data": FED, "algorithm": mo.fedsim(shared_lr=0.1, personal_lr=0.2, batch_size=5)},
+        lambda: {"data": FED, "algorithm": mo.fedsim(shared=mo.sgd(0.1, batch_size=5), personal=0.2)},
         "algorithm",
     ),
     "another rate": (lambda: {"data": FED, "algorithm": algorithm(shared_lr=0.5)}, "algorithm"),

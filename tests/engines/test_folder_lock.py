@@ -20,7 +20,7 @@ TRY = "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fc
 
 
 def fit(out: Path, rounds: int, engine: str = "sequential", **options: Any) -> Any:
-    algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5)
+    algorithm = mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5))
     split = mo.split.by_name(mlp(), personal=["head"])
     return mo.fit(mlp(), FED, algorithm, split=split, rounds=rounds, engine=engine, out=out, **options)
 

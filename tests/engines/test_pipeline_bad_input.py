@@ -15,7 +15,7 @@ __all__ = ["without_fsync"]
 pytestmark = pytest.mark.usefixtures("without_fsync")
 
 FED = federation()
-AVG, ALT = mo.fedavg(lr=0.1), mo.fedalt(shared_lr=0.1, personal_lr=0.1)
+AVG, ALT = mo.fedavg(shared=0.1), mo.fedalt(shared=0.1, personal=0.1)
 FIRST = mo.stage(AVG, rounds=1)
 
 
@@ -46,7 +46,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "split key": ({"stages": [FIRST, alt({"name": "by_name", "persnal": ["head"]})]}, "`stage.2.split`.*personal"),
     "no split": ({"stages": [FIRST, mo.stage(ALT, rounds=1)]}, "`stage.2.split` must be given for fedalt"),
     "no personal split": (
-        {"stages": [FIRST, mo.stage(mo.finetune(lr=0.1), rounds=1)]},
+        {"stages": [FIRST, mo.stage(mo.finetune(personal=0.1), rounds=1)]},
         "`stage.2.split` must be given",
     ),
     "split that the algorithm cannot use": (

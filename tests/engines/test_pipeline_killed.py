@@ -42,9 +42,9 @@ def test_killed_between_stages_and_inside_them():
 
 def stages() -> list[Any]:
     return [
-        mo.stage(mo.fedavg(lr=0.1, batch_size=5), rounds=2, cohort=3),
-        mo.stage(mo.fedalt(shared_lr=0.1, personal_lr=0.2), rounds=3, cohort=3, split="output_layer"),
-        mo.stage(mo.finetune(lr=0.1), rounds=2, cohort=2, checkpoint_every=2),
+        mo.stage(mo.fedavg(shared=mo.sgd(0.1, batch_size=5)), rounds=2, cohort=3),
+        mo.stage(mo.fedalt(shared=0.1, personal=0.2), rounds=3, cohort=3, split="output_layer"),
+        mo.stage(mo.finetune(personal=0.1), rounds=2, cohort=2, checkpoint_every=2),
     ]
 
 

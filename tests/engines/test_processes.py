@@ -537,6 +537,6 @@ def test_what_a_run_shows_does_not_lie_in_the_workers_memory():
     """Results of a run stay as they are when the next run of the same size reuses whatever memory there is."""
     run = fit("processes:sequential", workers=2)
     before = contents(run)
-    fit("processes:sequential", fedalt(momentum=0.9), workers=2, seed=9)
+    fit("processes:sequential", fedalt(shared=mo.sgd(?, momentum=0.9), personal=mo.sgd(?, momentum=0.9)), workers=2, seed=9)
     after = contents(run)
     assert before == after

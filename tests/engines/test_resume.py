@@ -87,18 +87,18 @@ CASES: dict[str, Case] = {
     "fedsim linear": Case(two(mo.fedsim, schedule=mo.schedule.linear(warmup=0.5))),
     "fedsim batch norm shared": Case(two(mo.fedsim), stats("shared"), batch_norm_net, engines=ONE),
     "fedsim halving": Case(two(mo.fedsim, schedule=mo.schedule.exponential(halve_every=2))),
-    "local only": Case(lambda: mo.local_only(lr=0.1, batch_size=5), None),
-    "finetune": Case(lambda: mo.finetune(lr=0.1, batch_size=5, epochs=2)),
+    "local only": Case(lambda: mo.local_only(personal=mo.sgd(0.1, batch_size=5)), None),
+    "finetune": Case(lambda: mo.finetune(personal=mo.sgd(0.1, batch_size=5, epochs=2))),
     "ditto adam": Case(
-        lambda: mo.ditto(lr=0.1, personal_lr=0.2, pull=0.5, batch_size=5, server=mo.server.adam(lr=0.05)), None
+        lambda: mo.ditto(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, pull=0.5, batch_size=5), server=mo.server.adam(lr=0.05)), None
     ),
-    "ditto finetune": Case(lambda: mo.ditto(form="finetune", personal_lr=0.2, pull=0.5, batch_size=5), None),
+    "ditto finetune": Case(lambda: mo.ditto(personal=mo.sgd(0.2, pull=0.5, batch_size=5), form="finetune"), None),
     "ditto batch norm": Case(
-        lambda: mo.ditto(lr=0.1, personal_lr=0.2, pull=0.5, batch_size=5), None, batch_norm_net, engines=ONE
+        lambda: mo.ditto(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, pull=0.5, batch_size=5)), None, batch_norm_net, engines=ONE
     ),
-    "pfedme": Case(lambda: mo.pfedme(lr=0.1, personal_lr=0.2, pull=2.0, inner_steps=2, batch_size=5), None),
+    "pfedme": Case(lambda: mo.pfedme(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, pull=2.0, steps=2)), None),
     "pfedme batch norm": Case(
-        lambda: mo.pfedme(lr=0.1, personal_lr=0.2, pull=2.0, inner_steps=2, batch_size=5),
+        lambda: mo.pfedme(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, pull=2.0, steps=2)),
         None,
         batch_norm_net,
         engines=ONE,
@@ -251,7 +251,7 @@ def test_clients_that_were_dropped_are_remembered_across_a_checkpoint(tmp_path: 
     def begin(out: Path, **options: Any) -> mo.Run:
         model = mo.models.linear(2, 1, seed=1).double()
         options |= {"rounds": 4, "evaluate_every": 4, "checkpoint_every": 1, "engine": "sequential"}
-        return mo.fit(model, data, mo.fedavg(lr=0.1), out=out, **options)
+        return mo.fit(model, data, mo.fedavg(shared=0.1), out=out, **options)
 
     whole = begin(tmp_path / "whole")
     with pytest.raises(StopHereError):
@@ -295,7 +295,7 @@ def test_a_data_set_and_a_model_of_the_library_are_made_again(tmp_path: Path) ->
         data = mo.data.load("digits", clients=8, partition=mo.data.dirichlet(0.5), seed=1)
         model = mo.models.linear(64, 10)
         split = mo.split.by_name(model, personal=["head.bias"])
-        algorithm = mo.fedsim(shared_lr=0.1, personal_lr=0.1)
+        algorithm = mo.fedsim(shared=0.1, personal=0.1)
         return mo.fit(model, data, algorithm, split=split, rounds=4, cohort=3, evaluate_every=2, out=out, **options)
 
     whole = begin(tmp_path / "whole", engine="vectorised")
@@ -332,7 +332,7 @@ def test_a_module_name_with_a_slash_can_be_resumed(tmp_path: Path) -> None:
 
 
 def test_a_learning_rate_that_is_a_numpy_number_can_be_resumed(tmp_path: Path) -> None:
-    case = Case(lambda: mo.fedavg(lr=np.float32(0.125), batch_size=5), None)
+    case = Case(lambda: mo.fedavg(shared=mo.sgd(np.float32(0.125), batch_size=5)), None)
     whole = fit(case, "sequential", tmp_path / "whole")
     fit(case, "sequential", tmp_path / "parts", rounds=K)
     same_runs(whole, resume(case, tmp_path / "parts", rounds=2 * K))

@@ -42,7 +42,7 @@ def numbers(targets):
 
 def one_round(targets, **options):
     """u after a round of FedAvg."""
-    algorithm = mo.fedavg(lr=0.5, steps=1, batch_size=9)
+    algorithm = mo.fedavg(shared=mo.sgd(0.5, steps=1, batch_size=9))
     options = {"engine": "sequential", "rounds": 1, **options}
     run = mo.fit(scalar_task(u=0.0), numbers(targets), algorithm, split=split_of(["u", "v"]), **options)
     return run, float(run.shared_parameters()["u"])
@@ -89,7 +89,7 @@ def test_a_share_of_attackers_is_drawn_by_the_seed():
 
 def two_parts(**options):
     model = mlp()
-    algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5)
+    algorithm = mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5))
     options = {"rounds": 1, "seed": 1, "engine": "sequential", **options}
     return mo.fit(model, FED, algorithm, split=mo.split.by_name(model, personal=["head"]), **options)
 
@@ -158,7 +158,7 @@ def test_flipped_labels_are_those_of_data_that_had_them(engine):
     for client in (0, 3):
         start, stop = FED.rows(client, "train")
         y[start:stop] = 2 - y[start:stop]
-    model, algorithm = mlp(), mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5)
+    model, algorithm = mlp(), mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5))
     how = {"split": mo.split.by_name(model, personal=["head"]), "rounds": 2, "cohort": 4, "engine": engine}
     if engine.startswith("processes"):
         how["workers"] = 2
@@ -243,13 +243,13 @@ def test_refused_where_nothing_is_sent():
     for name, thing in wrong.items():
         options = {name: thing} | ({"attackers": [0]} if name == "attack" else {})
         refused(
-            lambda options=options: mo.fit(model, FED, mo.local_only(lr=0.1), rounds=1, **options),
+            lambda options=options: mo.fit(model, FED, mo.local_only(personal=0.1), rounds=1, **options),
             f"`{name}` must be left out for local_only, whose clients send nothing",
         )
     bare = federated([{"z": np.ones(2)}] * 2)
     task = from_functions({"u": torch.zeros(())}, lambda p, d: (p["u"] - d["z"]).square())
     call = {"split": split_of(["u"]), "rounds": 1, "attack": mo.attack.label_flip(), "attackers": [0]}
-    refused(lambda: mo.fit(task, bare, mo.fedavg(lr=0.1), **call), "`attack` must be one on uploads where data have no")
+    refused(lambda: mo.fit(task, bare, mo.fedavg(shared=0.1), **call), "`attack` must be one on uploads where data have no")
 
 
 SMALL = """

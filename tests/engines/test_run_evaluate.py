@@ -15,7 +15,7 @@ FED = federated(image_clients(SIZES), image_clients(TESTED, seed=5))
 
 def trained(engine="sequential", data=FED, algorithm=None, **options):
     net = mo.models.mlp(4, 3, hidden=(6,), seed=1)
-    algorithm = algorithm or mo.fedalt(shared_lr=0.5, personal_lr=0.5)
+    algorithm = algorithm or mo.fedalt(shared=0.5, personal=0.5)
     return mo.fit(net, data, algorithm, split=mo.split.output_layer(net), rounds=2, engine=engine, **options)
 
 
@@ -40,7 +40,7 @@ def test_training_rows_are_scored_by_the_exported_models(engine):
 @pytest.mark.parametrize("stateful", [True, False])
 def test_on_its_own_part_it_gives_the_rows_of_the_run(engine, stateful):
     """Clients without a state adapt with the same draws as in the run's last evaluation."""
-    run = trained(engine, algorithm=mo.fedalt(shared_lr=0.5, personal_lr=0.5, stateful=stateful))
+    run = trained(engine, algorithm=mo.fedalt(shared=0.5, personal=0.5, stateful=stateful))
     assert run.evaluate() == run.clients
     assert run.evaluate("test") == run.clients
 

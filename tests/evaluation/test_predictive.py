@@ -183,7 +183,7 @@ def test_runs_with_other_losses_have_no_calibration(loss, got):
         clients = [{**rows, "y": rows["y"] * 1.0} for rows in clients]
     fed = mo.data.from_clients(dict(enumerate(clients)), test=0.4)
     run = mo.fit(
-        mo.models.mlp(4, outputs, hidden=(3,)), fed, mo.fedavg(lr=0.1), rounds=1, loss=loss, engine="sequential"
+        mo.models.mlp(4, outputs, hidden=(3,)), fed, mo.fedavg(shared=0.1), rounds=1, loss=loss, engine="sequential"
     )
     seen = run.predictive(0, np.zeros((2, 4)))
     assert seen.mean.shape == (2, outputs)
@@ -250,7 +250,7 @@ def test_refreshed_draws_are_new_and_nothing_of_them_is_kept():
 
 
 def test_without_a_posterior_there_is_one_draw():
-    run = trained(algorithm=mo.fedalt(shared_lr=0.1, personal_lr=0.1))
+    run = trained(algorithm=mo.fedalt(shared=0.1, personal=0.1))
     x = DATA.client(0, "test")["x"].astype(np.float64)
     seen = run.predictive(0, x)
     with torch.no_grad():
@@ -342,13 +342,13 @@ def test_examples_of_bytes_may_be_other_numbers_and_those_of_tokens_may_not():
     x = rng.integers(0, 256, size=(12, 4)).astype(np.uint8)
     y = np.arange(12) % 3
     fed = mo.data.from_arrays({"x": x, "y": y}, np.arange(12) % 2, test=0.25)
-    run = mo.fit(nn.Linear(4, 3).double(), fed, mo.fedavg(lr=1e-6), rounds=1, engine="sequential")
+    run = mo.fit(nn.Linear(4, 3).double(), fed, mo.fedavg(shared=1e-6), rounds=1, engine="sequential")
     found = run.parameters(0)
     wanted = x @ found["weight"].numpy().T + found["bias"].numpy()
     for same in (x, x.astype(np.int64), x.astype(np.float32), x.tolist()):
         np.testing.assert_allclose(run.predictive(0, same).outputs[0], wanted, rtol=1e-12)
     tokens = mo.data.from_arrays({"x": y.repeat(2).reshape(12, 2), "y": y}, np.arange(12) % 2, test=0.25)
     net = nn.Sequential(nn.Embedding(3, 2), nn.Flatten(), nn.Linear(4, 3))
-    run = mo.fit(net, tokens, mo.fedavg(lr=0.1), rounds=1, engine="sequential")
+    run = mo.fit(net, tokens, mo.fedavg(shared=0.1), rounds=1, engine="sequential")
     with pytest.raises(mo.MoietyError, match=r"`x\['x'\]` must be whole numbers, got float64"):
         run.predictive(0, np.zeros((2, 2)))

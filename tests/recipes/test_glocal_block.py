@@ -28,15 +28,13 @@ def fitted(fed, method, lr, tau, alignment, seed, rounds=ROUNDS, outputs=1):
     model = linear(outputs)
     clock, split = None, None
     if method == "independent":
-        algorithm = mo.independent(lr=lr, rule="adagrad")
+        algorithm = mo.independent(personal=mo.online(lr, rule="adagrad"))
     elif method == "central":
-        algorithm = mo.central(lr=lr, rule="adagrad")
+        algorithm = mo.central(shared=mo.online(lr, rule="adagrad"))
         clock = mo.clock.delayed(down=tau, up=tau) if tau else None
     else:
         trip = 2 * tau if alignment == "aligned" else 0
-        algorithm = mo.glocal_sgd(
-            shared_lr=lr, personal_lr=lr, rule="adagrad", alignment=alignment, longest_round_trip=trip
-        )
+        algorithm = mo.glocal_sgd(shared=mo.online(lr, rule="adagrad"), personal=mo.online(lr, rule="adagrad"), alignment=alignment, longest_round_trip=trip)
         split = mo.split.additive(model, linear(outputs))
         at = "arrival" if alignment == "misaligned" else "dispatch"
         clock = mo.clock.delayed(down=tau, up=tau, at=at) if tau else None

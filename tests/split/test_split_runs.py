@@ -77,7 +77,7 @@ CASES = {
 
 def alt() -> mo.Algorithm:
     """Two epochs each, so that rows come round again and partial evaluation is at work."""
-    return mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=3, personal_epochs=2, shared_epochs=2)
+    return mo.fedalt(shared=mo.sgd(0.1, batch_size=3, epochs=2), personal=mo.sgd(0.2, batch_size=3, epochs=2))
 
 
 def fit(case: Case, model: nn.Module | None = None, **options: Any) -> mo.Run:
@@ -205,7 +205,7 @@ def test_a_local_model_of_ones_own_must_be_given_again(tmp_path: Path) -> None:
 def test_adapters_begin_from_a_trained_model() -> None:
     """Appendix B.2, step (b): base parameters carry over, adapters are fresh and the same for every client."""
     case = CASES["adapters words"]
-    first = mo.fit(words(), TOKENS, mo.fedavg(lr=0.1), rounds=2, engine="sequential")
+    first = mo.fit(words(), TOKENS, mo.fedavg(shared=0.1), rounds=2, engine="sequential")
     warm = first.export()
     split = case.split(warm)
     run = fit(case, warm, split=split, rounds=1)

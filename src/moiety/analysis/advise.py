@@ -139,7 +139,7 @@ def _problem(
     device: str,
 ) -> Problem:
     """The problem, refused where the theory does not speak of it."""
-    algorithm = fedalt(shared_lr=1.0, personal_lr=1.0)  # not run: the checks ask which algorithm a split is for
+    algorithm = fedalt(shared=1.0, personal=1.0)  # not run: the checks ask which algorithm a split is for
     check_kinds(model, data, algorithm, split)
     kind("split", split, Split, "a Split", "For instance moiety.split.output_layer(model).")
     check_numbers(data, rounds, cohort, seed, {})

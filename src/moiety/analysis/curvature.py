@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from moiety.local import autograd_gradient
+from moiety.local.verbs import autograd_gradient
 from moiety.types import Batch, LossFunction, Names, Params
 
 ITERATIONS = 100

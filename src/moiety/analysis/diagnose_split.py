@@ -17,9 +17,9 @@ from moiety.data import FederatedData
 from moiety.engines.auto import Engine, make
 from moiety.engines.problem import Function, Problem, Served
 from moiety.errors import kind, must, number, whole
-from moiety.local import mean_loss, positive_lr
-from moiety.local.solvers import WHOLE, Solver, check_start, lbfgs, started
-from moiety.local.solvers import chosen as chosen_solver
+from moiety.local.sgd import WHOLE, check_rate
+from moiety.local.solvers import Solver, draw_start, lbfgs, solver_work
+from moiety.local.verbs import mean_loss
 from moiety.loop.evaluate import per_client, scoring
 from moiety.random import generator
 from moiety.run.build import default_loss, problem_for
@@ -77,20 +77,19 @@ def diagnose_split(
     must(len(splits) > 0, "splits", "at least one", "none")
     kind("model", model, (nn.Module, Task), "an nn.Module or a Task")
     kind("data", data, FederatedData, "FederatedData", "See moiety.data.from_arrays.")
-    find = lbfgs(steps=50) if solver is None else chosen_solver(solver)
+    find = lbfgs(steps=50) if solver is None else solver_work("solver", solver)
     whole("rounds", rounds, 0)
     must((lr is None) == (rounds == 0), "lr", "given with rounds, and only then", lr)
     rate = 0.0 if lr is None else lr
     if lr is not None:
-        positive_lr("lr", lr)
+        check_rate("lr", lr)
     number("close", close, "> 0 and < 1", lambda c: 0 < c < 1)
     whole("clients", clients, 1)
-    check_start(random_start)
     kind("inputs", inputs, (list, tuple), "a list of column names")
     check_numbers(data, max(1, rounds), 1, seed, {})
     check_data(data)
     asked = Asked(find, random_start, rounds, rate, close, clients)
-    algorithm = ffgg(lr=1.0, solver=find, random_start=random_start)
+    algorithm = ffgg(shared=1.0, personal=find, random_start=random_start)
     chosen = loss or (default_loss(data) if isinstance(model, nn.Module) else "its own")
     found = []
     for name, split in splits.items():
@@ -137,7 +136,7 @@ def looking(find: Solver, random_start: int | None) -> Function:
         return {n: found[n] for n in work.shared}, {n: found[n] for n in work.personal}, value
 
     def look(work: Work, received: Params, state: Tree) -> Seen:
-        start = work.compose(received, started(work, state.personal, random_start))
+        start = work.compose(received, draw_start(work, state.personal, random_start))
         shared, personal, _ = gradients(work, start)
         model, _ = find.solve(work, start, work.batches("personal"))
         operator, rest, value = gradients(work, model)

@@ -17,7 +17,7 @@ from torch import Tensor
 from moiety.analysis.curvature import Blocks, Spread, block_norms, gradient_spread
 from moiety.analysis.theory import Constants
 from moiety.engines.problem import Problem
-from moiety.local import autograd_gradient
+from moiety.local.verbs import autograd_gradient
 from moiety.random import generator, torch_seed
 from moiety.types import Batch, Names, Params
 

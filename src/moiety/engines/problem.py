@@ -65,13 +65,12 @@ class Problem:
     def server(self, algorithm: Algorithm) -> Tree:
         """The server of ``algorithm`` before the first round."""
         shared, statistics = self.shared()
-        if algorithm.beside is not None:
-            shared = {**shared, **algorithm.beside({**shared, **statistics}, self.personal())}
-        return algorithm.init_server(shared, statistics)
+        return algorithm.init_server(shared, statistics, self.personal())
 
     def alone(self, algorithm: Algorithm, received: Params) -> Params:
         """The shared model alone: the server's part, with the personal part as it was first."""
-        parts = (algorithm.alone or algorithm.personal_model)(received, self.first(algorithm))
+        sparse = algorithm.sparsity and algorithm.sparsity.shared_model
+        parts = (sparse or algorithm.personal_model)(received, self.first(algorithm))
         return self.compose(*self.split.alone(*parts))
 
     def compose(self, shared: Params, personal: Params) -> Params:

@@ -9,7 +9,7 @@ import torch
 from moiety.engines.problem import FEATURE_BYTES, Functions, Problem, sliced_features
 from moiety.engines.rows import Job, Rows
 from moiety.errors import MoietyError, message
-from moiety.local import autograd_gradient
+from moiety.local.verbs import autograd_gradient
 from moiety.random import torch_seed
 from moiety.types import Batch, LossFunction, Params, Tree
 

@@ -56,10 +56,11 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
         replace(problem, quiet=True, said=set()), {"train": Served(algorithm.client_update, tuple(algorithm.phases))}
     )
 
-    owners = _owners(problem, tuple(algorithm.densities(state))) if algorithm.densities else {}
+    owners = _owners(problem, tuple(algorithm.sparsity.densities(state))) if algorithm.sparsity else {}
 
     def repeats(phase: str, turn: int) -> int:
-        return algorithm.repeats(turn).get(phase, 1) if algorithm.repeats else 1
+        times = algorithm.phases[phase].repeats
+        return 1 if times is None else times(turn)
 
     def count(phase: str, passes: int) -> tuple[float, dict[str, float]]:
         some = Rows(np.tile(two, passes), np.full(passes, 2))
@@ -72,8 +73,9 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
 
     found = {}
     for phase, length in algorithm.phases.items():
-        searched = phase in algorithm.search
-        densities, times = None if searched else algorithm.densities, partial(repeats, phase)
+        searched = length.search
+        densities = algorithm.sparsity.densities if algorithm.sparsity and not searched else None
+        times = partial(repeats, phase)
         if length.epochs == 1:  # no row comes round twice
             found[phase] = Flops(0.0, *count(phase, 1), densities, searched, times)
             continue

@@ -36,7 +36,10 @@ def served(algorithm: Algorithm) -> dict[str, Served]:
 
 def adapt_phases(algorithm: Algorithm) -> Mapping[str, Phase]:
     """The phases of the algorithm's own rule: those of training, unless it says otherwise."""
-    return algorithm.phases if algorithm.adapt_phases is None else algorithm.adapt_phases
+    return {
+        name: phase if phase.newcomer_steps is None else phase._replace(steps=phase.newcomer_steps)
+        for name, phase in algorithm.phases.items()
+    }
 
 
 def training(algorithm: Algorithm) -> Function:
@@ -95,7 +98,7 @@ def evaluate(
         personal = shared  # the very same model
     else:
         # States that are made for the purpose take memory: not those of all clients at once.
-        several = len(tested) if algorithm.begin is None else MADE_AT_ONCE
+        several = MADE_AT_ONCE if algorithm.sparsity and algorithm.sparsity.first_mask else len(tested)
         personal = np.zeros((0, 3))
         for at in range(0, len(tested), max(1, several)):
             some = tested[at : at + several]
@@ -126,9 +129,10 @@ def current_states(
 ) -> list[Tree]:
     """The clients' states as they would predict with now."""
     states = store.get(clients)
-    if algorithm.begin is not None:
+    first_mask = algorithm.sparsity and algorithm.sparsity.first_mask
+    if first_mask:
         keys = [torch.tensor(problem.key(int(client))) for client in clients]
-        states = [algorithm.begin(key, received, state) for key, state in zip(keys, states, strict=True)]
+        states = [first_mask(key, received, state) for key, state in zip(keys, states, strict=True)]
     if algorithm.stateful:
         return states
     jobs = problem.jobs(adapt_phases(algorithm), clients, states, "adapt", round, part="train")

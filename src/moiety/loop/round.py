@@ -143,7 +143,7 @@ class Rounds:
 
     def count(self, jobs: list[Job], received: Params) -> None:
         """Enter a broadcast to clients and their local work into the ledger."""
-        ledger, traffic = self.progress.ledger, self.algorithm.traffic
+        ledger, traffic = self.progress.ledger, self.algorithm.wire.traffic
         if traffic is None:
             ledger.broadcast(received, len(jobs))
         for job in jobs:
@@ -169,17 +169,17 @@ class Rounds:
                 rng = generator(problem.seed, "codec", t, arrival.client)
                 update, packed = sent(ways.codec, forged, rng, self.uncompressed)
                 now.ledger.upload(packed)
-                if algorithm.traffic is not None:
-                    now.ledger.up(0, algorithm.traffic.beside(forged))
-            elif algorithm.traffic is not None:
-                now.ledger.up(*algorithm.traffic.up(forged))
+                if algorithm.wire.traffic is not None:
+                    now.ledger.up(0, algorithm.wire.traffic.beside(forged))
+            elif algorithm.wire.traffic is not None:
+                now.ledger.up(*algorithm.wire.traffic.up(forged))
             touched = ways.attack is not None or ways.codec is not None
             if arrival.fine and (not touched or finite(update)):
                 kept.append(arrival._replace(update=update))
             else:
                 dropped.append(name)
         # The guard sees that every upload is laid out as expected, so without a codec all cost the same.
-        if ways.codec is None and algorithm.traffic is None:
+        if ways.codec is None and algorithm.wire.traffic is None:
             now.ledger.upload(self.up, len(arrived))
         if kept and not ways.enough(len(kept)):  # such a round is left out: nothing moves
             problem.say([ways.too_few()])
@@ -188,9 +188,8 @@ class Rounds:
             problem.say([NOTHING_FINITE])
         if kept:
             aggregate = ways.join(algorithm, [a.update for a in kept], problem.seed, t)
-            if algorithm.joined is not None:
-                aggregate = algorithm.joined(aggregate, len(kept), len(problem.data))
-            now.server = algorithm.server_update(now.server, aggregate)
+            if algorithm.aggregator is not None:
+                now.server = algorithm.server_update(now.server, aggregate, len(kept) / len(problem.data))
             self.keep([(a.client, a.state) for a in kept if a.state is not None])
         now.round = t + 1
         now.ledger.rounds += 1
@@ -200,8 +199,7 @@ class Rounds:
 
     def uncompressed(self, name: str) -> bool:
         """Whether a codec leaves a tensor alone: what the algorithm says, and statistics, which must stay sane."""
-        said = self.algorithm.uncompressed
-        return name in self.problem.shared()[1] or (said is not None and said(name))
+        return name in self.problem.shared()[1] or self.algorithm.wire.uncompressed(name)
 
     def keep(self, states: list[tuple[int, Tree]]) -> None:
         """Keep new states of clients, where there is anything to keep."""
@@ -225,9 +223,9 @@ class Rounds:
 def crossing(problem: Problem, algorithm: Algorithm) -> tuple[Params, Params]:
     """What goes down and what goes up, as layouts."""
     shared = {**problem.shared()[0], **problem.shared()[1]}
-    if algorithm.crosses is not None:
-        return algorithm.crosses(shared, problem.personal())
-    return shared, shared if algorithm.uploads else {}
+    if algorithm.wire.layout is not None:
+        return algorithm.wire.layout(shared, problem.personal())
+    return shared, {} if algorithm.aggregator is None else shared
 
 
 def train_loss(kept: list[Arrival]) -> float:

@@ -245,7 +245,8 @@ def clock_for(
         return None, asked
     check_clock(clock, data.ids)
     if isinstance(clock, Delayed):
-        longest, room, at = clock.longest()[1], algorithm.longest_round_trip, algorithm.evaluates_at
+        longest = clock.longest()[1]
+        room, at = algorithm.delay or (None, None)
         hint = f"Make {algorithm.name} with room for {longest}."
         must(room is None or longest <= room, "clock", f"of round trips of at most {room} rounds", longest, hint)
         must(at in (None, clock.at) or longest == 0, "clock.at", f"{at} for this {algorithm.name}", clock.at)

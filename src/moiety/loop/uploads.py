@@ -74,7 +74,7 @@ class Ways:
     def join(self, algorithm: Algorithm, updates: Sequence[ClientUpdate], seed: int, t: int) -> Params:
         """The aggregate: by the aggregator that was asked for, else by the algorithm's own."""
         if self.aggregator is None:
-            return algorithm.aggregator(updates)
+            return {} if algorithm.aggregator is None else algorithm.aggregator(updates)
         return self.aggregator.aggregate(updates, generator(seed, "aggregate", t))
 
     def tables(self) -> dict[str, Spec]:
@@ -106,7 +106,7 @@ def ways_for(
     given = {"aggregator": aggregator, "codec": codec, "attack": attack}
     for name, thing in given.items():
         wanted = f"left out for {algorithm.name}, whose clients send nothing"
-        sends = algorithm.uploads and algorithm.needs != "everything"
+        sends = algorithm.aggregator is not None
         must(thing is None or sends, name, wanted, name)
     must((attack is None) == (attackers is None), "attackers", "given with an attack, and only then", attackers)
     choice("participation", participation, PARTICIPATION)

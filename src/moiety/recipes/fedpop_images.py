@@ -148,14 +148,7 @@ def fedsoul(plan: Plan) -> Any:
     """FedPop with Langevin steps for a head of 850 numbers."""
     import moiety as mo
 
-    return mo.fedpop(
-        kernel=mo.kernel.langevin(step=0.0005),
-        shared_lr=1.0,
-        server=mo.server.adam(lr=0.003),
-        prior=mo.prior.gaussian(scale=0.3),
-        samples=10,
-        thinning=2,
-    )
+    return mo.fedpop(shared=1.0, personal=mo.kernel.langevin(step=0.0005), server=mo.server.adam(lr=0.003), prior=mo.prior.gaussian(scale=0.3), samples=10, thinning=2)
 
 
 def _moiety(name: str, **options: Any) -> Callable[[Plan], Any]:
@@ -171,14 +164,14 @@ def _l2gd(plan: Plan) -> Any:
     import moiety as mo
 
     # About ten steps on all rows a round, and 0.3 of the way to the mean.
-    return mo.l2gd(lr=0.15, pull=0.2, probability=0.1, coins=plan.seed)
+    return mo.l2gd(personal=mo.sgd(0.15, pull=0.2), probability=0.1, coins=plan.seed)
 
 
 def _lg_fedavg(plan: Plan, net: nn.Module) -> tuple[Any, Any]:
     import moiety as mo
 
     split = mo.split.by_name(net, personal=["conv1", "conv2"])
-    return mo.lg_fedavg(lr=0.05, epochs=5, batch_size=plan.batch_size), split
+    return mo.lg_fedavg(shared=mo.sgd(0.05, epochs=5, batch_size=plan.batch_size)), split
 
 
 METHODS: dict[str, Callable[[Plan, Any], tuple[Any, Any]]] = {

@@ -191,8 +191,8 @@ def trial(scale: str) -> Trial:
 def _algorithm(lr: float, inner: float, steps: int) -> Callable[[str, ServerOptimiser | None], Algorithm]:
     def algorithm(method: str, server: ServerOptimiser | None) -> Algorithm:
         if method == "ffgg":
-            return mo.ffgg(lr=lr, solver=mo.solver.sgd(lr=inner, steps=steps), server=server)
-        return mo.fedavg(lr=lr / 4, steps=steps, batch_size=20, weighting="uniform", server=server)
+            return mo.ffgg(shared=lr, personal=mo.sgd(inner, steps=steps), server=server)
+        return mo.fedavg(shared=mo.sgd(lr / 4, steps=steps, batch_size=20), weighting="uniform", server=server)
 
     return algorithm
 

@@ -187,7 +187,7 @@ def _digits() -> Trial:
             "digits", clients=10, per_client=20, partition=mo.data.dirichlet(0.5), seed=seed
         ),
         model=lambda seed: mo.models.mlp(64, 10, hidden=(16, 8), seed=seed),
-        algorithm=mo.ffgg(lr=0.5, solver=mo.solver.sgd(lr=0.5, steps=3)),
+        algorithm=mo.ffgg(shared=0.5, personal=mo.sgd(0.5, steps=3)),
         rounds=3,
         seeds=2,
         attacks={name: every[name] for name in some},
@@ -216,7 +216,7 @@ def _fashion_mnist(paper: bool) -> Trial:
         " ratios from Dirichlet(0.3).",
         data=data,
         model=model,
-        algorithm=mo.ffgg(lr=0.7, solver=mo.solver.sgd(lr=0.5, steps=10)),
+        algorithm=mo.ffgg(shared=0.7, personal=mo.sgd(0.5, steps=10)),
         rounds=rounds,
         seeds=seeds,
         attacks=attacks(),

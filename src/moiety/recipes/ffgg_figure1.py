@@ -167,16 +167,16 @@ def lines(plan: Plan, found: Quadratics, asked: dict[str, Any]) -> Iterator[Line
     step, top = 1 / found.cocoercive(), found.smooth()
     for tau in plan.inner:
         inner = mo.solver.conjugate_gradient(steps=tau, tolerance=0.0)
-        algorithm = mo.ffgg(lr=step, solver=inner)
+        algorithm = mo.ffgg(shared=step, personal=inner)
         yield Line(f"cg-{tau}", "FFGG", tau, algorithm, True, plan.first_rounds, curvature=True)
     for tau in plan.local:
         p = 1 / tau
         local: dict[str, Any] = {"lr": 1 / (top * tau), "steps": tau}
         algorithms = {
-            "FFGG": mo.ffgg(lr=step, solver=descent(1 / found.smooth_in_w(), tau)),
+            "FFGG": mo.ffgg(shared=step, personal=descent(1 / found.smooth_in_w(), tau)),
             "SCAFFOLD": mo.scaffold(**local, batch_size=None, server=mo.server.sgd(lr=0.5)),
             "Local GD": mo.local_gd(**local),
-            "L2GD": mo.l2gd(lr=1 / (2 * max(top / (1 - p), PULL / p)), pull=PULL, probability=p, coins=asked["seed"]),
+            "L2GD": mo.l2gd(personal=mo.sgd(1 / (2 * max(top / (1 - p), PULL / p)), pull=PULL), probability=p, coins=asked["seed"]),
         }
         for method, algorithm in algorithms.items():
             name = f"{method.lower().replace(' ', '-')}-{tau}"
@@ -187,7 +187,7 @@ def descent(lr: float, steps: int) -> Solver:
     """Algorithm 2 as ``moiety.solver.sgd`` has it, with a client's one batch fetched once and not in every step."""
     import moiety as mo
 
-    one = mo.solver.sgd(lr=lr, steps=1)
+    one = mo.sgd(lr, steps=1)
     return replace(one, solve=lambda work, model, batches: one.solve(work, model, list(batches) * steps))
 
 

@@ -150,7 +150,7 @@ def ffgg(stages: Stages, split: str, lr: float, personal_lr: float) -> Step:
 def _solver(stages: Stages, lr: float) -> Any:
     import moiety as mo
 
-    return mo.solver.sgd(lr=lr, epochs=1, batch_size=stages.batch_size, clip=stages.personalised.get("clip"))
+    return mo.sgd(lr, epochs=1, batch_size=stages.batch_size, clip=stages.personalised.get("clip"))
 
 
 def _run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from torch import nn
 
@@ -13,13 +13,12 @@ from moiety.algorithms import ALGORITHMS
 from moiety.data import FederatedData
 from moiety.engines.problem import Problem, to_tensors
 from moiety.errors import must
-from moiety.local.kernels import KERNELS
 from moiety.local.priors import PRIORS
 from moiety.local.schedules import SCHEDULES
-from moiety.local.solvers import SOLVERS
+from moiety.local.work import LOCAL_WORK
 from moiety.models import MODELS
 from moiety.run.checks import check_clients, check_device, check_model, check_split
-from moiety.server import SERVERS
+from moiety.server.optimisers import SERVERS
 from moiety.spec import Spec, build
 from moiety.split import SPLITS, Split
 from moiety.types import Algorithm, Metric, Task
@@ -35,12 +34,18 @@ def algorithm_from(spec: Spec | str, where: str = "algorithm") -> Algorithm:
     inner = {
         "server": lambda s: build(f"{where}.server", SERVERS, s),
         "schedule": lambda s: build(f"{where}.schedule", SCHEDULES, s),
-        "solver": lambda s: build(f"{where}.solver", SOLVERS, s),
-        "kernel": lambda s: build(f"{where}.kernel", KERNELS, s),
+        "shared": lambda s: _local_work(f"{where}.shared", s),
+        "personal": lambda s: _local_work(f"{where}.personal", s),
+        "solver": lambda s: _local_work(f"{where}.solver", s),
         "prior": lambda s: build(f"{where}.prior", PRIORS, s),
     }
     made: Algorithm = build(where, ALGORITHMS, spec, inner)
     return made
+
+
+def _local_work(where: str, spec: Any) -> Any:
+    """Local work as a file says it: a learning rate, or a table with a name."""
+    return build(where, LOCAL_WORK, spec) if isinstance(spec, str | dict) else spec
 
 
 def split_from(spec: Spec | str, model: nn.Module, where: str = "split") -> Split:

@@ -151,8 +151,8 @@ def check_clients(problem: Problem, algorithm: Algorithm) -> None:
     Where that cannot train on one row, as with BatchNorm, no client may be left with a batch of one.
     """
     data, sizes = problem.data, problem.data.sizes("train")
-    made = algorithm.clients in (None, len(data))
-    must(made, "clients", f"the number of clients there are, {len(data)}", algorithm.clients)
+    clients = algorithm.posterior.clients if algorithm.posterior else None
+    must(clients in (None, len(data)), "clients", f"the number of clients there are, {len(data)}", clients)
     if not problem.task.mixes_examples or _trains_on_one(problem):
         return
     if (sizes == 1).any():

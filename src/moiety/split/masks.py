@@ -155,11 +155,6 @@ def _common(
     return tuple(drawn.items())
 
 
-def masked(params: Params, masks: Params) -> Params:
-    """The parameters with what is not active set to 0; what has no mask stays as it is."""
-    return {name: torch.where(masks[name], p, 0) if name in masks else p for name, p in params.items()}
-
-
 def annealed(rate: float, elapsed: float) -> float:
     """The share of active weights to prune: ``rate / 2 (1 + cos(pi elapsed))``, with elapsed = t / (T - 1).
 
