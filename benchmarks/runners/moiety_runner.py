@@ -21,7 +21,10 @@ def algorithm_of(work: Work) -> mo.Algorithm:
     """FedAvg, or FedAlt, whose personal phase alone is finetuning."""
     if work.kind == "average":
         return mo.fedavg(shared=mo.sgd(work.lr, steps=EXAMPLES // BATCH, batch_size=BATCH, shuffle=False))
-    return mo.fedalt(shared=mo.sgd(work.lr, epochs=max(1, work.body_epochs), batch_size=BATCH, shuffle=False), personal=mo.sgd(work.lr, epochs=work.head_epochs, batch_size=BATCH, shuffle=False))
+    return mo.fedalt(
+        shared=mo.sgd(work.lr, epochs=max(1, work.body_epochs), batch_size=BATCH, shuffle=False),
+        personal=mo.sgd(work.lr, epochs=work.head_epochs, batch_size=BATCH, shuffle=False),
+    )
 
 
 def train(arrays: Arrays, model: nn.Module, fed: mo.FederatedData, options: Namespace) -> None:

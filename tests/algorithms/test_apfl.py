@@ -7,6 +7,7 @@ import oracle_mixtures as mixtures
 import oracle_numpy as ref
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients, problem_of, serve, split_of, vector_clients, vector_task
 
 import moiety as mo
@@ -35,7 +36,7 @@ def scalar(start):
 def one_turn(engine, task, split, data, v, **options):
     """What one client's turn makes of a model of its own that is not the shared one: change of w, v, alpha."""
     problem = problem_of(task, data, split)
-    algorithm = mo.apfl(batch_size=100, steps=1, **options)
+    algorithm = flat(mo.apfl, batch_size=100, steps=1, **options)
     received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
     state = problem.first(algorithm)
     state = state._replace(own=state.own._replace(shared=v))
@@ -81,7 +82,9 @@ def test_first_round_by_hand(engine):
     Client 2: g = 1: w = 3/4, v = 15/16. Then the mixture is 27/32, g = 11/16: w = 5/8, v = 15/16 - 11/256 = 229/256,
     alpha = 1/2 - (1/4)(3/16)(11/16) = 479/1024. The server's w is (15/8 + 5/8)/2 = 5/4.
     """
-    algorithm = mo.apfl(shared=mo.sgd(1 / 4, steps=2, batch_size=4, shuffle=False), personal=1 / 8, alpha_lr=1 / 4, alpha=0.5)
+    algorithm = mo.apfl(
+        shared=mo.sgd(1 / 4, steps=2, batch_size=4, shuffle=False), personal=1 / 8, alpha_lr=1 / 4, alpha=0.5
+    )
     run = mo.fit(scalar(1), federated(CLIENTS), algorithm, split=split_of(["w"]), rounds=1, engine=engine)
     w = Q(5, 4)
     own = [a * v + (1 - a) * w for a, v in ((Q(175, 512), Q(315, 256)), (Q(479, 1024), Q(229, 256)))]
@@ -132,7 +135,8 @@ def test_trajectory_in_numpy(engine, weighting, alpha_lr, options):
     """Uneven clients, three rounds, rates halved from round 3 on."""
     sizes = [1, 7, 3, 12]
     clients, w = vector_clients(sizes), {"u": np.array([0.5, -1.0]), "v": np.array([0.25, 2.0])}
-    algorithm = mo.apfl(
+    algorithm = flat(
+        mo.apfl,
         lr=0.05,
         personal_lr=0.1,
         alpha=0.6,
@@ -173,9 +177,9 @@ def test_alone_the_two_parts_are_fedavg_and_local_training(engine, alpha):
     """The shared model is FedAvg's for any alpha; own models are it with alpha 0, and local training's with 1."""
     common = {"batch_size": 8, "shuffle": False, "weight_decay": 0.1, "clip": 0.5}
     algorithms = (
-        mo.apfl(lr=0.1, personal_lr=0.3, alpha=alpha, weighting="examples", **common),
-        mo.fedavg(lr=0.1, **common),
-        mo.local_only(lr=0.3, **common),
+        flat(mo.apfl, lr=0.1, personal_lr=0.3, alpha=alpha, weighting="examples", **common),
+        flat(mo.fedavg, lr=0.1, **common),
+        flat(mo.local_only, lr=0.3, **common),
     )
     run, average, alone = (mo.fit(network(), DATA, a, rounds=3, engine=engine) for a in algorithms)
     for name, p in average.shared_parameters().items():

@@ -18,6 +18,7 @@ import oracle_numpy as ref
 import oracle_pulled as pulled
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients, split_of, vector_clients, vector_task
 
 import moiety as mo
@@ -53,7 +54,7 @@ def test_first_round_by_hand(engine, weighting, w):
 
     v_1 <- (5 v + 5)/8: 1 -> 5/4 -> 45/32. v_2 <- (4 v + 3)/8: 1 -> 7/8 -> 13/16.
     """
-    agree(fit(mo.ditto(lr=1 / 4, steps=2, weighting=weighting, **HAND), engine), w, Q(45, 32), Q(13, 16))
+    agree(fit(flat(mo.ditto, lr=1 / 4, steps=2, weighting=weighting, **HAND), engine), w, Q(45, 32), Q(13, 16))
 
 
 @ENGINES
@@ -63,7 +64,7 @@ def test_second_round_by_hand(engine):
     w_1: 45/32 -> 231/128. w_2: 11/16 -> 19/32. By examples (231 + 4 * 76)/640 = 107/128.
     v_1 <- (5 v + 19/4)/8: 377/256 -> (1885 + 1216)/2048 = 3101/2048. v_2 <- (4 v + 11/4)/8: 3/4 -> 23/32.
     """
-    agree(fit(mo.ditto(lr=1 / 4, steps=2, **HAND), engine, rounds=2), Q(107, 128), Q(3101, 2048), Q(23, 32))
+    agree(fit(flat(mo.ditto, lr=1 / 4, steps=2, **HAND), engine, rounds=2), Q(107, 128), Q(3101, 2048), Q(23, 32))
 
 
 @ENGINES
@@ -80,7 +81,7 @@ def test_what_is_clipped_is_the_gradient_of_the_loss():
 
     v: 1 -> 17/16 -> 17/16 + (1/2 - 1/8)/8 = 71/64; within the 1e-6 that clipping adds to a norm.
     """
-    run = fit(mo.ditto(form="finetune", clip=0.5, **HAND))
+    run = fit(flat(mo.ditto, form="finetune", clip=0.5, **HAND))
     assert float(run.parameters(0)["w"]) == pytest.approx(71 / 64, abs=1e-6)
 
 
@@ -98,7 +99,8 @@ def test_trajectory_in_numpy(engine, weighting, options):
     """Uneven clients, different numbers of steps for w and v, a server of rate 1, rates halved from round 3 on."""
     sizes = [1, 7, 3, 12]
     clients, w = vector_clients(sizes), {"u": np.array([0.5, -1.0]), "v": np.array([0.25, 2.0])}
-    algorithm = mo.ditto(
+    algorithm = flat(
+        mo.ditto,
         lr=0.1,
         personal_lr=0.2,
         pull=0.7,
@@ -143,10 +145,10 @@ def same(found, wanted, tolerance=1e-12):
 def test_without_a_pull_it_is_local_training_beside_fedavg(engine, options):
     """Two of four clients in each round: v_k is local training from w^0, whenever its turn comes, and w is FedAvg."""
     common = {**COMMON, **options}
-    both = mo.ditto(lr=0.1, personal_lr=0.3, pull=0.0, epochs=1, personal_epochs=2, **common)
+    both = flat(mo.ditto, lr=0.1, personal_lr=0.3, pull=0.0, epochs=1, personal_epochs=2, **common)
     run, alone, average = (
         mo.fit(network(), DATA, algorithm, rounds=4, cohort=2, engine=engine)
-        for algorithm in (both, mo.local_only(lr=0.3, epochs=2, **common), mo.fedavg(lr=0.1, **common))
+        for algorithm in (both, flat(mo.local_only, lr=0.3, epochs=2, **common), flat(mo.fedavg, lr=0.1, **common))
     )
     same(run.shared_parameters(), average.shared_parameters())
     asked = [i for i in range(4) if not torch.equal(alone.parameters(i)["head.bias"], network().head.bias)]
@@ -158,7 +160,7 @@ def test_without_a_pull_it_is_local_training_beside_fedavg(engine, options):
 def test_a_strong_pull_with_a_stable_step_gives_the_received_model():
     """With personal_lr = 1 / pull a step is v <- w - grad F(v) / pull, so v_k is the w of the last round."""
     common = {"lr": 0.1, **COMMON}
-    run = mo.fit(network(), DATA, mo.ditto(personal_lr=1e-9, pull=1e9, **common), rounds=3, engine="sequential")
+    run = mo.fit(network(), DATA, flat(mo.ditto, personal_lr=1e-9, pull=1e9, **common), rounds=3, engine="sequential")
     before = mo.fit(network(), DATA, mo.fedavg(**common), rounds=2, engine="sequential").shared_parameters()
     for client in range(4):
         same(run.parameters(client), before, 1e-7)
@@ -175,7 +177,9 @@ def test_the_pull_does_not_touch_the_shared_model():
 
 @ENGINES
 def test_a_client_that_was_never_asked_has_the_shared_model(engine):
-    run = mo.fit(network(), DATA, mo.ditto(shared=0.1, personal=mo.sgd(0.1, pull=1.0)), rounds=2, cohort=1, engine=engine)
+    run = mo.fit(
+        network(), DATA, mo.ditto(shared=0.1, personal=mo.sgd(0.1, pull=1.0)), rounds=2, cohort=1, engine=engine
+    )
     shared = run.shared_parameters()
     never = [i for i in range(4) if all(torch.equal(p, shared[n]) for n, p in run.parameters(i).items())]
     assert len(never) in (2, 3)
@@ -216,7 +220,9 @@ def test_each_of_the_two_models_has_its_running_statistics(stats):
     net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
     split = mo.split.nothing(net, running_stats=stats)
     data = federated(image_clients([8, 6]))
-    run = mo.fit(net, data, mo.ditto(shared=0.1, personal=mo.sgd(0.1, pull=0.1)), split=split, rounds=2, engine="sequential")
+    run = mo.fit(
+        net, data, mo.ditto(shared=0.1, personal=mo.sgd(0.1, pull=0.1)), split=split, rounds=2, engine="sequential"
+    )
     means = [run.parameters(i)["1.running_mean"] for i in (0, 1)]
     assert not torch.equal(means[0], means[1])
     assert torch.equal(run.shared_parameters()["1.running_mean"], torch.zeros(5)) == (stats == "personal")

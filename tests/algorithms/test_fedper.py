@@ -4,6 +4,7 @@ import numpy as np
 import oracle_bilinear as bilinear
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients
 
 import moiety as mo
@@ -48,7 +49,10 @@ def test_it_equals_fedsim_at_one_learning_rate(engine):
     split = mo.split.output_layer(net)
     one, other = (
         mo.fit(net, DATA, algorithm, split=split, rounds=3, cohort=2, engine=engine)
-        for algorithm in (mo.fedper(lr=0.1, **options), mo.fedsim(shared_lr=0.1, personal_lr=0.1, **options))
+        for algorithm in (
+            flat(mo.fedper, lr=0.1, **options),
+            flat(mo.fedsim, shared_lr=0.1, personal_lr=0.1, **options),
+        )
     )
     new = {k: column[:5] for k, column in DATA.columns.items()}
     pairs = [(one.parameters(i), other.parameters(i)) for i in range(len(SIZES))]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, split_of, vector_clients, vector_task
 from torch import nn
 
@@ -33,7 +34,9 @@ def newcomers(kernel, count, rows, **options):
     So the posterior is N(mean of y, 1 / rows).
     """
     prior = mo.prior.gaussian(scale=1e4, mean=0.0)
-    algorithm = mo.fedpop(kernel=kernel, shared_lr=1e-9, prior=prior, learn_prior=False, loss_weight=0.5, **options)
+    algorithm = flat(
+        mo.fedpop, kernel=kernel, shared_lr=1e-9, prior=prior, learn_prior=False, loss_weight=0.5, **options
+    )
     one = {"x": np.zeros((4, 1)), "y": np.zeros((4, 1))}
     net = Mean().double()
     split = mo.split.by_name(net, personal=["head"])
@@ -159,7 +162,7 @@ def test_a_parameter_may_be_called_step():
 @pytest.mark.parametrize("name", ["learn_prior", "averaged", "stateful"])
 def test_flags_are_true_or_false(name):
     with pytest.raises(MoietyError, match=f"`{name}` must be true or false"):
-        mo.fedpop(kernel=mo.kernel.langevin(step=0.01), shared_lr=0.1, **{name: "no"})
+        flat(mo.fedpop, kernel=mo.kernel.langevin(step=0.01), shared_lr=0.1, **{name: "no"})
 
 
 def test_a_range_of_scales_that_is_empty():

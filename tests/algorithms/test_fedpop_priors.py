@@ -112,7 +112,15 @@ def test_a_learned_mixture_under_mala_is_algorithm_1(engine):
     reference = Mixture().run()
     net = Additive(U.tolist(), Z.tolist())
     # The loss of the module is the squared error, without the half.
-    algorithm = mo.fedpop(shared=ETA_SHARED, personal=mo.kernel.mala(step=STEP), prior_lr=ETA_PRIOR, prior=two_groups(), samples=SAMPLES, loss_weight=WEIGHT / 2, clients=4)
+    algorithm = mo.fedpop(
+        shared=ETA_SHARED,
+        personal=mo.kernel.mala(step=STEP),
+        prior_lr=ETA_PRIOR,
+        prior=two_groups(),
+        samples=SAMPLES,
+        loss_weight=WEIGHT / 2,
+        clients=4,
+    )
     data = mo.data.from_clients({f"c{i}": columns(c) for i, c in enumerate(CLIENTS)}, test=0.0)
     split = mo.split.by_name(net, personal=["head"])
     run = mo.fit(net, data, algorithm, split=split, rounds=ROUNDS, engine=engine, inputs=("a", "b"))

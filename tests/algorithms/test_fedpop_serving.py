@@ -26,7 +26,17 @@ AVERAGED = pytest.mark.parametrize("averaged", [False, True])
 @functools.cache
 def trained(averaged):
     net = Additive(U, Z)
-    algorithm = mo.fedpop(shared=0.01, personal=mo.kernel.langevin(step=0.02), prior_lr=0.03, prior=mo.prior.gaussian(scale=0.8), loss_weight=0.35, samples=3, burn_in=BURN_IN, averaged=averaged, schedule=mo.schedule.exponential(halve_every=1))
+    algorithm = mo.fedpop(
+        shared=0.01,
+        personal=mo.kernel.langevin(step=0.02),
+        prior_lr=0.03,
+        prior=mo.prior.gaussian(scale=0.8),
+        loss_weight=0.35,
+        samples=3,
+        burn_in=BURN_IN,
+        averaged=averaged,
+        schedule=mo.schedule.exponential(halve_every=1),
+    )
     data = mo.data.from_clients({f"c{i}": columns(c) for i, c in enumerate(CLIENTS)}, test=0.0)
     split = mo.split.by_name(net, personal=["head"])
     return mo.fit(net, data, algorithm, split=split, rounds=ROUNDS, engine="sequential", inputs=("a", "b"))

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from oracle_fedpop import Additive, Reference, columns
 from oracle_problems import federated, problem_of, serve, split_of, vector_task
 from scipy import stats
@@ -47,7 +48,7 @@ def posterior(c, u=U, mu=MU, spread=SPREAD, noise=S):
 
 def fedpop(kernel, spread=SPREAD, **options):
     given = {"shared_lr": 0.03, "prior_lr": 0.1, "loss_weight": 1 / S**2, "samples": 1}
-    return mo.fedpop(kernel=kernel, prior=mo.prior.gaussian(scale=spread), **{**given, **options})
+    return flat(mo.fedpop, kernel=kernel, prior=mo.prior.gaussian(scale=spread), **{**given, **options})
 
 
 def adapted(clients, algorithm, u=U, mu=MU):
@@ -170,7 +171,9 @@ def test_a_spread_towards_0_gives_the_objective_of_fedavg():
     clients, _ = population(6, seed=3)
     spread = 1e-4
     prior = mo.prior.gaussian(scale=spread, least=1e-6)
-    algorithm = mo.fedpop(shared=0.01, personal=mo.kernel.langevin(step=spread**2 / 4), learn_prior=False, prior=prior, samples=4)
+    algorithm = mo.fedpop(
+        shared=0.01, personal=mo.kernel.langevin(step=spread**2 / 4), learn_prior=False, prior=prior, samples=4
+    )
     run = mo.fit(vector_task([0.0, 0.0], MU), federated(clients), algorithm, split=SPLIT, rounds=5, engine="vectorised")
     u = np.zeros(2)
     for _ in range(5):
@@ -189,7 +192,15 @@ def test_a_spread_towards_infinity_gives_fedrep_with_heads_fitted_alone():
     noise = 1e-3
     prior = mo.prior.gaussian(scale=1e3)
     steepest = max(np.linalg.eigvalsh(c["b"].T @ c["b"])[-1] for c in clients)
-    algorithm = mo.fedpop(shared=0.01 * noise**2, personal=mo.kernel.langevin(step=noise**2 / steepest), learn_prior=False, prior=prior, loss_weight=1 / noise**2, samples=3, thinning=150)
+    algorithm = mo.fedpop(
+        shared=0.01 * noise**2,
+        personal=mo.kernel.langevin(step=noise**2 / steepest),
+        learn_prior=False,
+        prior=prior,
+        loss_weight=1 / noise**2,
+        samples=3,
+        thinning=150,
+    )
     run = mo.fit(vector_task([0.0, 0.0], MU), federated(clients), algorithm, split=SPLIT, rounds=2, engine="vectorised")
     u = np.zeros(2)
     for _ in range(2):

@@ -94,7 +94,12 @@ def test_everything_personal_is_a_solve_from_the_start(engine):
     """Nothing is shared and nothing moves at the server; a client's model is one Newton step from the first values."""
     split = split_of([], ["u", "v"], {"u": 3, "v": 2})
     run = mo.fit(
-        ref.task(THETA, W), federated(CLIENTS), mo.ffgg(shared=0.1, personal=EXACT), split=split, rounds=2, engine=engine
+        ref.task(THETA, W),
+        federated(CLIENTS),
+        mo.ffgg(shared=0.1, personal=EXACT),
+        split=split,
+        rounds=2,
+        engine=engine,
     )
     for client, data in enumerate(CLIENTS):
         rows = np.vstack([np.hstack([data["a"], data["b"]]), np.hstack([data["h"], 0 * data["b"]])])
@@ -156,7 +161,9 @@ def test_a_client_never_seen_gets_its_personal_part_from_the_solver():
     rng = np.random.default_rng(0)
     clients = [{"x": c["x"], "y": rng.normal(size=(len(c["x"]), 2))} for c in image_clients((9, 8, 5))]
     split = mo.split.by_name(net, personal=["*bias"])
-    run = mo.fit(net, federated(clients[:2]), mo.ffgg(shared=0.1, personal=EXACT), split=split, rounds=3, engine="sequential")
+    run = mo.fit(
+        net, federated(clients[:2]), mo.ffgg(shared=0.1, personal=EXACT), split=split, rounds=3, engine="sequential"
+    )
     new = run.onboard(clients[2])
     values = dict(new.named_parameters())
     weight = next(p for n, p in values.items() if n.endswith("weight")).detach().numpy()

@@ -7,6 +7,7 @@ import numpy as np
 import oracle_numpy as ref
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients, scalar_task, split_of, vector_clients, vector_task
 from torch import nn
 
@@ -59,7 +60,7 @@ def test_trajectory_in_numpy(engine, options):
     """Uneven clients, halved rates from the third round on; u never moves."""
     clients, u0, v0 = vector_clients([1, 7, 3, 12]), np.array([0.5, -1.0]), np.array([0.25, 2.0])
     schedule = mo.schedule.exponential(halve_every=2)
-    algorithm = mo.finetune(lr=0.2, epochs=2, batch_size=4, shuffle=False, schedule=schedule, **options)
+    algorithm = flat(mo.finetune, lr=0.2, epochs=2, batch_size=4, shuffle=False, schedule=schedule, **options)
     split = split_of(["u"], ["v"], {"u": 2, "v": 2})
     run = mo.fit(vector_task(u0, v0), federated(clients), algorithm, split=split, rounds=3, engine=engine)
     for i, data in enumerate(clients):
@@ -109,7 +110,14 @@ def test_the_shared_part_is_computed_once_in_several_epochs(engine):
     The hidden layer takes 48, once; the head 36 forwards and 36 for its weight's gradient, in each of 5 epochs.
     """
     net = network()
-    run = mo.fit(net, DATA, mo.finetune(personal=mo.sgd(0.1, epochs=5)), split=mo.split.output_layer(net), rounds=1, engine=engine)
+    run = mo.fit(
+        net,
+        DATA,
+        mo.finetune(personal=mo.sgd(0.1, epochs=5)),
+        split=mo.split.output_layer(net),
+        rounds=1,
+        engine=engine,
+    )
     assert run.ledger["flops"] == sum(SIZES) * (48 + 5 * (36 + 36))
 
 
@@ -141,7 +149,9 @@ def test_the_given_model_stays_the_shared_model():
     """A run from an exported model: the shared model alone is that model, whatever the clients did."""
     net, split = network(), mo.split.nothing(network())
     start = mo.fit(net, DATA, mo.fedavg(shared=0.3), split=split, rounds=3, engine="sequential").export()
-    run = mo.fit(start, DATA, mo.finetune(personal=0.3), split=mo.split.output_layer(start), rounds=2, engine="sequential")
+    run = mo.fit(
+        start, DATA, mo.finetune(personal=0.3), split=mo.split.output_layer(start), rounds=2, engine="sequential"
+    )
     for name, p in start.named_parameters():
         assert torch.equal(run.shared_parameters()[name], p)
     assert not torch.equal(run.parameters(2)["head.weight"], start.head.weight)

@@ -237,7 +237,9 @@ def test_a_run_that_is_continued_has_its_past_gradients(tmp_path):
         return mo.fit(
             model,
             data,
-            mo.glocal_sgd(shared=mo.online(0.02, rule="adagrad"), personal=mo.online(0.02, rule="adagrad"), longest_round_trip=7),
+            mo.glocal_sgd(
+                shared=mo.online(0.02, rule="adagrad"), personal=mo.online(0.02, rule="adagrad"), longest_round_trip=7
+            ),
             split=mo.split.additive(model, mo.models.linear(64, 1)),
             rounds=rounds,
             clock=mo.clock.delayed(down=[1, 2, 3], up=[3, 1, 4]),

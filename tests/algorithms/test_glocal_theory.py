@@ -24,7 +24,9 @@ def averages(alignment, tau):
     online = OnlineLoss()
     trip = 2 * tau if alignment == "aligned" else 0
     at = "arrival" if alignment == "misaligned" else "dispatch"
-    algorithm = mo.glocal_sgd(shared=mo.online(ETA, batch_size=20), personal=ETA, alignment=alignment, longest_round_trip=trip)
+    algorithm = mo.glocal_sgd(
+        shared=mo.online(ETA, batch_size=20), personal=ETA, alignment=alignment, longest_round_trip=trip
+    )
     mo.fit(
         vector_task([0.0], [0.0]),
         federated(rows),

@@ -55,7 +55,9 @@ def test_one_client_is_glocal_without_delay():
     """With P = 1, Glocal.SGD is SGD on both parts of the pair, which is one client's whole model."""
     alone = federated(image_clients([6], dtype=np.float64))
     pair = mo.split.additive(model(), mo.models.linear(4, 3, seed=5).double())
-    glocal = mo.glocal_sgd(shared=mo.online(0.1, rule="adagrad", shuffle=False), personal=mo.online(0.1, rule="adagrad"))
+    glocal = mo.glocal_sgd(
+        shared=mo.online(0.1, rule="adagrad", shuffle=False), personal=mo.online(0.1, rule="adagrad")
+    )
     one = mo.fit(model(), alone, glocal, split=pair, rounds=9, engine="sequential")
     whole = mo.independent(personal=mo.online(0.1, rule="adagrad", shuffle=False, steps=9))
     joint = pair.model

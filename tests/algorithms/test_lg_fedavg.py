@@ -4,6 +4,7 @@ import numpy as np
 import oracle_bilinear as bilinear
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients
 
 import moiety as mo
@@ -44,7 +45,10 @@ def test_it_equals_fedsim_at_one_learning_rate():
     split = mo.split.representation(net)
     one, other = (
         mo.fit(net, DATA, algorithm, split=split, rounds=3, cohort=2, engine="sequential")
-        for algorithm in (mo.lg_fedavg(lr=0.1, **options), mo.fedsim(shared_lr=0.1, personal_lr=0.1, **options))
+        for algorithm in (
+            flat(mo.lg_fedavg, lr=0.1, **options),
+            flat(mo.fedsim, shared_lr=0.1, personal_lr=0.1, **options),
+        )
     )
     for i in range(len(SIZES)):
         mine, theirs = one.parameters(i), other.parameters(i)

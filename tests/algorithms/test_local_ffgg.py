@@ -7,6 +7,7 @@ import oracle_bilevel as ref
 import oracle_numpy as plain
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients, scalar_task, split_of, vector_clients, vector_task
 
 import moiety as mo
@@ -47,7 +48,8 @@ def test_a_round_by_hand(engine):
 def test_trajectory_in_numpy(engine, options, weighting):
     """Uneven clients in batches of 4, a solver of one epoch, two epochs in turns, halved rates in the third round."""
     clients, u0, v0 = vector_clients([1, 7, 3, 12]), np.array([0.5, -1.0]), np.array([0.25, 2.0])
-    algorithm = mo.local_ffgg(
+    algorithm = flat(
+        mo.local_ffgg,
         shared_lr=0.05,
         personal_lr=0.1,
         solver=mo.sgd(0.2, epochs=1, batch_size=4, shuffle=False),
@@ -91,7 +93,9 @@ def test_one_turn_after_an_exact_solution_is_ffgg(engine):
 def test_overpersonalised_is_solved_exactly_with_many_local_steps(engine):
     """At theta* every client's steps stand still, so there is no drift: one client a round, ten turns each."""
     clients, best = ref.clients(3, rows=8, d=2, e=2, seed=5, phi=False)
-    algorithm = mo.local_ffgg(shared=mo.sgd(0.1, steps=10, batch_size=99), personal=0.2, solver=mo.solver.conjugate_gradient(steps=2))
+    algorithm = mo.local_ffgg(
+        shared=mo.sgd(0.1, steps=10, batch_size=99), personal=0.2, solver=mo.solver.conjugate_gradient(steps=2)
+    )
     task = ref.task(np.array([4.0, -3.0]), np.zeros(2), phi=False)
     run = mo.fit(task, federated(clients), algorithm, split=SPLIT, rounds=80, cohort=1, engine=engine)
     np.testing.assert_allclose(run.shared_parameters()["u"].numpy(), best, rtol=0, atol=1e-8)
@@ -106,7 +110,10 @@ def test_nothing_personal_is_fedavg(engine):
     solver = mo.solver.lbfgs(steps=3)
     fits = [
         mo.fit(net, data, a, split=mo.split.nothing(net), rounds=2, engine=engine)
-        for a in (mo.fedavg(lr=0.1, **common), mo.local_ffgg(shared_lr=0.1, personal_lr=0.7, solver=solver, **common))
+        for a in (
+            flat(mo.fedavg, lr=0.1, **common),
+            flat(mo.local_ffgg, shared_lr=0.1, personal_lr=0.7, solver=solver, **common),
+        )
     ]
     for name, p in fits[0].shared_parameters().items():
         torch.testing.assert_close(fits[1].shared_parameters()[name], p, rtol=1e-12, atol=1e-14)

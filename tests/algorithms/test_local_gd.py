@@ -39,7 +39,9 @@ def test_trajectory_in_numpy(engine):
     """Uneven clients, each step on all rows; a server of rate 1/2, rates halved from round 3 on."""
     sizes, w = [1, 7, 3, 12], W
     clients = vector_clients(sizes)
-    algorithm = mo.local_gd(shared=mo.sgd(0.1, steps=4), server=mo.server.sgd(lr=0.5), schedule=mo.schedule.exponential(halve_every=2))
+    algorithm = mo.local_gd(
+        shared=mo.sgd(0.1, steps=4), server=mo.server.sgd(lr=0.5), schedule=mo.schedule.exponential(halve_every=2)
+    )
     run = mo.fit(vector_task(w["u"], w["v"]), federated(clients), algorithm, split=SPLIT, rounds=3, engine=engine)
     for scale in (1.0, 1.0, 0.5):
         ends = []
@@ -84,7 +86,10 @@ def test_it_is_fedavg_on_full_batches():
     data, net = federated(image_clients((1, 13, 6, 20))), mo.models.mlp(4, 3, hidden=(5,), seed=2).double()
     one, other = (
         mo.fit(net, data, a, rounds=3, cohort=2, engine="vectorised")
-        for a in (mo.local_gd(shared=mo.sgd(0.1, steps=3)), mo.fedavg(shared=mo.sgd(0.1, steps=3, batch_size=99), weighting="uniform"))
+        for a in (
+            mo.local_gd(shared=mo.sgd(0.1, steps=3)),
+            mo.fedavg(shared=mo.sgd(0.1, steps=3, batch_size=99), weighting="uniform"),
+        )
     )
     for n, p in other.shared_parameters().items():
         torch.testing.assert_close(one.shared_parameters()[n], p, rtol=0, atol=1e-12)

@@ -14,7 +14,9 @@ from moiety.errors import MoietyError
 def test_each_client_goes_its_own_way(engine):
     """F = (u - y)^2 / 2 (b = 0) with y = 4 and y = -8, rate 1/2, two rounds: 0 -> 2 -> 3 and 0 -> -4 -> -6."""
     data = federated([{"a": np.ones(1), "b": np.zeros(1), "y": np.full(1, y)} for y in (4.0, -8.0)])
-    run = mo.fit(scalar_task(0.0), data, mo.local_only(personal=0.5), split=split_of([], ["u", "v"]), rounds=2, engine=engine)
+    run = mo.fit(
+        scalar_task(0.0), data, mo.local_only(personal=0.5), split=split_of([], ["u", "v"]), rounds=2, engine=engine
+    )
     assert [float(run.parameters(i)["u"]) for i in (0, 1)] == [3.0, -6.0]
     assert float(run.shared_parameters()["u"]) == 0.0, "the shared model alone is the start"
     assert tree.leaves(run._rounds.progress.server) == {}

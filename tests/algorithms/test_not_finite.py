@@ -9,6 +9,7 @@ from fractions import Fraction as Q
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, scalar_task, split_of
 
 import moiety as mo
@@ -24,8 +25,8 @@ ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 CASES = pytest.mark.parametrize(
     ("build", "u", "v1", "v2"),
     [
-        (lambda **o: mo.fedalt(**RATES, shared_steps=2, personal_steps=2, **o), Q(431, 640), Q(3, 4), Q(15, 64)),
-        (lambda **o: mo.fedsim(**RATES, steps=2, **o), Q(4, 5), Q(5, 8), Q(17, 64)),
+        (lambda **o: flat(mo.fedalt, **RATES, shared_steps=2, personal_steps=2, **o), Q(431, 640), Q(3, 4), Q(15, 64)),
+        (lambda **o: flat(mo.fedsim, **RATES, steps=2, **o), Q(4, 5), Q(5, 8), Q(17, 64)),
     ],
     ids=["fedalt", "fedsim"],
 )

@@ -13,6 +13,7 @@ import numpy as np
 import oracle_mixtures as mixtures
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients, problem_of, serve, split_of, vector_clients, vector_task
 
 import moiety as mo
@@ -72,7 +73,7 @@ def test_each_gradient_has_its_own_batches(engine, form, options):
     start = {"u": np.array([0.5, -1.0]), "v": np.array([0.25, 2.0])}
     data, split = federated(clients), split_of(["u", "v"], [], {"u": 2, "v": 2})
     problem = problem_of(vector_task(start["u"], start["v"]), data, split)
-    algorithm = mo.per_fedavg(lr=0.2, personal_lr=0.15, steps=4, batch_size=4, form=form, **options)
+    algorithm = flat(mo.per_fedavg, lr=0.2, personal_lr=0.15, steps=4, batch_size=4, form=form, **options)
     received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
     jobs = problem.jobs(algorithm.phases, range(3), [problem.first(algorithm)] * 3, "train", 0, part="train")
     server = Sequential if engine == "sequential" else Vectorised
@@ -124,7 +125,7 @@ def test_a_small_alpha_makes_it_fedavg():
     common = {"lr": 0.1, "epochs": 2, "batch_size": 8, "shuffle": False, "weighting": "uniform"}
     one, other = (
         mo.fit(network(), DATA, algorithm, rounds=3, cohort=3, engine="sequential")
-        for algorithm in (mo.per_fedavg(personal_lr=1e-12, **common), mo.fedavg(**common))
+        for algorithm in (flat(mo.per_fedavg, personal_lr=1e-12, **common), mo.fedavg(**common))
     )
     for name, p in other.shared_parameters().items():
         torch.testing.assert_close(one.shared_parameters()[name], p, rtol=0, atol=1e-9)

@@ -15,6 +15,7 @@ import oracle_numpy as ref
 import oracle_pulled as pulled
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import even_clients, federated, image_clients, scalar_task, split_of, vector_clients, vector_task
 
 import moiety as mo
@@ -142,7 +143,8 @@ def test_trajectory_in_numpy(engine, weighting, options):
     """Uneven clients, whose minibatches are padded where clients are vectorised; beta 3/4; rates halved in round 3."""
     sizes = [1, 7, 3, 12]
     clients, w = vector_clients(sizes), {"u": np.array([0.5, -1.0]), "v": np.array([0.25, 2.0])}
-    algorithm = mo.pfedme(
+    algorithm = flat(
+        mo.pfedme,
         lr=0.3,
         personal_lr=0.1,
         pull=1.5,
@@ -176,10 +178,10 @@ def network():
 def test_one_inner_step_on_one_minibatch_is_fedavg(engine):
     """theta = w - personal_lr grad f(w), so w moves by lr pull personal_lr grad f(w): 0.5 * 2 * 0.1 = 0.1."""
     common = {"steps": 1, "batch_size": 8, "shuffle": False}
-    pfedme = mo.pfedme(lr=0.5, personal_lr=0.1, pull=2.0, inner_steps=1, **common)
+    pfedme = flat(mo.pfedme, lr=0.5, personal_lr=0.1, pull=2.0, inner_steps=1, **common)
     one, other = (
         mo.fit(network(), DATA, algorithm, rounds=4, cohort=3, engine=engine)
-        for algorithm in (pfedme, mo.fedavg(lr=0.1, **common))
+        for algorithm in (pfedme, flat(mo.fedavg, lr=0.1, **common))
     )
     for name, p in other.shared_parameters().items():
         torch.testing.assert_close(one.shared_parameters()[name], p, rtol=0, atol=1e-13)

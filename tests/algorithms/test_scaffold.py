@@ -6,6 +6,7 @@ import numpy as np
 import oracle_numpy as ref
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import even_clients, federated, image_clients, split_of, vector_clients, vector_task
 from oracle_pulled import cut, joined
 
@@ -98,7 +99,8 @@ def test_trajectory_in_numpy(engine, option, length, weighting):
     """Two of four uneven clients a round, minibatches, a server of rate 1/2, client rates halved from round 4 on."""
     sizes = [1, 7, 3, 12]
     clients = vector_clients(sizes)
-    algorithm = mo.scaffold(
+    algorithm = flat(
+        mo.scaffold,
         lr=0.1,
         option=option,
         batch_size=4,
@@ -234,7 +236,9 @@ def test_controls_cross_both_ways_and_are_counted():
 def test_running_statistics(stats):
     net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
     split = mo.split.nothing(net, running_stats=stats)
-    run = mo.fit(net, federated(image_clients([8, 6])), mo.scaffold(shared=0.1), split=split, rounds=2, engine="sequential")
+    run = mo.fit(
+        net, federated(image_clients([8, 6])), mo.scaffold(shared=0.1), split=split, rounds=2, engine="sequential"
+    )
     means = [run.parameters(i)["1.running_mean"] for i in (0, 1)]
     assert torch.equal(means[0], means[1]) == (stats == "shared")
     assert int(run.parameters(0)["1.num_batches_tracked"]) == 2

@@ -9,6 +9,7 @@ from fractions import Fraction as Q
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, problem_of, scalar_task, serve, split_of
 from safetensors.torch import load_file
 
@@ -45,7 +46,7 @@ def sim(u):
 
 CASES = pytest.mark.parametrize(
     ("algorithm", "one_round"),
-    [(mo.fedalt(**RATES, shared_steps=2, personal_steps=2), alt), (mo.fedsim(**RATES, steps=2), sim)],
+    [(flat(mo.fedalt, **RATES, shared_steps=2, personal_steps=2), alt), (flat(mo.fedsim, **RATES, steps=2), sim)],
     ids=["fedalt", "fedsim"],
 )
 
@@ -104,7 +105,7 @@ def test_nothing_personal_is_stored(algorithm, one_round, tmp_path):
 
 def test_evaluating_in_between_changes_nothing():
     """The rule used at an evaluation leaves no trace in the next round."""
-    algorithm = mo.fedalt(**RATES, shared_steps=2, personal_steps=2)
+    algorithm = flat(mo.fedalt, **RATES, shared_steps=2, personal_steps=2)
     often, once = (fit(algorithm, "sequential", 3, evaluate_every=k) for k in (1, 3))
     assert torch.equal(often.shared_parameters()["u"], once.shared_parameters()["u"])
 

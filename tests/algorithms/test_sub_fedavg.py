@@ -4,6 +4,7 @@ import numpy as np
 import oracle_sparse as ref
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients, split_of
 
 import moiety as mo
@@ -49,20 +50,33 @@ def test_rounds_against_numpy(engine, most_loss, distance):
     start = {n: p.numpy() for n, p in ref.task().init.items()}
     final = {"W": 9, "V": 7}  # 19 of 38 without 3 dense ones are 16, by 20 : 15: 9.14 and 6.86
     assert layer_counts(ref.task().init, 0.5, "uniform") == final
-    w, masks = ref.sub_fedavg(start, ref.clients(SIZES), cohorts, final, shared=mo.sgd(0.05, epochs=3), rate=0.3, most_loss=most_loss, distance=distance)
+    w, masks = ref.sub_fedavg(
+        start,
+        ref.clients(SIZES),
+        cohorts,
+        final,
+        shared=mo.sgd(0.05, epochs=3),
+        rate=0.3,
+        most_loss=most_loss,
+        distance=distance,
+    )
     for name, p in run.shared_parameters().items():
         np.testing.assert_allclose(p.numpy(), w[name], atol=1e-12)
     for k, found in enumerate(masks_of(run)):
         assert all(np.array_equal(found[n].numpy(), m) for n, m in masks[k].items()), k
     pruned = sum(int((~m).sum()) for each in masks for m in each.values())
-    unlimited = ref.sub_fedavg(start, ref.clients(SIZES), cohorts, final, shared=mo.sgd(0.05, epochs=3), rate=0.3, most_loss=1e9, distance=0)[1]
+    unlimited = ref.sub_fedavg(
+        start, ref.clients(SIZES), cohorts, final, shared=mo.sgd(0.05, epochs=3), rate=0.3, most_loss=1e9, distance=0
+    )[1]
     most = sum(int((~m).sum()) for each in unlimited for m in each.values())
     assert 0 < pruned < most or (pruned == most and (most_loss, distance) == (1e9, 0.0))
 
 
 def test_ends_at_the_density_that_was_asked():
     """42 weights and 9 biases: 0.6 of 51 is 31 (30.6), 22 weights."""
-    algorithm = mo.sub_fedavg(shared=mo.sgd(0.1, epochs=2, batch_size=4), density=0.6, prune_rate=0.2, accuracy=0, distance=0)
+    algorithm = mo.sub_fedavg(
+        shared=mo.sgd(0.1, epochs=2, batch_size=4), density=0.6, prune_rate=0.2, accuracy=0, distance=0
+    )
     run = mo.fit(mlp(), DATA, algorithm, rounds=12, engine="sequential")
     for mask in masks_of(run):
         assert sum(int(m.sum()) for m in mask.values()) == 22
@@ -73,7 +87,7 @@ def test_ends_at_the_density_that_was_asked():
 
 def test_nothing_is_pruned_below_the_accuracy_or_the_distance():
     for options in ({"accuracy": 1.1, "distance": 0}, {"accuracy": 0, "distance": 1.0}):
-        run = mo.fit(mlp(), DATA, mo.sub_fedavg(lr=0.1, epochs=2, **options), rounds=3, engine="sequential")
+        run = mo.fit(mlp(), DATA, flat(mo.sub_fedavg, lr=0.1, epochs=2, **options), rounds=3, engine="sequential")
         assert all(bool(m.all()) for mask in masks_of(run) for m in mask.values())
 
 
@@ -116,8 +130,8 @@ def test_the_mean_is_over_those_who_kept_a_coordinate():
 def test_density_one_is_fedavg(engine):
     common = {"lr": 0.1, "batch_size": 4, "shuffle": False, "weighting": "uniform"}
     net = mlp().double()
-    one = mo.fit(net, DATA, mo.sub_fedavg(density=1.0, epochs=3, **common), rounds=3, engine=engine)
-    other = mo.fit(net, DATA, mo.fedavg(epochs=3, **common), rounds=3, engine=engine)
+    one = mo.fit(net, DATA, flat(mo.sub_fedavg, density=1.0, epochs=3, **common), rounds=3, engine=engine)
+    other = mo.fit(net, DATA, flat(mo.fedavg, epochs=3, **common), rounds=3, engine=engine)
     for name, p in one.parameters(1).items():
         torch.testing.assert_close(p, other.parameters(1)[name], rtol=1e-10, atol=1e-12)
     assert one.history[-1]["train_loss"] == pytest.approx(other.history[-1]["train_loss"], rel=1e-12)
@@ -173,5 +187,5 @@ def test_with_a_codec_masks_go_up_as_bytes_in_every_round():
 )
 def test_bad_options_are_one_line(options, text):
     with pytest.raises(MoietyError) as caught:
-        mo.sub_fedavg(lr=0.1, **options)
+        flat(mo.sub_fedavg, lr=0.1, **options)
     assert str(caught.value).startswith(text)

@@ -65,7 +65,9 @@ def test_shared_statistics_go_on_from_the_servers():
 )
 def test_shared_statistics_never_go_through_the_servers_optimiser(server):
     for rounds, wanted in ((1, 0.32), (2, 0.608)):
-        run = fit(mo.fedavg(shared=0.1, server=server), mo.split.nothing(model(), running_stats="shared"), rounds=rounds)
+        run = fit(
+            mo.fedavg(shared=0.1, server=server), mo.split.nothing(model(), running_stats="shared"), rounds=rounds
+        )
         assert float(run.shared_parameters()[MEAN]) == pytest.approx(wanted, rel=1e-12)
 
 

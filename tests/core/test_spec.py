@@ -38,7 +38,10 @@ CASES = [
             "schedule": {"name": "linear", "warmup": 0.3},
         },
     ),
-    (mo.local_only(personal=mo.sgd(0.3, epochs=2, shuffle=False)), {"name": "local_only", "lr": 0.3, "epochs": 2, "shuffle": False}),
+    (
+        mo.local_only(personal=mo.sgd(0.3, epochs=2, shuffle=False)),
+        {"name": "local_only", "lr": 0.3, "epochs": 2, "shuffle": False},
+    ),
     (mo.finetune(personal=mo.sgd(0.3, epochs=5)), {"name": "finetune", "lr": 0.3, "epochs": 5}),
     (
         mo.ditto(personal=mo.sgd(0.1, epochs=5, pull=0.2), form="finetune"),
@@ -55,10 +58,15 @@ CASES = [
             "server": {"name": "sgd", "lr": 0.5},
         },
     ),
-    (mo.fedper(shared=mo.sgd(0.1, epochs=4, momentum=0.9)), {"name": "fedper", "lr": 0.1, "epochs": 4, "momentum": 0.9}),
+    (
+        mo.fedper(shared=mo.sgd(0.1, epochs=4, momentum=0.9)),
+        {"name": "fedper", "lr": 0.1, "epochs": 4, "momentum": 0.9},
+    ),
     (mo.fedrep(shared=mo.sgd(0.1, steps=1)), {"name": "fedrep", "lr": 0.1, "shared_steps": 1}),
     (
-        mo.fedpop(shared=0.1, personal=mo.kernel.sgld(step=0.01, batch_size=8), prior=mo.prior.laplace(scale=0.5), samples=4),
+        mo.fedpop(
+            shared=0.1, personal=mo.kernel.sgld(step=0.01, batch_size=8), prior=mo.prior.laplace(scale=0.5), samples=4
+        ),
         {
             "name": "fedpop",
             "kernel": {"name": "sgld", "step": 0.01, "batch_size": 8},
@@ -78,7 +86,9 @@ CASES = [
         {"name": "ffgg", "lr": 0.1, "solver": {"name": "conjugate_gradient", "steps": 5}, "random_start": 3},
     ),
     (
-        mo.local_ffgg(shared=mo.sgd(0.1, steps=4, shuffle=False), personal=0.2, solver=mo.sgd(0.3, epochs=1, batch_size=8)),
+        mo.local_ffgg(
+            shared=mo.sgd(0.1, steps=4, shuffle=False), personal=0.2, solver=mo.sgd(0.3, epochs=1, batch_size=8)
+        ),
         {
             "name": "local_ffgg",
             "shared_lr": 0.1,
@@ -104,7 +114,9 @@ CASES = [
         {"name": "l2gd", "lr": 0.1, "pull": 0.2, "probability": 0.05, "coins": 3},
     ),
     (
-        mo.fedspa(shared=0.1, density=0.4, search="rsm", masks="different", schedule=mo.schedule.geometric(factor=0.998)),
+        mo.fedspa(
+            shared=0.1, density=0.4, search="rsm", masks="different", schedule=mo.schedule.geometric(factor=0.998)
+        ),
         {
             "name": "fedspa",
             "lr": 0.1,
@@ -114,10 +126,17 @@ CASES = [
             "schedule": {"name": "geometric", "factor": 0.998},
         },
     ),
-    (mo.sub_fedavg(shared=mo.sgd(0.1, epochs=3), distance=0.0), {"name": "sub_fedavg", "lr": 0.1, "distance": 0.0, "epochs": 3}),
+    (
+        mo.sub_fedavg(shared=mo.sgd(0.1, epochs=3), distance=0.0),
+        {"name": "sub_fedavg", "lr": 0.1, "distance": 0.0, "epochs": 3},
+    ),
     (mo.subsampling(shared=0.1, rescale=True), {"name": "subsampling", "lr": 0.1, "rescale": True}),
     (
-        mo.glocal_sgd(shared=mo.online(0.1, rule="adagrad"), personal=mo.online(0.2, rule="adagrad", radius=2.0), longest_round_trip=4),
+        mo.glocal_sgd(
+            shared=mo.online(0.1, rule="adagrad"),
+            personal=mo.online(0.2, rule="adagrad", radius=2.0),
+            longest_round_trip=4,
+        ),
         {
             "name": "glocal_sgd",
             "shared_lr": 0.1,

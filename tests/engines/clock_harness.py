@@ -32,7 +32,9 @@ def work(out: Path, rounds: int) -> None:
         mo.resume(out, data=FED)
         return
     model = mlp()
-    algorithm = mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5), server=mo.server.adam(lr=0.05))
+    algorithm = mo.fedalt(
+        shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5), server=mo.server.adam(lr=0.05)
+    )
     mo.fit(
         model,
         FED,

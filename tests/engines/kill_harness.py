@@ -36,7 +36,9 @@ def work(out: Path, rounds: int) -> None:
         return
     model = batch_norm_net()
     split = mo.split.by_name(model, personal=["head"], running_stats="shared")
-    algorithm = mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5), server=mo.server.adam(lr=0.05))
+    algorithm = mo.fedalt(
+        shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5), server=mo.server.adam(lr=0.05)
+    )
     options: dict[str, Any] = {"rounds": rounds, "cohort": 3, "engine": "sequential"}
     mo.fit(model, FED, algorithm, split=split, evaluate_every=1, checkpoint_every=1, seed=5, out=out, **options)
 

@@ -159,7 +159,9 @@ FED = federation()
 
 def personalised(clock, engine="sequential", **options):
     model = mlp()
-    algorithm = mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5), server=mo.server.adam(lr=0.05))
+    algorithm = mo.fedalt(
+        shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5), server=mo.server.adam(lr=0.05)
+    )
     options = {"rounds": 6, "seed": 3, "evaluate_every": 2} | options
     split = mo.split.output_layer(model)
     return mo.fit(model, FED, algorithm, split=split, engine=engine, clock=clock, **options)

@@ -40,7 +40,9 @@ CLOCKS = {
 }
 ALGORITHMS = {
     "fedavg": lambda: mo.fedavg(shared=mo.sgd(0.1, batch_size=5), schedule=mo.schedule.linear()),
-    "fedalt": lambda: mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5), server=mo.server.adam(lr=0.05)),
+    "fedalt": lambda: mo.fedalt(
+        shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5), server=mo.server.adam(lr=0.05)
+    ),
     "ffgg": lambda: mo.ffgg(shared=0.1, personal=mo.sgd(0.1, steps=2)),
 }
 CASES = [(c, a) for c in CLOCKS for a in ALGORITHMS if c != "synchronous" or a == "fedalt"]

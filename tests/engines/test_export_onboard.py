@@ -33,7 +33,9 @@ def by_hand(model: nn.Module, client: int | str, data: mo.FederatedData = FED) -
 ALGORITHMS = {
     "fedavg": lambda: mo.fedavg(shared=mo.sgd(0.3, batch_size=5)),
     "fedalt": lambda: mo.fedalt(shared=mo.sgd(0.3, batch_size=5), personal=mo.sgd(0.5, batch_size=5)),
-    "fedalt stateless": lambda: mo.fedalt(shared=mo.sgd(0.3, batch_size=5), personal=mo.sgd(0.5, batch_size=5), stateful=False),
+    "fedalt stateless": lambda: mo.fedalt(
+        shared=mo.sgd(0.3, batch_size=5), personal=mo.sgd(0.5, batch_size=5), stateful=False
+    ),
     "fedsim": lambda: mo.fedsim(shared=mo.sgd(0.3, batch_size=5), personal=0.5),
     "local only": lambda: mo.local_only(personal=mo.sgd(0.5, batch_size=5)),
     "finetune": lambda: mo.finetune(personal=mo.sgd(0.5, batch_size=5)),

@@ -15,8 +15,8 @@ import pytest
 from engine_cases import federation, mlp, refused, same_folders, tree_hash, without_fsync
 
 import moiety as mo
-from moiety.run.checkpoint import latest
 from moiety.files import LOCK
+from moiety.run.checkpoint import latest
 
 __all__ = ["without_fsync"]
 
@@ -26,7 +26,9 @@ FED = federation()
 def begin(out: Path, **options: Any) -> mo.Run:
     model = mlp()
     split = mo.split.by_name(model, personal=["head"])
-    algorithm = mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5), server=mo.server.adam(lr=0.05))
+    algorithm = mo.fedalt(
+        shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5), server=mo.server.adam(lr=0.05)
+    )
     options = {"rounds": 4, "cohort": 3, "engine": "sequential", "evaluate_every": 1} | options
     return mo.fit(model, FED, algorithm, split=split, out=out, **options)
 

@@ -165,16 +165,28 @@ def test_a_batch_of_one_row_is_found_before_training() -> None:
     )
     assert "BatchNorm" in text
     fit(data, batch_norm_net(), mo.fedsim(shared=mo.sgd(0.1, batch_size=33), personal=0.1), **fedbn)
-    refused(lambda: fit(data, batch_norm_net(), mo.fedavg(shared=mo.sgd(0.1, batch_size=64))), "64 for the 65 rows of client c1")
-    fit(data, batch_norm_net(), mo.fedavg(shared=mo.sgd(0.1, batch_size=500)), rounds=1)  # all rows of each in one batch
+    refused(
+        lambda: fit(data, batch_norm_net(), mo.fedavg(shared=mo.sgd(0.1, batch_size=64))),
+        "64 for the 65 rows of client c1",
+    )
+    fit(
+        data, batch_norm_net(), mo.fedavg(shared=mo.sgd(0.1, batch_size=500)), rounds=1
+    )  # all rows of each in one batch
     fit(data, batch_norm_net(), mo.fedavg(shared=mo.sgd(0.1, steps=1)), rounds=1)  # the last batch is never reached
-    refused(lambda: fit(data, batch_norm_net(), mo.fedavg(shared=mo.sgd(0.1, steps=2))), "32 for the 33 rows of client c0")
+    refused(
+        lambda: fit(data, batch_norm_net(), mo.fedavg(shared=mo.sgd(0.1, steps=2))), "32 for the 33 rows of client c0"
+    )
     fit(data, mlp(), mo.fedavg(shared=0.1), rounds=1)  # no BatchNorm
 
 
 def test_batch_norm_over_pixels_takes_one_row() -> None:
     layers = [nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(32, 3)]
-    fit(federation((5, 9), test=0, image=True), nn.Sequential(*layers), mo.fedavg(shared=mo.sgd(0.1, batch_size=4)), rounds=1)
+    fit(
+        federation((5, 9), test=0, image=True),
+        nn.Sequential(*layers),
+        mo.fedavg(shared=mo.sgd(0.1, batch_size=4)),
+        rounds=1,
+    )
 
 
 def test_a_batch_of_one_row_that_comes_later_is_named() -> None:

@@ -136,7 +136,11 @@ def plain(run: mo.Run) -> list[dict[str, Any]]:
     [
         (lambda: mo.fedavg(shared=mo.sgd(0.1, epochs=2, batch_size=5, shuffle=False)), None, mlp),
         (lambda: mo.fedavg(shared=mo.sgd(0.1, batch_size=5, shuffle=False)), None, batch_norm_net),
-        (lambda: mo.fedalt(shared=mo.sgd(0.1, shuffle=False), personal=mo.sgd(0.2, shuffle=False)), "output_layer", mlp),
+        (
+            lambda: mo.fedalt(shared=mo.sgd(0.1, shuffle=False), personal=mo.sgd(0.2, shuffle=False)),
+            "output_layer",
+            mlp,
+        ),
         (lambda: mo.fedsim(shared=mo.sgd(0.1, shuffle=False), personal=0.2), "norms", batch_norm_net),
         (lambda: mo.local_only(personal=mo.sgd(0.1, shuffle=False)), None, mlp),
     ],

@@ -203,7 +203,9 @@ def test_other_rows_of_the_same_clients(earlier, tmp_path):
     once = {"rounds": 1, "engine": "sequential"}
     for data in (more, fewer):
         model = mlp()
-        run = mo.fit(model, data, mo.finetune(personal=1e-30), split=mo.split.output_layer(model), start=earlier, **once)
+        run = mo.fit(
+            model, data, mo.finetune(personal=1e-30), split=mo.split.output_layer(model), start=earlier, **once
+        )
         assert exact(run.parameters(1)) == exact(earlier.parameters(1))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from torch import Tensor, nn
 
 import moiety as mo
@@ -105,7 +106,7 @@ def federation() -> mo.FederatedData:
 
 
 def fedalt(**options: Any) -> mo.Algorithm:
-    return mo.fedalt(shared_lr=0.1, personal_lr=0.2, personal_epochs=2, batch_size=8, **options)
+    return flat(mo.fedalt, shared_lr=0.1, personal_lr=0.2, personal_epochs=2, batch_size=8, **options)
 
 
 def fit(engine: str, algorithm: mo.Algorithm, model: nn.Module, **options: Any) -> mo.Run:

@@ -23,6 +23,7 @@ from engine_cases import (
     stop_after,
     without_fsync,
 )
+from flat_options import flat
 from torch import nn
 
 import moiety as mo
@@ -53,7 +54,7 @@ class Case(NamedTuple):
 
 
 def avg(**options: Any) -> Callable[[], Algorithm]:
-    return lambda: mo.fedavg(lr=0.1, batch_size=5, **options)
+    return lambda: flat(mo.fedavg, lr=0.1, batch_size=5, **options)
 
 
 def stats(where: str) -> Callable[[nn.Module], mo.Split]:
@@ -90,11 +91,19 @@ CASES: dict[str, Case] = {
     "local only": Case(lambda: mo.local_only(personal=mo.sgd(0.1, batch_size=5)), None),
     "finetune": Case(lambda: mo.finetune(personal=mo.sgd(0.1, batch_size=5, epochs=2))),
     "ditto adam": Case(
-        lambda: mo.ditto(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, pull=0.5, batch_size=5), server=mo.server.adam(lr=0.05)), None
+        lambda: mo.ditto(
+            shared=mo.sgd(0.1, batch_size=5),
+            personal=mo.sgd(0.2, pull=0.5, batch_size=5),
+            server=mo.server.adam(lr=0.05),
+        ),
+        None,
     ),
     "ditto finetune": Case(lambda: mo.ditto(personal=mo.sgd(0.2, pull=0.5, batch_size=5), form="finetune"), None),
     "ditto batch norm": Case(
-        lambda: mo.ditto(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, pull=0.5, batch_size=5)), None, batch_norm_net, engines=ONE
+        lambda: mo.ditto(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, pull=0.5, batch_size=5)),
+        None,
+        batch_norm_net,
+        engines=ONE,
     ),
     "pfedme": Case(lambda: mo.pfedme(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, pull=2.0, steps=2)), None),
     "pfedme batch norm": Case(

@@ -249,7 +249,9 @@ def test_refused_where_nothing_is_sent():
     bare = federated([{"z": np.ones(2)}] * 2)
     task = from_functions({"u": torch.zeros(())}, lambda p, d: (p["u"] - d["z"]).square())
     call = {"split": split_of(["u"]), "rounds": 1, "attack": mo.attack.label_flip(), "attackers": [0]}
-    refused(lambda: mo.fit(task, bare, mo.fedavg(shared=0.1), **call), "`attack` must be one on uploads where data have no")
+    refused(
+        lambda: mo.fit(task, bare, mo.fedavg(shared=0.1), **call), "`attack` must be one on uploads where data have no"
+    )
 
 
 SMALL = """

@@ -98,7 +98,10 @@ def test_padding_does_not_move_momentum(engine: str) -> None:
 @pytest.mark.parametrize("batch_size", [1, 7, 64, 10**12])
 def test_engines_agree_on_very_uneven_sizes(batch_size: int) -> None:
     data = federation((1, 2, 3, 70, 1, 33), test=0)
-    algorithm = mo.fedalt(shared=mo.sgd(0.1, batch_size=batch_size, momentum=0.5), personal=mo.sgd(0.2, batch_size=batch_size, momentum=0.5))
+    algorithm = mo.fedalt(
+        shared=mo.sgd(0.1, batch_size=batch_size, momentum=0.5),
+        personal=mo.sgd(0.2, batch_size=batch_size, momentum=0.5),
+    )
     model = mlp()
     split = mo.split.by_name(model, personal=["head"])
     one, other = (mo.fit(model, data, algorithm, split=split, rounds=2, engine=engine) for engine in ENGINES)

@@ -48,7 +48,10 @@ def test_rows_and_summary_by_hand(engine):
     -158/768, hurt. Client 2, rows (1, 0, 0) and (0, 1, 1): personal 559/768 and 49/64 = 588/768, mean 1147/1536;
     shared alone 559/768 and 1, mean 1327/1536: gain 180/1536. Client 3 has no test rows.
     """
-    algorithm = mo.fedalt(shared=mo.sgd(1 / 4, steps=2, batch_size=4, shuffle=False), personal=mo.sgd(1 / 8, steps=2, batch_size=4, shuffle=False))
+    algorithm = mo.fedalt(
+        shared=mo.sgd(1 / 4, steps=2, batch_size=4, shuffle=False),
+        personal=mo.sgd(1 / 8, steps=2, batch_size=4, shuffle=False),
+    )
     data = federated(TRAIN, TEST, names=["ann", "bob", "eve"])
     run = mo.fit(task(), data, algorithm, split=split_of(["u"], ["v"]), rounds=1, engine=engine)
     one, two, three = run.clients

@@ -34,7 +34,12 @@ def fitted(fed, method, lr, tau, alignment, seed, rounds=ROUNDS, outputs=1):
         clock = mo.clock.delayed(down=tau, up=tau) if tau else None
     else:
         trip = 2 * tau if alignment == "aligned" else 0
-        algorithm = mo.glocal_sgd(shared=mo.online(lr, rule="adagrad"), personal=mo.online(lr, rule="adagrad"), alignment=alignment, longest_round_trip=trip)
+        algorithm = mo.glocal_sgd(
+            shared=mo.online(lr, rule="adagrad"),
+            personal=mo.online(lr, rule="adagrad"),
+            alignment=alignment,
+            longest_round_trip=trip,
+        )
         split = mo.split.additive(model, linear(outputs))
         at = "arrival" if alignment == "misaligned" else "dispatch"
         clock = mo.clock.delayed(down=tau, up=tau, at=at) if tau else None

@@ -51,7 +51,9 @@ def optimum(pull: float, weights: np.ndarray) -> tuple[np.ndarray, list[np.ndarr
 
 ALGORITHMS = {
     # Where shared_lr pull = 1, one step of the shared block is exact: u_i becomes v_i, and u their mean.
-    "fedalt": lambda w: mo.fedalt(shared=mo.sgd(2.0, steps=1, batch_size=64), personal=mo.sgd(0.2, steps=12, batch_size=64), weighting=w),
+    "fedalt": lambda w: mo.fedalt(
+        shared=mo.sgd(2.0, steps=1, batch_size=64), personal=mo.sgd(0.2, steps=12, batch_size=64), weighting=w
+    ),
     "fedsim": lambda w: mo.fedsim(shared=mo.sgd(0.3, steps=1, batch_size=64), personal=0.2, weighting=w),
 }
 

@@ -108,9 +108,7 @@ def scaffold(
         # Line 12
         if option == "I":
             plain, sums = shift_gradients(work, {})
-            train(
-                plain, model, work.batches("control"), {work.shared: shared_sgd}
-            )  # for g_i(x) alone
+            train(plain, model, work.batches("control"), {work.shared: shared_sgd})  # for g_i(x) alone
             control = {**state.control, **sums}
         else:
             count = count_steps(work)

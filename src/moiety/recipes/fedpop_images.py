@@ -148,7 +148,14 @@ def fedsoul(plan: Plan) -> Any:
     """FedPop with Langevin steps for a head of 850 numbers."""
     import moiety as mo
 
-    return mo.fedpop(shared=1.0, personal=mo.kernel.langevin(step=0.0005), server=mo.server.adam(lr=0.003), prior=mo.prior.gaussian(scale=0.3), samples=10, thinning=2)
+    return mo.fedpop(
+        shared=1.0,
+        personal=mo.kernel.langevin(step=0.0005),
+        server=mo.server.adam(lr=0.003),
+        prior=mo.prior.gaussian(scale=0.3),
+        samples=10,
+        thinning=2,
+    )
 
 
 def _moiety(name: str, **options: Any) -> Callable[[Plan], Any]:

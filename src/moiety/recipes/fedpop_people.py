@@ -140,7 +140,12 @@ def trained(plan: Plan, known: FederatedData, seed: int, engine: str, watch: Wat
     prior = mo.prior.gaussian(scale=0.3)
     options: dict[str, Any] = {"samples": 20, "thinning": 2, "burn_in": 5, "prior": prior, "server": server}
     pop = fit("FedPop", mo.fedpop(kernel=kernel, shared_lr=1.0, **options), head, plan.rounds)
-    rep = fit("FedRep", mo.fedrep(shared=mo.sgd(0.05, batch_size=LABELLED), personal=mo.sgd(0.05, epochs=10, batch_size=LABELLED)), head, plan.rounds)
+    rep = fit(
+        "FedRep",
+        mo.fedrep(shared=mo.sgd(0.05, batch_size=LABELLED), personal=mo.sgd(0.05, epochs=10, batch_size=LABELLED)),
+        head,
+        plan.rounds,
+    )
     avg = fit("FedAvg", mo.fedavg(shared=mo.sgd(0.05, epochs=5, batch_size=LABELLED)), None, plan.rounds)
     tune = fit("finetuning", mo.finetune(personal=mo.sgd(0.05, epochs=50, batch_size=LABELLED)), head, 1, start=avg)
     own = fit("alone", mo.local_only(personal=mo.sgd(0.05, epochs=100, batch_size=LABELLED)), None, 1)

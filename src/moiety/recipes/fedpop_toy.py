@@ -215,9 +215,20 @@ def algorithm(toy: Toy, method: str) -> Algorithm:
     if method == "FedAvg":
         return mo.fedavg(shared=mo.sgd(0.01, steps=HEAD_STEPS, batch_size=toy.many), weighting="uniform")
     if method == "FedRep":
-        return mo.fedrep(shared=mo.sgd(0.02 * toy.few, steps=1, batch_size=toy.many), personal=mo.sgd(0.02 * toy.few, steps=HEAD_STEPS, batch_size=toy.many))
+        return mo.fedrep(
+            shared=mo.sgd(0.02 * toy.few, steps=1, batch_size=toy.many),
+            personal=mo.sgd(0.02 * toy.few, steps=HEAD_STEPS, batch_size=toy.many),
+        )
     variance = toy.noise**2
-    return mo.fedpop(shared=0.4 * variance / toy.few, personal=mo.kernel.langevin(step=0.2 * variance / toy.many), prior_lr=0.02, prior=mo.prior.gaussian(scale=1.0, mean=0.0), loss_weight=1 / (2 * variance), samples=SAMPLES, thinning=HEAD_STEPS // SAMPLES)
+    return mo.fedpop(
+        shared=0.4 * variance / toy.few,
+        personal=mo.kernel.langevin(step=0.2 * variance / toy.many),
+        prior_lr=0.02,
+        prior=mo.prior.gaussian(scale=1.0, mean=0.0),
+        loss_weight=1 / (2 * variance),
+        samples=SAMPLES,
+        thinning=HEAD_STEPS // SAMPLES,
+    )
 
 
 def drawn(toy: Toy, seed: int) -> tuple[FederatedData, np.ndarray, np.ndarray]:

@@ -176,7 +176,9 @@ def lines(plan: Plan, found: Quadratics, asked: dict[str, Any]) -> Iterator[Line
             "FFGG": mo.ffgg(shared=step, personal=descent(1 / found.smooth_in_w(), tau)),
             "SCAFFOLD": mo.scaffold(**local, batch_size=None, server=mo.server.sgd(lr=0.5)),
             "Local GD": mo.local_gd(**local),
-            "L2GD": mo.l2gd(personal=mo.sgd(1 / (2 * max(top / (1 - p), PULL / p)), pull=PULL), probability=p, coins=asked["seed"]),
+            "L2GD": mo.l2gd(
+                personal=mo.sgd(1 / (2 * max(top / (1 - p), PULL / p)), pull=PULL), probability=p, coins=asked["seed"]
+            ),
         }
         for method, algorithm in algorithms.items():
             name = f"{method.lower().replace(' ', '-')}-{tau}"
