@@ -11,9 +11,10 @@ from torch import nn
 import moiety as mo
 from benchmarks.runners.common import Clock, arguments, mean_loss, report, tensors, warm_up
 from benchmarks.work import BATCH, EXAMPLES, SEED, Arrays, Work, module
-from moiety.engines.auto import ENGINES, fastest, make
-from moiety.engines.problem import Problem, Served, to_tensors
-from moiety.loop.evaluate import served
+from moiety.engines.auto import ENGINES, make_engine, pick_fastest
+from moiety.engines.base import ClientFunction, RoundInfo
+from moiety.engines.problem import Problem, to_tensors
+from moiety.loop.evaluate import client_functions
 from moiety.task import from_module
 
 
@@ -45,7 +46,7 @@ def train(arrays: Arrays, model: nn.Module, fed: mo.FederatedData, options: Name
         partial=options.partial,
         on_round=lambda record, rounds: clock.tick(),
     )
-    if run._rounds.problem.partial != options.partial:
+    if run._loop.problem.partial != options.partial:
         raise SystemExit("fit did not do as `partial` says")
     row = run.history[-1]
     personal = None if split is None else row["loss"]
@@ -58,22 +59,22 @@ def finetune(arrays: Arrays, model: nn.Module, fed: mo.FederatedData, options: N
     torch.set_num_threads(1)
     work, algorithm = arrays.work, algorithm_of(arrays.work)
     task = from_module(model, loss="cross_entropy")
-    columns = to_tensors(fed, task, torch.device("cpu"))
+    columns = to_tensors(fed.columns, task, torch.device("cpu"))
     problem = Problem(task, mo.split.output_layer(model), fed, columns, SEED, partial=options.partial)
     # Engines choose by what is called train: here that is the personal phase alone.
-    functions = served(algorithm) | {"train": Served(algorithm.adapt, ("personal",))}
-    received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
-    states = [problem.first(algorithm) for _ in range(work.clients)]
+    functions = client_functions(algorithm) | {"train": ClientFunction(algorithm.adapt, ("personal",))}
+    received = algorithm.broadcast(algorithm.init_server(*problem.first_shared()))
+    states = [problem.first_state(algorithm) for _ in range(work.clients)]
     phases = {"personal": algorithm.phases["personal"]}
-    jobs = problem.jobs(phases, range(work.clients), states, "adapt", 0, part="train")
+    jobs = problem.make_jobs(phases, range(work.clients), states, "adapt", 0, part="train")
     if options.engine in ENGINES:
-        engine = make(options.engine, problem, functions, None)
+        engine = make_engine(options.engine, problem, functions, None)
     else:
-        engine, _ = fastest(options.engine, problem, functions, jobs, received, scale=1.0, workers=None)
-    engine.map("train", jobs[:2], received, scale=1.0, round=0)
+        engine, _ = pick_fastest(options.engine, problem, functions, jobs, received, RoundInfo(), workers=None)
+    engine.map("train", jobs[:2], received, RoundInfo())
     clock = Clock()
     for _ in range(options.rounds):
-        adapted = engine.map("train", jobs, received, scale=1.0, round=0)
+        adapted = engine.map("train", jobs, received, RoundInfo())
         clock.tick()
     x, y = tensors(arrays)
     losses = []

@@ -140,6 +140,11 @@ def maker(template: Tree) -> Callable[[Iterator[Any]], Tree]:
     return next
 
 
+def clone(tree: Tree) -> Tree:
+    """The tree with tensors in memory of their own."""
+    return map_leaves(torch.clone, tree)
+
+
 def stack(trees: Sequence[Tree]) -> Tree:
     """One tree whose tensors have a leading axis over ``trees``."""
     return map_leaves(lambda *xs: torch.stack(xs), *trees)

@@ -11,6 +11,7 @@ from flat_options import flat
 from oracle_problems import federated, image_clients, problem_of, serve, split_of, vector_clients, vector_task
 
 import moiety as mo
+from moiety.engines.base import RoundInfo
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 from moiety.errors import MoietyError
@@ -37,11 +38,11 @@ def one_turn(engine, task, split, data, v, **options):
     """What one client's turn makes of a model of its own that is not the shared one: change of w, v, alpha."""
     problem = problem_of(task, data, split)
     algorithm = flat(mo.apfl, batch_size=100, steps=1, **options)
-    received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
-    state = problem.first(algorithm)
+    received = algorithm.broadcast(algorithm.init_server(*problem.first_shared()))
+    state = problem.first_state(algorithm)
     state = state._replace(own=state.own._replace(shared=v))
-    jobs = problem.jobs(algorithm.phases, [0], [state], "train", 0, part="train")
-    ((update, after),) = serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+    jobs = problem.make_jobs(algorithm.phases, [0], [state], "train", 0, part="train")
+    ((update, after),) = serve(engine, problem, algorithm.client_update, jobs, received, RoundInfo())
     return update.upload, after.own.shared, after.alpha
 
 

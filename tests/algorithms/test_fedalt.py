@@ -6,6 +6,7 @@ import torch
 from oracle_problems import federated, image_clients, problem_of, scalar_task, serve, split_of
 
 import moiety as mo
+from moiety.engines.base import RoundInfo
 from moiety.engines.sequential import Sequential
 from moiety.errors import MoietyError
 from moiety.task import from_module
@@ -31,7 +32,7 @@ def test_each_phase_has_its_own_steps_and_its_own_shuffle():
     data = federated(image_clients([30]))
     problem = problem_of(from_module(net, loss="cross_entropy"), data, mo.split.output_layer(net))
     algorithm = mo.fedalt(shared=mo.sgd(0.1, epochs=2, batch_size=10), personal=mo.sgd(0.1, epochs=3, batch_size=10))
-    job = problem.jobs(algorithm.phases, [0], [problem.first(algorithm)], "train", 0, part="train")
+    job = problem.make_jobs(algorithm.phases, [0], [problem.first_state(algorithm)], "train", 0, part="train")
     asked = []
 
     def client_update(work: Work, received, state):
@@ -44,8 +45,8 @@ def test_each_phase_has_its_own_steps_and_its_own_shuffle():
         object.__setattr__(work, "gradient", gradient)
         return algorithm.client_update(work, received, state)
 
-    received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
-    serve(Sequential, problem, client_update, job, received, scale=1.0, round=0)
+    received = algorithm.broadcast(algorithm.init_server(*problem.first_shared()))
+    serve(Sequential, problem, client_update, job, received, RoundInfo())
     assert asked == [["head.bias", "head.weight"]] * 9 + [["hidden1.bias", "hidden1.weight"]] * 6
     personal, shared = (job[0].rows[name].order for name in ("personal", "shared"))
     assert not np.array_equal(personal[:30], shared[:30])

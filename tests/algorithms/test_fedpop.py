@@ -41,7 +41,7 @@ def fit(algorithm, rounds, engine="sequential", **options):
 
 def served(run):
     """phi, mu, log sigma as the server holds them."""
-    server = run._rounds.progress.server
+    server = run._loop.progress.server
     return server.shared["u"].numpy(), server.prior["mean"].numpy(), float(server.prior["log_scale"])
 
 
@@ -55,7 +55,7 @@ def same_server(run, reference):
 def same(run, reference):
     same_server(run, reference)
     for i, points in reference.last.items():
-        (state,) = run._rounds.progress.store.get([i])
+        (state,) = run._loop.progress.store.get([i])
         np.testing.assert_allclose(state.samples["v"].numpy(), points, rtol=1e-10)
         np.testing.assert_allclose(run.parameters(i)["v"].numpy(), np.mean(points, axis=0), rtol=1e-10)
 
@@ -115,7 +115,7 @@ def test_averaged_iterates_are_weighted_by_their_steps(engine):
     run = fit(fedpop(samples=2, averaged=True, schedule=mo.schedule.exponential(halve_every=1)), 4, engine)
     reference = algorithm_1(4, 2, factors=(1, 1 / 2, 1 / 4, 1 / 8))
     same(run, reference)
-    mean, server = reference.averaged(), run._rounds.progress.server
+    mean, server = reference.averaged(), run._loop.progress.server
     np.testing.assert_allclose(run.parameters(0)["u"].numpy(), mean.u, rtol=1e-10)
     np.testing.assert_allclose(run.shared_parameters()["v"].numpy(), mean.mu, rtol=1e-10)
     assert float(server.average["prior:log_scale"]) == pytest.approx(mean.rho, rel=1e-10)
@@ -149,7 +149,7 @@ def test_the_shared_parameters_stay_in_a_ball(radius):
     split = split_of(["first", "second"], ["v"], {"first": 1, "second": 1, "v": 2})
     algorithm = fedpop(samples=2, clients=3, radius=radius)
     run = mo.fit(halves_task(), federated(CLIENTS), algorithm, split=split, rounds=5, engine="sequential")
-    shared = run._rounds.progress.server.shared
+    shared = run._loop.progress.server.shared
     found = [float(shared[name]) for name in ("first", "second")]
     np.testing.assert_allclose(found, reference.u, rtol=1e-10)
     lengths = [np.linalg.norm(u) for u, *_ in reference.iterates]
@@ -176,7 +176,7 @@ def test_a_minibatch_stands_for_all_rows():
         r = c["a"][batch] @ U + c["b"][batch] @ z - c["y"][batch]
         gradient = -WEIGHT * 7 / len(batch) * c["b"][batch].T @ r - (z - V) / 0.8**2
         z = z + STEP * gradient + np.sqrt(2 * STEP) * noise(1, 0, k, 2)
-    (state,) = run._rounds.progress.store.get([1])
+    (state,) = run._loop.progress.store.get([1])
     np.testing.assert_allclose(state.samples["v"][-1].numpy(), z, rtol=1e-10)
 
 
@@ -250,7 +250,7 @@ def test_single_precision_stays_single(engine):
     options = {"averaged": True, "schedule": mo.schedule.linear(), "prior": mo.prior.laplace(spread="element")}
     algorithm = mo.fedpop(kernel=mo.kernel.mala(step=0.01), shared_lr=0.1, shared_decay=0.1, radius=5.0, **options)
     run = mo.fit(net, data(), algorithm, split=mo.split.by_name(net, personal=["head"]), rounds=3, engine=engine)
-    server = run._rounds.progress.server
+    server = run._loop.progress.server
     kept = [*server.shared.values(), *server.prior.values(), *server.average.values(), server.total]
     assert {p.dtype for p in kept} == {torch.float32}
 
@@ -276,7 +276,7 @@ def test_resumed_from_its_folder_it_is_the_same_bit_for_bit(averaged, tmp_path):
 
 
 def served_all(run):
-    server = run._rounds.progress.server
+    server = run._loop.progress.server
     return [*server.shared.values(), *server.prior.values(), *server.average.values(), server.total]
 
 

@@ -44,7 +44,7 @@ def newcomers(kernel, count, rows, **options):
     rng, found = np.random.default_rng(5), []
     for _ in range(count):
         y = rng.normal(size=(rows, 1))
-        state = new_state(run._rounds, "mse", {"x": np.zeros((rows, 1)), "y": y}, 1)
+        state = new_state(run._loop, "mse", {"x": np.zeros((rows, 1)), "y": y}, 1)
         found.append((float(state.samples["head"].mean()), y.mean()))
     return np.array(found)
 
@@ -111,7 +111,7 @@ def test_a_refused_proposal_may_be_anywhere(engine):
     options = {"evaluate_every": 4, "on_round": lambda record, of: dropped.extend(record.dropped)}
     run = mo.fit(net, data, algorithm, split=split, rounds=4, engine=engine, **options)
     assert dropped == []
-    assert all(float(state.samples["v"].min()) > 0 for state in run._rounds.progress.store.get([0, 1, 2]))
+    assert all(float(state.samples["v"].min()) > 0 for state in run._loop.progress.store.get([0, 1, 2]))
 
 
 @pytest.mark.parametrize("codec", [mo.codec.rand_k(k=1), mo.codec.qsgd(levels=1)])
@@ -122,7 +122,7 @@ def test_a_codec_leaves_beta_and_the_weights_of_the_average_alone(codec):
         algorithm = mo.fedpop(shared=0.1, personal=mo.kernel.langevin(step=0.02), samples=3, averaged=True)
         task, data = vector_task([0.5, -0.3], [0.2, 0.1]), federated(CLIENTS)
         run = mo.fit(task, data, algorithm, split=SPLIT, rounds=rounds, engine="sequential", codec=codec)
-        return run._rounds.progress.server
+        return run._loop.progress.server
 
     plain, packed = server(None, 1), server(codec, 1)
     for name, value in plain.prior.items():
@@ -155,7 +155,7 @@ def test_a_parameter_may_be_called_step():
         run = mo.fit(
             net, mo.data.from_clients(clients, test=0.0), algorithm, split=split, rounds=3, engine="sequential"
         )
-        found.append(float(run._rounds.progress.server.shared["step"]))
+        found.append(float(run._loop.progress.server.shared["step"]))
     assert found[0] == found[1] != 2.0
 
 

@@ -124,12 +124,12 @@ def test_a_learned_mixture_under_mala_is_algorithm_1(engine):
     data = mo.data.from_clients({f"c{i}": columns(c) for i, c in enumerate(CLIENTS)}, test=0.0)
     split = mo.split.by_name(net, personal=["head"])
     run = mo.fit(net, data, algorithm, split=split, rounds=ROUNDS, engine=engine, inputs=("a", "b"))
-    server = run._rounds.progress.server
+    server = run._loop.progress.server
     np.testing.assert_allclose(server.shared["body.weight"].numpy()[0], reference.u, rtol=1e-9)
     for name in ("one", "two", "l"):
         np.testing.assert_allclose(server.prior[name].numpy(), getattr(reference, name), rtol=1e-9)
     for i, points in reference.last.items():
-        (state,) = run._rounds.progress.store.get([i])
+        (state,) = run._loop.progress.store.get([i])
         np.testing.assert_allclose(state.samples["head.weight"].numpy()[:, 0], points, rtol=1e-9)
     assert 0 < reference.refused < 4 * SAMPLES * ROUNDS, "or nothing is refused or accepted"
     assert 0 < reference.held < ROUNDS, "or the projection is not tested"

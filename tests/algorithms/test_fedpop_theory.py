@@ -19,6 +19,7 @@ from scipy import stats
 from scipy.optimize import minimize
 
 import moiety as mo
+from moiety.engines.base import RoundInfo
 from moiety.engines.vectorised import Vectorised
 from moiety.evaluation.calibration import coverage
 from moiety.evaluation.predictive import Predictive
@@ -54,10 +55,10 @@ def fedpop(kernel, spread=SPREAD, **options):
 def adapted(clients, algorithm, u=U, mu=MU):
     """What the algorithm's rule for newcomers draws for each client, at known u and mu; [clients, samples, 2]."""
     problem = problem_of(vector_task(u, mu), federated(clients), SPLIT)
-    states = [problem.first(algorithm)] * len(clients)
-    jobs = problem.jobs(algorithm.adapt_phases, range(len(clients)), states, "adapt", 0, part="train")
-    received = algorithm.broadcast(problem.server(algorithm))
-    found = serve(partial(Vectorised, block=1000), problem, algorithm.adapt, jobs, received, scale=1.0, round=0)
+    states = [problem.first_state(algorithm)] * len(clients)
+    jobs = problem.make_jobs(algorithm.adapt_phases, range(len(clients)), states, "adapt", 0, part="train")
+    received = algorithm.broadcast(problem.first_server(algorithm))
+    found = serve(partial(Vectorised, block=1000), problem, algorithm.adapt, jobs, received, RoundInfo())
     return torch.stack([state.samples["v"] for state in found]).numpy()
 
 
@@ -106,7 +107,7 @@ def fitted(clients, rounds, seed):
         seed=seed,
         evaluate_every=rounds,
     )
-    server = run._rounds.progress.server
+    server = run._loop.progress.server
     return np.concatenate(
         [server.shared["u"].numpy(), server.prior["mean"].numpy(), [float(server.prior["log_scale"])]]
     )
@@ -224,7 +225,7 @@ def test_onboarding_is_the_chain_of_algorithm_1_from_the_learned_prior():
     data = mo.data.from_clients(rows, test=0.0)
     run = mo.fit(net, data, algorithm, split=split, rounds=5, engine="sequential", inputs=("a", "b"))
     (new,), _ = population(1, seed=8)
-    server = run._rounds.progress.server
+    server = run._loop.progress.server
     start = {"u": server.shared["body.weight"].numpy()[0], "mu": server.prior["mean"].numpy()}
     reference = Reference(
         [new], **start, rho=float(server.prior["log_scale"]), step=0.01, weight=1 / S**2, eta_shared=0.0,
@@ -249,11 +250,11 @@ def test_without_data_the_prior_predicts():
     data = mo.data.from_clients({f"c{i}": columns(c) for i, c in enumerate(clients)}, test=0.0)
     split = mo.split.by_name(net, personal=["head"])
     run = mo.fit(net, data, small, split=split, rounds=1, engine="sequential", inputs=("a", "b"))
-    run._rounds.algorithm = large
-    server = run._rounds.progress.server
+    run._loop.algorithm = large
+    server = run._loop.progress.server
     u, mu, spread = server.shared["body.weight"].numpy()[0], server.prior["mean"].numpy(), server.prior["log_scale"]
     variance = float(spread.exp()) ** 2
-    first = run._rounds.problem.first(large)
+    first = run._loop.problem.first_state(large)
     drawn = large.population(torch.tensor(11), large.broadcast(server), first).samples["head.weight"].numpy()[:, 0]
     check_normal(drawn, mu, np.eye(2) * variance)
     x = {"a": np.array([[1.0, 2.0], [-3.0, 0.5]]), "b": np.array([[2.0, -1.0], [0.5, 1.5]])}

@@ -10,6 +10,7 @@ from torch import nn
 
 import moiety as mo
 from moiety import tree
+from moiety.engines.base import RoundInfo
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 from moiety.errors import MoietyError
@@ -27,7 +28,7 @@ def numpy_of(params):
 
 
 def states(run, clients=range(4)):
-    return run._rounds.progress.store.get(clients)
+    return run._loop.progress.store.get(clients)
 
 
 def linear_run(algorithm, engine="sequential", rounds=4, cohort=None):
@@ -171,14 +172,14 @@ def test_volume_is_constant_and_the_server_moves_only_on_the_union_of_masks(mask
     """After every round, with 2 of 3 clients asked; 51 numbers, 0.4 of them are 20, of which 9 biases."""
     algorithm = mo.fedspa(shared=mo.sgd(0.3, batch_size=4), density=0.4, masks=masks, regrow=regrow)
     problem = problem_of(mo.task.from_module(mlp(), loss="cross_entropy"), DATA, mo.split.nothing(mlp()))
-    server = problem.server(algorithm)
-    held = [problem.first(algorithm) for _ in range(3)]
+    server = problem.first_server(algorithm)
+    held = [problem.first_state(algorithm) for _ in range(3)]
     volumes = {n: int(m.sum()) for n, m in held[0].mask.items()}
     assert sum(volumes.values()) == 11
     for t, cohort in enumerate([(0, 1), (1, 2), (0, 2), (0, 1)]):
         received = algorithm.broadcast(server)
-        jobs = problem.jobs(algorithm.phases, cohort, [held[k] for k in cohort], "train", t, part="train")
-        done = serve(Sequential, problem, algorithm.client_update, jobs, received, scale=1.0, round=t, elapsed=t / 3)
+        jobs = problem.make_jobs(algorithm.phases, cohort, [held[k] for k in cohort], "train", t, part="train")
+        done = serve(Sequential, problem, algorithm.client_update, jobs, received, RoundInfo(t, elapsed=t / 3))
         # What a client sent is 0 outside the mask it worked with.
         begin = algorithm.begin or (lambda key, received, state: state)
         worked = [begin(torch.tensor(job.key), received, job.state).mask for job in jobs]
@@ -210,7 +211,7 @@ def test_a_client_that_was_never_asked_has_its_first_mask():
     algorithm = mo.fedspa(shared=0.1, density=0.4, search="rsm", masks="different")
     everyone = states(mlp_run(algorithm, rounds=1), range(3))
     run = mlp_run(algorithm, rounds=1, cohort=1)
-    assert len(run._rounds.progress.store.owners()) == 1
+    assert len(run._loop.progress.store.owners()) == 1
     x, y = torch.tensor(DATA.columns["x"]), torch.tensor(DATA.columns["y"])
     bounds = np.cumsum([0, 6, 13, 9])
     for client, state in enumerate(everyone):
@@ -262,10 +263,10 @@ def test_vectorised_is_sequential_with_ties(regrow):
     task, data = mo.task.from_module(net, loss="cross_entropy"), federated(columns)
     problem = problem_of(task, data, mo.split.nothing(net))
     algorithm = mo.fedspa(shared=mo.sgd(0.1, batch_size=4, steps=2), density=0.5, regrow=regrow)
-    received = algorithm.broadcast(problem.server(algorithm))
-    jobs = problem.jobs(algorithm.phases, range(4), [problem.first(algorithm)] * 4, "train", 0, part="train")
+    received = algorithm.broadcast(problem.first_server(algorithm))
+    jobs = problem.make_jobs(algorithm.phases, range(4), [problem.first_state(algorithm)] * 4, "train", 0, part="train")
     one, other = (
-        serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+        serve(engine, problem, algorithm.client_update, jobs, received, RoundInfo())
         for engine in (Sequential, Vectorised)
     )
     for (_, a), (_, b) in zip(one, other, strict=True):

@@ -19,7 +19,7 @@ def test_each_client_goes_its_own_way(engine):
     )
     assert [float(run.parameters(i)["u"]) for i in (0, 1)] == [3.0, -6.0]
     assert float(run.shared_parameters()["u"]) == 0.0, "the shared model alone is the start"
-    assert tree.leaves(run._rounds.progress.server) == {}
+    assert tree.leaves(run._loop.progress.server) == {}
 
 
 def test_it_refuses_a_split_with_something_shared():

@@ -17,6 +17,7 @@ from flat_options import flat
 from oracle_problems import federated, image_clients, problem_of, serve, split_of, vector_clients, vector_task
 
 import moiety as mo
+from moiety.engines.base import RoundInfo
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 from moiety.errors import MoietyError
@@ -74,10 +75,10 @@ def test_each_gradient_has_its_own_batches(engine, form, options):
     data, split = federated(clients), split_of(["u", "v"], [], {"u": 2, "v": 2})
     problem = problem_of(vector_task(start["u"], start["v"]), data, split)
     algorithm = flat(mo.per_fedavg, lr=0.2, personal_lr=0.15, steps=4, batch_size=4, form=form, **options)
-    received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
-    jobs = problem.jobs(algorithm.phases, range(3), [problem.first(algorithm)] * 3, "train", 0, part="train")
+    received = algorithm.broadcast(algorithm.init_server(*problem.first_shared()))
+    jobs = problem.make_jobs(algorithm.phases, range(3), [problem.first_state(algorithm)] * 3, "train", 0, part="train")
     server = Sequential if engine == "sequential" else Vectorised
-    results = serve(server, problem, algorithm.client_update, jobs, received, scale=0.5, round=0)
+    results = serve(server, problem, algorithm.client_update, jobs, received, RoundInfo(0, scale=0.5))
     hessian = form == "hessian_vector"
     for i, job in enumerate(jobs):
         base = data.rows(i, "train")[0]

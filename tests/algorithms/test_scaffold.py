@@ -46,11 +46,11 @@ def test_two_rounds_by_hand(engine, rounds, x, c):
     c_1 = -7/4 + 1/2 + 2 (5/4 - 47/32) = -27/16, c_2 = 3/4 + 1/2 + 2 (5/4 - 37/32) = 23/16, c = -1/8.
     """
     run = fit_hand(rounds, engine)
-    server = run._rounds.progress.server
+    server = run._loop.progress.server
     found = [float(run.shared_parameters()["w"]), float(server.control["w"])]
     assert found == pytest.approx([float(x), float(c)], rel=1e-13)
     wanted = {1: [-7 / 4, 3 / 4], 2: [-27 / 16, 23 / 16]}[rounds]
-    assert [float(s.control["w"]) for s in run._rounds.progress.store.get([0, 1])] == pytest.approx(wanted, rel=1e-13)
+    assert [float(s.control["w"]) for s in run._loop.progress.store.get([0, 1])] == pytest.approx(wanted, rel=1e-13)
 
 
 def flat(w):
@@ -126,7 +126,7 @@ def test_trajectory_in_numpy(engine, option, length, weighting):
     weights = [ref.weight_of(weighting, n, -(-n // 4)) for n in sizes]
     rates = {"eta_l": 0.1, "eta_g": 0.5, "option": option}
     x, c = algorithm_1(clients, cohorts, (1, 1, 1, 0.5, 0.5), batches, **rates, of=4, weights=weights)
-    control = run._rounds.progress.server.control
+    control = run._loop.progress.server.control
     found = {k: p.numpy() for k, p in run.shared_parameters().items()}
     np.testing.assert_allclose(flat(found), x, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(np.concatenate([control["u"], control["v"]]), c, rtol=1e-10, atol=1e-12)
@@ -184,7 +184,7 @@ def test_the_servers_control_is_the_mean_of_all(how):
     dropped = []
     options |= {"on_round": lambda record, of: dropped.extend(record.dropped), "engine": "sequential"}
     run = mo.fit(task, federated(clients), algorithm, split=SPLIT, rounds=9, evaluate_every=9, **options)
-    now = run._rounds.progress
+    now = run._loop.progress
     assert len(dropped) == (9 if how == "dropped" else 0)
     for name, control in now.server.control.items():
         mean = torch.stack([state.control[name] for state in now.store.get([0, 1, 2])]).mean(0)

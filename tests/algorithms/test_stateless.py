@@ -14,6 +14,7 @@ from oracle_problems import federated, problem_of, scalar_task, serve, split_of
 from safetensors.torch import load_file
 
 import moiety as mo
+from moiety.engines.base import RoundInfo
 from moiety.engines.sequential import Sequential
 
 CLIENTS = [
@@ -69,7 +70,7 @@ def test_v_starts_from_its_first_value_in_every_round(algorithm, one_round, engi
         u, _, _ = one_round(u)
         run = fit(algorithm, engine, rounds)
         assert float(run.shared_parameters()["u"]) == pytest.approx(float(u), rel=1e-13)
-        assert run._rounds.progress.store.pending == {}
+        assert run._loop.progress.store.pending == {}
 
 
 @ENGINES
@@ -100,7 +101,7 @@ def test_nothing_personal_is_stored(algorithm, one_round, tmp_path):
     held = load_file(file)
     assert held.keys() == {"clients"}
     assert len(held["clients"]) == 0
-    assert torch.equal(run._rounds.progress.store.first().personal["v"], torch.tensor(0.0, dtype=torch.float64))
+    assert torch.equal(run._loop.progress.store.first().personal["v"], torch.tensor(0.0, dtype=torch.float64))
 
 
 def test_evaluating_in_between_changes_nothing():
@@ -113,9 +114,9 @@ def test_evaluating_in_between_changes_nothing():
 @CASES
 def test_local_work_hands_back_the_state_it_was_given(algorithm, one_round):
     problem = problem_of(scalar_task(), federated(CLIENTS), split_of(["u"], ["v"]))
-    state = problem.first(algorithm)
-    jobs = problem.jobs(algorithm.phases, [0], [state], "train", 0, part="train")
-    received = algorithm.broadcast(algorithm.init_server(*problem.shared()))
-    ((update, after),) = serve(Sequential, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+    state = problem.first_state(algorithm)
+    jobs = problem.make_jobs(algorithm.phases, [0], [state], "train", 0, part="train")
+    received = algorithm.broadcast(algorithm.init_server(*problem.first_shared()))
+    ((update, after),) = serve(Sequential, problem, algorithm.client_update, jobs, received, RoundInfo())
     assert float(after.personal["v"]) == 0.0
     assert float(update.upload["u"]) != 0.0

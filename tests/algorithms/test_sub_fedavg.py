@@ -24,7 +24,7 @@ def mlp():
 
 
 def masks_of(run, clients=3):
-    return [state.mask for state in run._rounds.progress.store.get(range(clients))]
+    return [state.mask for state in run._loop.progress.store.get(range(clients))]
 
 
 @ENGINES

@@ -7,6 +7,7 @@ import torch
 from oracle_problems import federated, image_clients, problem_of, serve
 
 import moiety as mo
+from moiety.engines.base import RoundInfo
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 from moiety.errors import MoietyError
@@ -22,9 +23,11 @@ def mlp():
 
 def uploads(algorithm, engine=Sequential, round=0, seed=0):
     problem = problem_of(mo.task.from_module(mlp(), loss="cross_entropy"), DATA, mo.split.nothing(mlp()), seed)
-    received = algorithm.broadcast(problem.server(algorithm))
-    jobs = problem.jobs(algorithm.phases, range(3), [problem.first(algorithm)] * 3, "train", round, part="train")
-    done = serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=round)
+    received = algorithm.broadcast(problem.first_server(algorithm))
+    jobs = problem.make_jobs(
+        algorithm.phases, range(3), [problem.first_state(algorithm)] * 3, "train", round, part="train"
+    )
+    done = serve(engine, problem, algorithm.client_update, jobs, received, RoundInfo(round))
     return [update.upload for update, _ in done]
 
 

@@ -11,7 +11,7 @@ from conformance_table import NAMES, TABLE
 from oracle_problems import federated, image_clients
 
 import moiety as mo
-from moiety.loop.round import crossing
+from moiety.loop.round import declare_layouts
 from moiety.split.masks import layer_counts
 from moiety.transport import pack
 
@@ -42,7 +42,7 @@ def test_every_algorithm_runs_and_pays_for_what_is_packed(row, codec):
     run = mo.fit(net, DATA, row.build(), split=row.split(net), rounds=2, engine="sequential", codec=watched)
     assert len(seen) == 2 * 3
     algorithm = row.build()
-    layout = crossing(run._rounds.problem, algorithm)[1]
+    layout = declare_layouts(run._loop.problem, algorithm)[1]
     plain = {name: p for name, p in layout.items() if algorithm.uncompressed and algorithm.uncompressed(name)}
     masks = 0
     if algorithm.search:

@@ -9,9 +9,10 @@ from oracle_problems import engine_name, serve
 from torch import Tensor
 
 from moiety import tree
+from moiety.engines.base import RoundInfo
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
-from moiety.loop.round import crossing
+from moiety.loop.round import declare_layouts
 from moiety.types import ClientUpdate
 
 ENGINES = [Sequential, partial(Vectorised, block=2)]
@@ -25,10 +26,10 @@ def test_every_algorithm_has_a_row():
 def begin(row, dtype=torch.float32):
     problem = mlp_problem(row, dtype=dtype)
     algorithm = row.build(**FIX)
-    server = problem.server(algorithm)
-    states = [problem.first(algorithm) for _ in range(3)]
+    server = problem.first_server(algorithm)
+    states = [problem.first_state(algorithm) for _ in range(3)]
     received = algorithm.broadcast(server)
-    jobs = problem.jobs(algorithm.phases, range(3), states, "train", 0, part="train")
+    jobs = problem.make_jobs(algorithm.phases, range(3), states, "train", 0, part="train")
     return problem, algorithm, server, received, jobs
 
 
@@ -43,11 +44,11 @@ def test_types_keys_shapes_dtypes(row, dtype, engine):
     problem, algorithm, server, received, jobs = begin(row, dtype)
     split, init = problem.split, problem.task.init
     # The shared part goes down first, and beside it what the algorithm declares; all in the model's own precision.
-    down, up = crossing(problem, algorithm)
+    down, up = declare_layouts(problem, algorithm)
     assert list(received)[: len(split.shared)] == list(split.shared)
     assert {n: (p.shape, p.dtype) for n, p in received.items()} == {n: (p.shape, dtype) for n, p in down.items()}
     assert {n: down[n].shape for n in split.shared} == {n: init[n].shape for n in split.shared}
-    results = serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+    results = serve(engine, problem, algorithm.client_update, jobs, received, RoundInfo())
     for update, state in results:
         assert isinstance(update, ClientUpdate)
         sent = update.upload
@@ -81,11 +82,11 @@ def test_inputs_are_unchanged(row, engine):
         "init": problem.task.init,
     }
     before = copy.deepcopy(watched)
-    results = serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+    results = serve(engine, problem, algorithm.client_update, jobs, received, RoundInfo())
     aggregate = algorithm.aggregator([u for u, _ in results])
     uploads = copy.deepcopy([u for u, _ in results])
     algorithm.server_update(server, aggregate)
-    serve(engine, problem, algorithm.adapt, jobs, received, scale=1.0, round=0)
+    serve(engine, problem, algorithm.adapt, jobs, received, RoundInfo())
     for (path, a), b in zip(tree.leaves(before).items(), tree.leaves(watched).values(), strict=True):
         assert torch.equal(a, b), path
     for (path, a), b in zip(tree.leaves(uploads).items(), tree.leaves([u for u, _ in results]).values(), strict=True):
@@ -97,12 +98,12 @@ def test_inputs_are_unchanged(row, engine):
 def test_a_later_round_does_not_edit_what_an_earlier_one_returned(row, engine):
     """Whoever keeps the results of round 1 (a checkpoint, a user) still has them after round 2."""
     problem, algorithm, server, received, jobs = begin(row)
-    first = serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+    first = serve(engine, problem, algorithm.client_update, jobs, received, RoundInfo())
     server = algorithm.server_update(server, algorithm.aggregator([u for u, _ in first]))
     kept = copy.deepcopy((first, server))
     states = [s for _, s in first]
-    jobs = problem.jobs(algorithm.phases, range(3), states, "train", 1, part="train")
-    second = serve(engine, problem, algorithm.client_update, jobs, algorithm.broadcast(server), scale=1.0, round=1)
+    jobs = problem.make_jobs(algorithm.phases, range(3), states, "train", 1, part="train")
+    second = serve(engine, problem, algorithm.client_update, jobs, algorithm.broadcast(server), RoundInfo(1))
     algorithm.server_update(server, algorithm.aggregator([u for u, _ in second]))
     for (path, a), b in zip(tree.leaves(kept).items(), tree.leaves((first, server)).values(), strict=True):
         assert torch.equal(a, b), path
@@ -118,7 +119,7 @@ def test_a_later_round_does_not_edit_what_an_earlier_one_returned(row, engine):
 @pytest.mark.parametrize("row", TABLE, ids=NAMES)
 def test_two_clients_of_one_cohort_share_no_memory(row):
     problem, algorithm, _, received, jobs = begin(row)
-    results = serve(Sequential, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+    results = serve(Sequential, problem, algorithm.client_update, jobs, received, RoundInfo())
 
     def own(result):  # a client that keeps nothing hands back the state that all begin with
         kept = result[1] if algorithm.stateful else ()
@@ -136,11 +137,11 @@ def test_weights_are_what_the_option_says(row):
     for option in row.weightings():
         problem = mlp_problem(row)
         algorithm = row.build(batch_size=2, **option)
-        states = [problem.first(algorithm)] * 3
-        received = algorithm.broadcast(problem.server(algorithm))
-        jobs = problem.jobs(algorithm.phases, range(3), states, "train", 0, part="train")
+        states = [problem.first_state(algorithm)] * 3
+        received = algorithm.broadcast(problem.first_server(algorithm))
+        jobs = problem.make_jobs(algorithm.phases, range(3), states, "train", 0, part="train")
         for engine in ENGINES:
-            results = serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+            results = serve(engine, problem, algorithm.client_update, jobs, received, RoundInfo())
             name = option.get("weighting", "uniform" if row.alike else "examples")
             assert [float(u.weight) for u, _ in results] == wanted[name]
 
@@ -151,9 +152,9 @@ def test_a_weight_is_exact_in_a_model_of_low_precision(engine):
     (row,) = [row for row in TABLE if row.name == "fedavg"]
     problem = mlp_problem(row, sizes=(257, 3), dtype=torch.bfloat16)
     algorithm = row.build(batch_size=300)
-    received = algorithm.broadcast(problem.server(algorithm))
-    jobs = problem.jobs(algorithm.phases, range(2), [algorithm.init_client({}, {})] * 2, "train", 0, part="train")
-    results = serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+    received = algorithm.broadcast(problem.first_server(algorithm))
+    jobs = problem.make_jobs(algorithm.phases, range(2), [algorithm.init_client({}, {})] * 2, "train", 0, part="train")
+    results = serve(engine, problem, algorithm.client_update, jobs, received, RoundInfo())
     assert [float(u.weight) for u, _ in results] == [257, 3]
 
 
@@ -162,8 +163,8 @@ def test_data_columns_of_the_user_are_unchanged(row):
     problem = mlp_problem(row)
     before = {k: c.copy() for k, c in problem.data.columns.items()}
     algorithm = row.build(**FIX)
-    received = algorithm.broadcast(problem.server(algorithm))
-    jobs = problem.jobs(algorithm.phases, [0], [problem.first(algorithm)], "train", 0, part="train")
-    serve(Sequential, problem, algorithm.client_update, jobs, received, scale=1.0, round=0)
+    received = algorithm.broadcast(problem.first_server(algorithm))
+    jobs = problem.make_jobs(algorithm.phases, [0], [problem.first_state(algorithm)], "train", 0, part="train")
+    serve(Sequential, problem, algorithm.client_update, jobs, received, RoundInfo())
     for name, column in before.items():
         np.testing.assert_array_equal(column, problem.data.columns[name])

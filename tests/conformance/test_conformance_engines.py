@@ -9,6 +9,7 @@ from conformance_table import NAMES, TABLE, mlp_problem
 from oracle_problems import engine_name, serve
 
 from moiety import tree
+from moiety.engines.base import RoundInfo
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 
@@ -27,14 +28,14 @@ def results(row, engine, dtype=torch.float32, order=None, rounds=2, **options):
     """Two rounds, so that states differ between clients when the second begins."""
     problem = mlp_problem(row, SIZES, dtype)
     algorithm = row.build(batch_size=16, **options)
-    server = problem.server(algorithm)
-    states = [problem.first(algorithm) for _ in SIZES]
+    server = problem.first_server(algorithm)
+    states = [problem.first_state(algorithm) for _ in SIZES]
     order = np.arange(len(SIZES)) if order is None else np.asarray(order)
     for t in range(rounds):
-        jobs = problem.jobs(algorithm.phases, range(len(SIZES)), states, "train", t, part="train")
+        jobs = problem.make_jobs(algorithm.phases, range(len(SIZES)), states, "train", t, part="train")
         received = algorithm.broadcast(server)
         shuffled = serve(
-            engine, problem, algorithm.client_update, [jobs[i] for i in order], received, scale=0.5, round=t
+            engine, problem, algorithm.client_update, [jobs[i] for i in order], received, RoundInfo(t, scale=0.5)
         )
         found = [shuffled[i] for i in np.argsort(order)]
         states = [s for _, s in found]
@@ -92,14 +93,12 @@ def test_a_client_does_not_depend_on_the_cohort_around_it(row, engine):
     """Client 3 alone, and client 3 among all: the same upload and the same state."""
     problem = mlp_problem(row, SIZES, torch.float64)
     algorithm = row.build(batch_size=16, momentum=0.5)
-    received = algorithm.broadcast(problem.server(algorithm))
+    received = algorithm.broadcast(problem.first_server(algorithm))
 
     def update(cohort):
-        states = [problem.first(algorithm) for _ in cohort]
-        jobs = problem.jobs(algorithm.phases, cohort, states, "train", 5, part="train")
-        return serve(engine, problem, algorithm.client_update, jobs, received, scale=1.0, round=5)[
-            list(cohort).index(3)
-        ]
+        states = [problem.first_state(algorithm) for _ in cohort]
+        jobs = problem.make_jobs(algorithm.phases, cohort, states, "train", 5, part="train")
+        return serve(engine, problem, algorithm.client_update, jobs, received, RoundInfo(5))[list(cohort).index(3)]
 
     agree(update([3]), update(range(len(SIZES))), 1e-10)
 

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 import moiety as mo
 from moiety import tree
-from moiety.loop.round import crossing
+from moiety.loop.round import declare_layouts
 from moiety.transport import PrivacyError
 from moiety.types import ClientUpdate
 
@@ -42,7 +42,7 @@ def test_personal_names_stay_away_from_the_server(row, tmp_path):
     run = mo.fit(net, DATA, watched, split=split, rounds=2, engine="sequential", out=tmp_path / "run")
     assert down
     assert len(up) == 2 * 3
-    downwards, upwards = crossing(run._rounds.problem, inner)
+    downwards, upwards = declare_layouts(run._loop.problem, inner)
     assert all(set(sent) == set(downwards) for sent in down)
     assert all(set(sent) == set(upwards) for sent in up)
     assert not set(split.personal) & {*downwards, *upwards}
@@ -57,9 +57,9 @@ def test_personal_names_stay_away_from_the_server(row, tmp_path):
     assert not [k for k in keys for name in split.personal if name in k]
     assert {k.removeprefix("shared/") for k in keys if k.startswith("shared/")} == set(split.shared)
     # No tensor that crossed or that the server has equals one that a client keeps, whatever the names.
-    server = tree.leaves(run._rounds.progress.server)
+    server = tree.leaves(run._loop.progress.server)
     seen = {values(x) for x in [*stored, *server.values(), *(x for sent in down + up for x in sent.values())]}
-    for state in run._rounds.progress.store.get(range(3)):
+    for state in run._loop.progress.store.get(range(3)):
         for path, kept in tree.leaves(state).items():
             assert kept.dtype == torch.bool or values(kept) not in seen, path
 

@@ -10,10 +10,11 @@ from oracle_problems import federated, image_clients
 
 import moiety as mo
 from moiety import tree
+from moiety.engines.base import RoundInfo
 from moiety.engines.processes import Processes
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
-from moiety.loop.evaluate import evaluate, served
+from moiety.loop.evaluate import client_functions, evaluate
 from moiety.types import Algorithm
 
 SIZES = (1, 30, 2, 13, 7, 5, 24, 6)
@@ -37,13 +38,13 @@ def everything(row, make, dtype=torch.float32, rounds=2):
     """Two rounds of all clients and an evaluation: results, server and scores."""
     problem = mlp_problem(row, SIZES, dtype)
     algorithm: Algorithm = row.build(**OPTIONS)
-    engine = make(problem, served(algorithm))
-    server = problem.server(algorithm)
-    states = [problem.first(algorithm) for _ in SIZES]
+    engine = make(problem, client_functions(algorithm))
+    server = problem.first_server(algorithm)
+    states = [problem.first_state(algorithm) for _ in SIZES]
     try:
         for t in range(rounds):
-            jobs = problem.jobs(algorithm.phases, range(len(SIZES)), states, "train", t, part="train")
-            found = engine.map("train", jobs, algorithm.broadcast(server), scale=0.5, round=t)
+            jobs = problem.make_jobs(algorithm.phases, range(len(SIZES)), states, "train", t, part="train")
+            found = engine.map("train", jobs, algorithm.broadcast(server), RoundInfo(t, scale=0.5))
             found = [tree.map_leaves(torch.clone, result) for result in found]
             states = [s for _, s, _ in found]
             server = algorithm.server_update(server, algorithm.aggregator([u for u, _, _ in found]))

@@ -7,6 +7,7 @@ from oracle_problems import federated, image_clients, problem_of, serve
 from torch import nn
 
 import moiety as mo
+from moiety.engines.base import RoundInfo
 from moiety.engines.sequential import Sequential
 from moiety.errors import MoietyError
 from moiety.task import from_module
@@ -26,10 +27,10 @@ ALGORITHM = mo.fedavg(shared=mo.sgd(0.1, shuffle=False))
 def uploads(order, round=0, seed=0):
     net = model()
     problem = problem_of(from_module(net, loss="cross_entropy"), DATA, mo.split.nothing(net), seed)
-    received = ALGORITHM.broadcast(ALGORITHM.init_server(*problem.shared()))
+    received = ALGORITHM.broadcast(ALGORITHM.init_server(*problem.first_shared()))
     states = [ALGORITHM.init_client({}, {})] * len(order)
-    jobs = problem.jobs(ALGORITHM.phases, order, states, "train", round, part="train")
-    results = serve(Sequential, problem, ALGORITHM.client_update, jobs, received, scale=1.0, round=round)
+    jobs = problem.make_jobs(ALGORITHM.phases, order, states, "train", round, part="train")
+    results = serve(Sequential, problem, ALGORITHM.client_update, jobs, received, RoundInfo(round))
     return {client: update.upload["0.weight"] for client, (update, _) in zip(order, results, strict=True)}
 
 

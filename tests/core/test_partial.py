@@ -18,7 +18,8 @@ from torch.nn import functional
 import moiety as mo
 from moiety import tree
 from moiety.engines import sequential, vectorised
-from moiety.engines.problem import Problem, Served, to_tensors
+from moiety.engines.base import ClientFunction, RoundInfo
+from moiety.engines.problem import Problem, to_tensors
 from moiety.engines.rows import Job, Rows
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
@@ -194,7 +195,7 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
 def problem_for(model: nn.Module, data: mo.FederatedData, split: Any, *, partial: bool, loss: Any = None, **more: Any):
     inputs = more.pop("inputs", ("x",))
     task = from_module(model, loss=loss or "cross_entropy", inputs=inputs)
-    columns = to_tensors(data, task, torch.device("cpu"))
+    columns = to_tensors(data.columns, task, torch.device("cpu"))
     return Problem(task, split, data, columns, 0, partial=partial, **more)
 
 
@@ -207,13 +208,13 @@ def alternating(**options: Any) -> mo.Algorithm:
 def trained(problem: Problem, engine: Any, rounds: int = 2, algorithm: mo.Algorithm | None = None) -> Any:
     """The clients' results and the server after a few rounds, by the engine's class, without ``fit``."""
     algorithm = algorithm or alternating()
-    server = algorithm.init_server(*problem.shared())
+    server = algorithm.init_server(*problem.first_shared())
     clients = range(len(problem.data))
-    states = [problem.first(algorithm) for _ in clients]
-    served = engine(problem, {"train": Served(algorithm.client_update, tuple(algorithm.phases))})
+    states = [problem.first_state(algorithm) for _ in clients]
+    served = engine(problem, {"train": ClientFunction(algorithm.client_update, tuple(algorithm.phases))})
     for t in range(rounds):
-        jobs = problem.jobs(algorithm.phases, clients, states, "train", t, part="train")
-        found = served.map("train", jobs, algorithm.broadcast(server), scale=1.0, round=t)
+        jobs = problem.make_jobs(algorithm.phases, clients, states, "train", t, part="train")
+        found = served.map("train", jobs, algorithm.broadcast(server), RoundInfo(t))
         states = [s for _, s in found]
         server = algorithm.server_update(server, algorithm.aggregator([u for u, _ in found]))
     return found, server
@@ -359,8 +360,8 @@ def test_fit_with_and_without(engine):
     )
     for client in range(len(SIZES)):
         agree(with_it.parameters(client), without.parameters(client), 1e-12)
-    assert with_it._rounds.problem.partial is True
-    assert without._rounds.problem.partial is False
+    assert with_it._loop.problem.partial is True
+    assert without._loop.problem.partial is False
     assert with_it.ledger["flops"] < without.ledger["flops"]
     assert without.config["run"]["partial"] is False
 
@@ -371,7 +372,7 @@ def test_a_resumed_run_keeps_partial_as_it_was(tmp_path):
     options: dict[str, Any] = {"split": split, "engine": "sequential", "partial": False}
     mo.fit(model, rows_of("vectors"), alternating(), rounds=1, out=tmp_path / "run", **options)
     run = mo.resume(tmp_path / "run", rounds=2, data=rows_of("vectors"))
-    assert run._rounds.problem.partial is False
+    assert run._loop.problem.partial is False
     whole = mo.fit(model, rows_of("vectors"), alternating(), rounds=2, **options)
     assert run.ledger["flops"] == whole.ledger["flops"]
 
@@ -830,19 +831,19 @@ def test_gradient_over_samples_in_an_engine(engine, partial):
 
     spans = [problem.data.rows(c, "train") for c in (0, 3)]
     jobs = [
-        Job(c, {"local": Rows(np.arange(a, b), np.array([b - a]))}, b - a, problem.personal())
+        Job(c, {"local": Rows(np.arange(a, b), np.array([b - a]))}, b - a, problem.first_personal())
         for c, (a, b) in zip((0, 3), spans, strict=True)
     ]
-    served = engine(problem, {"asked": Served(function, ("local",))})
+    served = engine(problem, {"asked": ClientFunction(function, ("local",))})
     received = {n: problem.task.init[n] for n in split.shared}
-    served.map("asked", jobs, received, scale=1.0, round=0)
+    served.map("asked", jobs, received, RoundInfo())
     rows.clear()
-    found = served.map("asked", jobs, received, scale=1.0, round=0)
+    found = served.map("asked", jobs, received, RoundInfo())
     for (a, b), got in zip(spans, found, strict=True):
         batch = {n: c[a:b] for n, c in problem.columns.items()}
         agree(plain_mean(model, problem, samples, batch), got, 1e-12)
     rows.clear()
-    served.map("asked", jobs, received, scale=1.0, round=0)
+    served.map("asked", jobs, received, RoundInfo())
     width = 9 if engine is Sequential else 5  # under vmap a call counts one client's rows, the widest's
     assert sum(rows) == width * (1 if partial else 3)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from oracle_problems import federated, problem_of, scalar_task, split_of
 
 from moiety.clients import uniform_cohort
-from moiety.engines.rows import padded, phase_rows
+from moiety.engines.rows import pad_rows, phase_rows
 from moiety.random import generator, torch_seed
 from moiety.types import Phase
 
@@ -150,7 +150,7 @@ def test_the_turns_of_two_clients_are_shuffled_differently():
     turns = [
         tuple(job.rows["local"].order - 30 * job.client)
         for t in (0, 1)
-        for job in problem.jobs(phases, [0, 1], [None, None], "train", t, part="train")
+        for job in problem.make_jobs(phases, [0, 1], [None, None], "train", t, part="train")
     ]
     assert len(set(turns)) == 4
     assert all(sorted(turn) == list(range(30)) for turn in turns)
@@ -160,8 +160,8 @@ def test_padding_repeats_the_clients_own_rows():
     """Clients with rows 5, 6, 7 in batches of 2 and with row 9: [[5, 6], [7, .]] and [[9, .], [., .]]."""
     one = phase_rows(Phase(1, None, 2, False), 5, 8, seed=0)
     other = phase_rows(Phase(1, None, 2, False), 9, 10, seed=0)
-    index, mask = padded([one, other])
+    index, mask = pad_rows([one, other])
     assert index.tolist() == [[[5, 6], [7, 5]], [[9, 9], [9, 9]]]
     assert mask.tolist() == [[[True, True], [True, False]], [[True, False], [False, False]]]
-    assert padded([one])[1] is not None
-    assert padded([other])[1] is None
+    assert pad_rows([one])[1] is not None
+    assert pad_rows([other])[1] is None

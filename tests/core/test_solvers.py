@@ -7,6 +7,7 @@ import torch
 from oracle_problems import federated, image_clients, problem_of, scalar_task, serve, split_of
 
 import moiety as mo
+from moiety.engines.base import RoundInfo
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 from moiety.errors import MoietyError
@@ -22,14 +23,16 @@ SPLIT = split_of(["u"], ["v"], {"u": 2, "v": 4})
 def solved(solver, engine, clients=CLIENTS, start=START, task=None):
     """w of each client, and the loss that the solver saw."""
     problem = problem_of(task or ref.task(THETA, start, phi=False), federated(clients), SPLIT)
-    jobs = problem.jobs({"inner": solver.phase}, range(len(clients)), [()] * len(clients), "train", 0, part="train")
+    jobs = problem.make_jobs(
+        {"inner": solver.phase}, range(len(clients)), [()] * len(clients), "train", 0, part="train"
+    )
 
     def find(work, received, state):
-        model, loss = solver.solve(work, work.compose(received, problem.personal()), work.batches("inner"))
+        model, loss = solver.solve(work, work.compose(received, problem.first_personal()), work.batches("inner"))
         assert torch.equal(model["u"], received["u"]) if engine is Sequential else True
         return model["v"], loss
 
-    found = serve(engine, problem, find, jobs, problem.shared()[0], scale=1.0, round=0)
+    found = serve(engine, problem, find, jobs, problem.first_shared()[0], RoundInfo())
     return [v.numpy() for v, _ in found], [float(loss) for _, loss in found]
 
 
@@ -97,12 +100,12 @@ def test_already_solved(name, engine):
     data = federated([{"a": np.array([1.0]), "b": np.array([2.0]), "y": np.array([7.0])}])
     problem = problem_of(scalar_task(u=1.0, v=3.0), data, split)
     solver = SOLVERS[name](**({} if name == "exact" else {"steps": 3}))
-    jobs = problem.jobs({"inner": solver.phase}, [0], [()], "train", 0, part="train")
+    jobs = problem.make_jobs({"inner": solver.phase}, [0], [()], "train", 0, part="train")
 
     def find(work, received, state):
-        return solver.solve(work, work.compose(received, problem.personal()), work.batches("inner"))[0]["v"]
+        return solver.solve(work, work.compose(received, problem.first_personal()), work.batches("inner"))[0]["v"]
 
-    assert float(serve(engine, problem, find, jobs, problem.shared()[0], scale=1.0, round=0)[0]) == 3.0
+    assert float(serve(engine, problem, find, jobs, problem.first_shared()[0], RoundInfo())[0]) == 3.0
 
 
 @ENGINES
@@ -265,12 +268,12 @@ def test_rows_that_repeat_and_a_client_that_overflows(engine):
     rows = [{"b": np.stack([scale * b] * 2), "y": np.full(2, 3.0, dtype=np.float32)} for scale in (1, 1e30)]
     problem = problem_of(task, federated(rows), split_of(["u"], ["v"], {"u": 2, "v": 400}))
     solver = mo.solver.exact()
-    jobs = problem.jobs({"inner": solver.phase}, [0, 1], [()] * 2, "train", 0, part="train")
+    jobs = problem.make_jobs({"inner": solver.phase}, [0, 1], [()] * 2, "train", 0, part="train")
 
     def find(work, received, state):
-        return solver.solve(work, work.compose(received, problem.personal()), work.batches("inner"))[0]["v"]
+        return solver.solve(work, work.compose(received, problem.first_personal()), work.batches("inner"))[0]["v"]
 
-    fine, odd = serve(engine, problem, find, jobs, problem.shared()[0], scale=1.0, round=0)
+    fine, odd = serve(engine, problem, find, jobs, problem.first_shared()[0], RoundInfo())
     np.testing.assert_allclose(fine.numpy(), 3 * b / (b @ b), rtol=1e-4, atol=1e-6)
     assert odd.isnan().all()
 

@@ -104,7 +104,7 @@ def exact(tensors: dict[str, Tensor]) -> dict[str, tuple[Any, ...]]:
 
 def contents(run: mo.Run) -> dict[str, Any]:
     """Everything a run found, in a form that compares bit for bit."""
-    progress = run._rounds.progress
+    progress = run._loop.progress
     server = {k: v if isinstance(v, Tensor) else torch.tensor(v) for k, v in tree.leaves(progress.server).items()}
     found = {
         "history": without_seconds(run.history),
@@ -112,7 +112,7 @@ def contents(run: mo.Run) -> dict[str, Any]:
         "ledger": run.ledger,
         "server": exact(server),
         "round": progress.round,
-        "states": {c: exact(tree.leaves(*progress.store.get([c]))) for c in range(len(run._rounds.problem.data))},
+        "states": {c: exact(tree.leaves(*progress.store.get([c]))) for c in range(len(run._loop.problem.data))},
     }
     found["models"] = [exact(run.parameters(i)) for i in range(len(run.clients))]
     return found

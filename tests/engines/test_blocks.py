@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moiety.engines.rows import Job, Rows, own_rows, padded, phase_rows
+from moiety.engines.rows import Job, Rows, own_rows, pad_rows, phase_rows
 from moiety.engines.vectorised import PADDING, blocks
 from moiety.types import Phase
 
@@ -139,7 +139,7 @@ def test_padded_by_hand():
     """Client 0 has rows 10 to 12 in batches of 2 and 1, client 1 has row 5: padding repeats a client's first row."""
     first = Rows(np.array([12, 10, 11]), np.array([2, 1]))
     second = Rows(np.array([5]), np.array([1]))
-    index, mask = padded([first, second])
+    index, mask = pad_rows([first, second])
     assert index.tolist() == [[[12, 10], [11, 12]], [[5, 5], [5, 5]]]
     assert mask is not None
     assert mask.tolist() == [[[True, True], [True, False]], [[True, False], [False, False]]]
@@ -148,7 +148,7 @@ def test_padded_by_hand():
 
 
 def test_padded_without_padding_has_no_mask():
-    index, mask = padded([Rows(np.array([3, 2]), np.array([1, 1])), Rows(np.array([7, 8]), np.array([1, 1]))])
+    index, mask = pad_rows([Rows(np.array([3, 2]), np.array([1, 1])), Rows(np.array([7, 8]), np.array([1, 1]))])
     assert index.tolist() == [[[3], [2]], [[7], [8]]]
     assert mask is None
 
@@ -163,7 +163,7 @@ def test_padded_holds_every_row_at_its_place_and_no_foreign_one(clients, seed):
     plans = []
     for c, sizes in enumerate(clients):
         plans.append(Rows(1000 * c + draw.integers(0, 50, size=sum(sizes)), np.array(sizes)))
-    index, mask = padded(plans)
+    index, mask = pad_rows(plans)
     mask = torch.ones_like(index, dtype=torch.bool) if mask is None else mask
     for c, plan in enumerate(plans):
         at = 0

@@ -13,7 +13,7 @@ from oracle_problems import federated, scalar_task, split_of
 
 import moiety as mo
 from moiety.clients.clock import clock_from
-from moiety.loop.timed import idle
+from moiety.loop.virtual_time import draw_idle
 from moiety.transport.guard import PrivacyError
 
 ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorised"])
@@ -242,11 +242,11 @@ def test_at_most_so_many_are_active_and_none_twice():
 def test_the_next_client_is_drawn_uniformly_from_those_not_active():
     counts = np.zeros(6)
     for t in range(3000):
-        counts[idle(6, {1, 4}, 1, seed=0, round=t)] += 1
+        counts[draw_idle(6, {1, 4}, 1, seed=0, round=t)] += 1
     assert counts[[1, 4]].sum() == 0
     # Four standard deviations of a binomial of 3000 and a quarter are 95.
     assert np.abs(counts[[0, 2, 3, 5]] - 750).max() < 95
-    assert idle(4, {0, 1, 2}, 1, seed=0, round=9) == [3]
+    assert draw_idle(4, {0, 1, 2}, 1, seed=0, round=9) == [3]
 
 
 @pytest.mark.filterwarnings("ignore:In some round no client's update was finite")

@@ -22,7 +22,7 @@ from engine_cases import (
 )
 
 import moiety as mo
-from moiety.loop.timed import AsynchronousRounds
+from moiety.loop.virtual_time import AsynchronousLoop
 from moiety.run import checkpoint
 
 __all__ = ["without_fsync"]
@@ -94,16 +94,16 @@ def test_a_run_goes_on_after_its_end_with_what_was_under_way(tmp_path: Path) -> 
 def test_an_interrupt_between_the_beginning_and_an_arrival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C when a client has begun anew and nobody has arrived since: all are under way in the checkpoint."""
     whole = begin(CLOCKS["asynchronous"], "fedalt", None)
-    start, calls = AsynchronousRounds._begin, []
+    start, calls = AsynchronousLoop._begin, []
 
-    def interrupted(self: AsynchronousRounds) -> None:
+    def interrupted(self: AsynchronousLoop) -> None:
         start(self)
         calls.append(len(self.flight.parcels))
         if len(calls) == 4:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(AsynchronousRounds, "_begin", interrupted)
+        patched.setattr(AsynchronousLoop, "_begin", interrupted)
         with pytest.raises(KeyboardInterrupt):
             begin(CLOCKS["asynchronous"], "fedalt", tmp_path / "run", checkpoint_every=7)
     assert calls == [3, 3, 3, 3]

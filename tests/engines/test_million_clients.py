@@ -45,7 +45,7 @@ def test_personal_states_of_a_million_clients_survive_resume(tmp_path):
     for client in asked:
         one, other = resumed.parameters(client), straight.parameters(client)
         assert all(torch.equal(one[name], other[name]) for name in one)
-        assert any(not torch.equal(other[name], first[name]) for name in straight._rounds.problem.split.personal)
+        assert any(not torch.equal(other[name], first[name]) for name in straight._loop.problem.split.personal)
     # A sparse file: what was never asked takes no room.
     size = (tmp_path / "stopped" / "clients" / "states.bin").stat()
     assert size.st_size >= CLIENTS * 4 * 8

@@ -233,7 +233,7 @@ def test_a_split_with_a_module_of_its_own_begins_with_the_trained_values(tmp_pat
     for name, value in a.shared_parameters().items():
         called = names.format(name.replace(".", "/") if "/" in names else name)
         assert torch.equal(first[called], value)
-    asked = b._rounds.progress.store.owners()
+    asked = b._loop.progress.store.owners()
     assert len(asked) == 2
     assert load_file(tmp_path / "out/3-finetune/start.safetensors")["clients"].tolist() == asked
     assert plain(mo.resume(tmp_path / "out", data=FED)[2]) == plain(c)
@@ -271,7 +271,7 @@ def test_which_split_a_stage_has(where):
     model = mlp() if where == "its own" else batch_norm_net()
     stages = [mo.stage(alt, rounds=1, split=split), mo.stage(mo.finetune(personal=0.1), rounds=1), third[where]]
     runs = mo.pipeline(stages, model, FED, engine="sequential")
-    splits = [run._rounds.problem.split for run in runs]
+    splits = [run._loop.problem.split for run in runs]
     assert splits[0] is splits[1]
     assert (splits[2] is splits[1]) == (where == "the same table")
     assert splits[2].spec["name"] == ("nothing" if where == "its own" else "norms")

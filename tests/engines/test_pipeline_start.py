@@ -53,7 +53,7 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> mo.Run:
 
 def states(run: mo.Run) -> dict[int, Any]:
     """The personal values of the clients that have some of their own."""
-    store = run._rounds.progress.store
+    store = run._loop.progress.store
     return {i: exact(store.get([i])[0].personal) for i in store.owners()}
 
 
@@ -153,7 +153,7 @@ def test_less_that_is_personal_than_before(tmp_path):
 def test_nothing_personal_takes_the_shared_model_alone(earlier):
     run = fit(mo.fedavg(shared=1e-30), None, start=earlier, rounds=1)
     assert exact(run.parameters(0)) == exact(earlier.shared_parameters())
-    assert run._rounds.progress.store.owners() == []
+    assert run._loop.progress.store.owners() == []
 
 
 def test_clients_without_state_start_from_the_first_values(earlier):
@@ -162,7 +162,7 @@ def test_clients_without_state_start_from_the_first_values(earlier):
     run = fit(mo.finetune(personal=1e-30), start=stateless, rounds=1)
     assert all(exact(run.parameters(i)) == exact(stateless.shared_parameters()) for i in range(len(FED)))
     run = fit(alt(stateful=False), start=earlier, rounds=1)
-    assert run._rounds.progress.store.owners() == []
+    assert run._loop.progress.store.owners() == []
     assert {k: v for k, v in exact(run.shared_parameters()).items() if k.startswith("head")} == {
         k: v for k, v in exact(earlier.shared_parameters()).items() if k.startswith("head")
     }
@@ -172,7 +172,7 @@ def test_clients_without_state_start_from_the_first_values(earlier):
 def test_whole_models_of_their_own(earlier, tmp_path, build):
     """A state that is more than the personal part: never asked yet, so a client has the shared model; and back."""
     run = fit(build(), None, start=earlier, rounds=1, cohort=1, out=tmp_path / "run")
-    asked = run._rounds.progress.store.owners()
+    asked = run._loop.progress.store.owners()
     assert len(asked) == 1
     for client in set(range(len(FED))) - set(asked):
         assert exact(run.parameters(client)) == exact(run.shared_parameters())
@@ -187,7 +187,7 @@ def test_own_running_statistics_go_on():
     before = fit(mo.fedavg(shared=0.1), None, model=batch_norm_net(), rounds=1)
     run = fit(alt(), "norms", model=batch_norm_net(), start=before, rounds=1, cohort=1)
     (asked,) = uniform_cohort(len(FED), 1, seed=7, round=0).tolist()
-    assert len(before._rounds.progress.store.owners()) == 3
+    assert len(before._loop.progress.store.owners()) == 3
     for client in range(len(FED)):
         found, had = (each.parameters(client)["norm.running_mean"] for each in (run, before))
         assert torch.equal(found, had) == (client != asked)

@@ -183,7 +183,7 @@ def test_actors_hold_rows_and_states_of_their_own_clients_and_end(engines):
     assert len(engines) == 1
     assert len(actors) == 2
     assert sent == []  # since the first evaluation all states are where they belong
-    store = run._rounds.progress.store
+    store = run._loop.progress.store
     for w in range(2):
         own = range(w, len(SIZES), 2)
         for name, column in data.columns.items():
@@ -287,7 +287,7 @@ def test_where_an_engine_connects(monkeypatch):
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
     monkeypatch.setattr(ray, "put", lambda value: None)
     monkeypatch.setenv("RAY_ADDRESS", "there:1")
-    problem = fit("sequential", mo.fedavg(shared=0.1), Net(), rounds=1)._rounds.problem
+    problem = fit("sequential", mo.fedavg(shared=0.1), Net(), rounds=1)._loop.problem
     Ray(problem, {}).close()
     Ray(problem, {}, address="here:2").close()
     monkeypatch.delenv("RAY_ADDRESS")

@@ -28,7 +28,7 @@ from torch import nn
 
 import moiety as mo
 from moiety.clients import DiskStore
-from moiety.loop.round import Rounds
+from moiety.loop.round import Loop
 from moiety.run import checkpoint
 from moiety.run import train as training
 from moiety.types import Algorithm
@@ -189,7 +189,7 @@ def test_an_interrupt_while_a_round_is_evaluated(at: int, tmp_path: Path, monkey
 
 def test_a_second_interrupt_leaves_the_checkpoint_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in round 3, and again as soon as the first would write: the checkpoint of round 2 is not removed first."""
-    case, real, calls = CASES["fedalt"], Rounds.work, []
+    case, real, calls = CASES["fedalt"], Loop.work, []
     whole = fit(case, "sequential", tmp_path / "whole")
 
     def again(*_: Any) -> None:
@@ -197,14 +197,14 @@ def test_a_second_interrupt_leaves_the_checkpoint_there_is(tmp_path: Path, monke
 
     with monkeypatch.context() as patched:
 
-        def interrupted(self: Rounds, *args: Any) -> Any:
+        def interrupted(self: Loop, *args: Any) -> Any:
             calls.append(1)
             if len(calls) == 3:
                 patched.setattr(checkpoint.os, "rename", again)
                 raise KeyboardInterrupt
             return real(self, *args)
 
-        patched.setattr(Rounds, "work", interrupted)
+        patched.setattr(Loop, "work", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fit(case, "sequential", tmp_path / "parts")
     left = checkpoint.latest(tmp_path / "parts")

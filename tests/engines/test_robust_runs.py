@@ -95,7 +95,7 @@ def two_parts(**options):
 
 
 def states(run):
-    store = run._rounds.progress.store
+    store = run._loop.progress.store
     return [exact(tree.leaves(*store.get([c]))) for c in range(len(FED))]
 
 
@@ -148,7 +148,7 @@ def test_a_round_with_too_few_uploads_is_left_out():
     assert [record.dropped for record in records] == expected
     assert {len(names) for names in expected} >= {1, 4}
     heard = {c for record in records for c in record.cohort if f"c{c}" not in record.dropped}
-    assert set(some._rounds.progress.store.owners()) == heard
+    assert set(some._loop.progress.store.owners()) == heard
 
 
 @pytest.mark.parametrize("engine", ENGINES)

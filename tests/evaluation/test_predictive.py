@@ -201,7 +201,7 @@ def test_a_run_averages_the_models_of_all_stored_samples():
     """By torch: the head of each stored sample on the features of the shared layer."""
     run = trained()
     x = DATA.client(2, "test")["x"].astype(np.float64)
-    (state,) = run._rounds.progress.store.get([2])
+    (state,) = run._loop.progress.store.get([2])
     shared = run.shared_parameters()
     weight, bias = (shared[f"hidden1.{name}"] for name in ("weight", "bias"))
     hidden = torch.relu(functional.linear(torch.from_numpy(x), weight, bias))
@@ -232,12 +232,12 @@ def test_predictions_are_the_same_whichever_engine_trained(engine):
 
 def test_a_client_that_was_never_asked_draws_first():
     run = trained(cohort=1)
-    asked = set(run._rounds.progress.store.owners())
+    asked = set(run._loop.progress.store.owners())
     (never, *_) = [c for c in range(4) if c not in asked]
-    before = set(run._rounds.progress.store.owners())
+    before = set(run._loop.progress.store.owners())
     seen = run.predictive(never, np.zeros((2, 4)))
     assert seen.outputs.std(0).min() > 0
-    assert set(run._rounds.progress.store.owners()) == before
+    assert set(run._loop.progress.store.owners()) == before
 
 
 def test_refreshed_draws_are_new_and_nothing_of_them_is_kept():
@@ -283,7 +283,7 @@ def test_calibration_of_a_run_is_that_of_its_predictions(refresh):
 def test_a_client_without_data_has_the_centre_of_the_prior():
     """The learned mean holds the 18 weights of the head, then its 3 biases; draws from the prior lie round it."""
     run = trained()
-    received = run._rounds.algorithm.broadcast(run._rounds.progress.server)
+    received = run._loop.algorithm.broadcast(run._loop.progress.server)
     mean, shared = received["prior:mean"], run.shared_parameters()
     hidden = torch.relu(functional.linear(torch.eye(4).double(), shared["hidden1.weight"], shared["hidden1.bias"]))
     wanted = functional.linear(hidden, mean[:18].reshape(3, 6), mean[18:]).numpy()

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from moiety.data import FederatedData
-from moiety.engines.problem import Problem, Served, to_tensors
+from moiety.engines.base import ClientFunction
+from moiety.engines.problem import Problem, to_tensors
 from moiety.split import Split
 from moiety.task import from_functions
 
@@ -78,7 +79,7 @@ def even_clients(sizes: Sequence[int], seed: int = 0) -> list[dict[str, np.ndarr
 
 
 def problem_of(task, data: FederatedData, split: Split, seed: int = 0) -> Problem:
-    return Problem(task, split, data, to_tensors(data, task, torch.device("cpu")), seed)
+    return Problem(task, split, data, to_tensors(data.columns, task, torch.device("cpu")), seed)
 
 
 def image_clients(sizes: Sequence[int], features: int = 4, classes: int = 3, seed: int = 0, dtype=np.float32):
@@ -90,10 +91,10 @@ def image_clients(sizes: Sequence[int], features: int = 4, classes: int = 3, see
     ]
 
 
-def serve(engine, problem, function, jobs, received, **options):
+def serve(engine, problem, function, jobs, received, info):
     """What an engine, given by its class, makes of a function that is not one of an algorithm's own."""
     phases = tuple(jobs[0].rows)
-    return engine(problem, {"asked": Served(function, phases)}).map("asked", jobs, received, **options)
+    return engine(problem, {"asked": ClientFunction(function, phases)}).map("asked", jobs, received, info)
 
 
 def engine_name(engine) -> str:

@@ -166,7 +166,7 @@ def test_a_warm_start_moves_both_parts() -> None:
     assert not torch.equal(moved, model.get_parameter("head.weight"))
     alt = mo.fedalt(shared=0.1, personal=0.1)
     run = mo.fit(model, fed, alt, split=full(model, pull=1.0), start=first, rounds=1, cohort=1, engine="sequential")
-    begun = run._rounds.problem.task.init
+    begun = run._loop.problem.task.init
     assert torch.equal(begun["head.weight"], moved)
     assert torch.equal(begun["centre/head/weight"], moved)
 

@@ -120,7 +120,7 @@ def test_only_the_shared_part_crosses_and_a_folder_is_resumed_bit_for_bit(name: 
     resumed = mo.resume(tmp_path / "run", rounds=2, data=case.data, model=images() if case.model is images else None)
     assert same(straight(name), resumed)
     assert [row["loss"] for row in straight(name).clients] == [row["loss"] for row in resumed.clients]
-    first = resumed._rounds.problem.task.init
+    first = resumed._loop.problem.task.init
     for model in whole(resumed):
         assert any(not torch.equal(model[n], first[n]) for n in split.trained_personal)
         assert any(not torch.equal(model[n], first[n]) for n in split.trained_shared)
@@ -145,7 +145,7 @@ def test_partial_evaluation_changes_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_an_exported_model_predicts_as_the_run_says(name: str) -> None:
     run = straight(name)
-    split = run._rounds.problem.split
+    split = run._loop.problem.split
     for i, row in enumerate(run.clients):
         rows = CASES[name].data.client(i, "test")
         model = run.export(i)
@@ -164,7 +164,7 @@ def test_the_given_model_and_the_splits_own_are_the_same_to_fit(name: str) -> No
     assert same(straight(name), fit(case, split.model, split=split))
     # A model taken out of a run goes on from its own values.
     again = fit(case, straight(name).export(1), split=split, rounds=1)
-    begun = again._rounds.problem.task.init
+    begun = again._loop.problem.task.init
     assert all(torch.equal(begun[n], p) for n, p in straight(name).parameters(1).items())
 
 
@@ -209,7 +209,7 @@ def test_adapters_begin_from_a_trained_model() -> None:
     warm = first.export()
     split = case.split(warm)
     run = fit(case, warm, split=split, rounds=1)
-    begun = run._rounds.problem.task.init
+    begun = run._loop.problem.task.init
     assert all(torch.equal(begun[n], p) for n, p in first.shared_parameters().items())
     fresh = case.split(words())
     assert split.model is not None

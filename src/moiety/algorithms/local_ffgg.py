@@ -83,7 +83,8 @@ def local_ffgg(
             model, loss_theta = train(work, model, [batch], {work.shared: shared_sgd})
             return model, loss_theta if work.shared else loss_w
 
-        model, loss = fold(work, work.batches("local"), turn, find_w(work, theta, state))  # line 5
+        start = find_w(work, theta, state)
+        model, loss = fold(work, work.batches("local"), turn, start)  # line 5
         change = difference(work.parts(model)[0], theta)  # line 9
         return ClientUpdate(change, weight(work), {"loss": loss}), state
 

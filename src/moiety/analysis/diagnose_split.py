@@ -14,13 +14,14 @@ from moiety import tree
 from moiety.algorithms import ffgg
 from moiety.analysis.diagnosis import ENOUGH, LESS, NONE, Diagnosis, SplitFound
 from moiety.data import FederatedData
-from moiety.engines.auto import Engine, make
-from moiety.engines.problem import Function, Problem, Served
+from moiety.engines.auto import make_engine
+from moiety.engines.base import ClientCall, ClientFunction, Engine, RoundInfo
+from moiety.engines.problem import Problem
 from moiety.errors import kind, must, number, whole
 from moiety.local.sgd import WHOLE, check_rate
 from moiety.local.solvers import Solver, draw_start, lbfgs, solver_work
 from moiety.local.verbs import mean_loss
-from moiety.loop.evaluate import per_client, scoring
+from moiety.loop.evaluate import score_clients, scoring
 from moiety.random import generator
 from moiety.run.build import default_loss, problem_for
 from moiety.run.checks import check_data, check_numbers
@@ -122,7 +123,7 @@ class Seen(NamedTuple):
     state: Tree
 
 
-def looking(find: Solver, random_start: int | None) -> Function:
+def looking(find: Solver, random_start: int | None) -> ClientCall:
     """Finetune, and take the gradients in both parts before and after it, from all of the client's data."""
 
     def gradients(work: Work, model: Params) -> tuple[Params, Params, Tensor]:
@@ -161,18 +162,18 @@ def _sample(problem: Problem, clients: int) -> np.ndarray:
 def _diagnosed(name: str, problem: Problem, algorithm: Algorithm, asked: Asked) -> SplitFound:
     """One split: theta as given, then along FFGG."""
     functions = {
-        "look": Served(looking(asked.find, asked.random_start), ("personal", "whole")),
-        "score": Served(scoring(algorithm), ("score",)),
+        "look": ClientFunction(looking(asked.find, asked.random_start), ("personal", "whole")),
+        "score": ClientFunction(scoring(algorithm), ("score",)),
     }
-    engine = make("sequential", problem, functions, None)
+    engine = make_engine("sequential", problem, functions, None)
     phases = {"personal": asked.find.phase, "whole": Phase(1, None, WHOLE, False)}
     chosen, names = _sample(problem, asked.clients), problem.split.trained_shared
-    received = {n: p for part in problem.shared() for n, p in part.items()}
+    received = {n: p for part in problem.first_shared() for n, p in part.items()}
     path: list[dict[str, float | None]] = []
     for t in range(asked.rounds + 1):
-        states = [problem.first(algorithm)] * len(chosen)
-        jobs = problem.jobs(phases, chosen, states, "diagnose", t, part="train")
-        seen: list[Seen] = engine.map("look", jobs, received, scale=1.0, round=t)
+        states = [problem.first_state(algorithm)] * len(chosen)
+        jobs = problem.make_jobs(phases, chosen, states, "diagnose", t, part="train")
+        seen: list[Seen] = engine.map("look", jobs, received, RoundInfo(t))
         _finite(problem, chosen, seen, name)
         # Algorithm 1, line 7, with all clients looked at for the cohort
         mean = {n: torch.stack([s.operator[n] for s in seen]).mean(0) for n in names}
@@ -221,7 +222,7 @@ def _metric(
     if not len(tested):
         return None
     states = [seen[int(i)].state for i in tested]
-    _, metric, weight = per_client(problem, engine, received, chosen[tested], states, "validation").T
+    _, metric, weight = score_clients(problem, engine, received, chosen[tested], states, "validation").T
     return float(np.average(metric, weights=weight))
 
 

@@ -94,8 +94,8 @@ def sampled(problem: Problem, number: int, examples: int, scale: float) -> Clien
 
 def look(problem: Problem, clients: Sequence[Client], *, points: int, batch_size: int, tolerance: float) -> Look:
     """Look at some clients at a number of points."""
-    shared, statistics = problem.shared()
-    models = [problem.compose(shared | statistics, problem.personal()) for _ in clients]
+    shared, statistics = problem.first_shared()
+    models = [problem.compose(shared | statistics, problem.first_personal()) for _ in clients]
     seen: list[list[tuple[Spread, Blocks]]] = []
     for point in range(points):
         if point:

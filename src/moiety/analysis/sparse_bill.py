@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from moiety.algorithms import fedspa
 from moiety.data import FederatedData
+from moiety.engines.base import RoundInfo
 from moiety.engines.sequential import Sequential
 from moiety.errors import number, whole
-from moiety.loop.costs import layers_at_work
-from moiety.loop.evaluate import served
+from moiety.loop.costs import count_by_module
+from moiety.loop.evaluate import client_functions
 from moiety.run.build import default_loss, problem_for
 from moiety.split.masks import layer_counts, maskable, volume
 from moiety.types import Algorithm
@@ -36,7 +37,7 @@ def layer_flops(model: nn.Module, example: Tensor) -> dict[str, float]:
     {'0': 30.0, '2': 20.0}
     """
     whole("example", len(example), 1, 1)
-    with torch.no_grad(), layers_at_work() as (found, _):
+    with torch.no_grad(), count_by_module() as (found, _):
         model(example)
     own = {path: found.get(module, 0.0) for path, module in model.named_modules()}
     return {path: flops for path, flops in own.items() if flops}
@@ -145,11 +146,11 @@ def _turn(
 ) -> Callable[[], object]:
     """The local work of some clients, ready to be timed."""
     problem = problem_for(model, data, algorithm, None, seed, default_loss(data), None, ("x",), "cpu", True)
-    received = algorithm.broadcast(problem.server(algorithm))
-    states = [problem.first(algorithm) for _ in clients]
-    jobs = problem.jobs(algorithm.phases, clients, states, "train", 0, part="train")
-    engine = Sequential(problem, served(algorithm))
-    return lambda: engine.map("train", jobs, received, scale=1.0, round=0)
+    received = algorithm.broadcast(problem.first_server(algorithm))
+    states = [problem.first_state(algorithm) for _ in clients]
+    jobs = problem.make_jobs(algorithm.phases, clients, states, "train", 0, part="train")
+    engine = Sequential(problem, client_functions(algorithm))
+    return lambda: engine.map("train", jobs, received, RoundInfo())
 
 
 def _seconds(work: Callable[[], object]) -> float:

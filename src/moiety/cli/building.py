@@ -14,7 +14,7 @@ from moiety.clients.clock import clock_from
 from moiety.data import FederatedData, from_spec
 from moiety.engines.auto import check_engine
 from moiety.errors import MoietyError, choice, message, must, near
-from moiety.loop.uploads import built
+from moiety.loop.uploads import build_upload_parts
 from moiety.models import MODELS
 from moiety.run.build import algorithm_from, split_from
 from moiety.run.stages import Stage, stage_from
@@ -40,7 +40,7 @@ def parts(config: Config) -> Parts:
     algorithm = algorithm_from(config.algorithm or {})
     hint = 'As in [split] with name = "output_layer".'
     must(bool(config.split or algorithm.default_split), "split", f"given for {algorithm.name}", "nothing", hint)
-    ways = built(config.model_dump())
+    ways = build_upload_parts(config.model_dump())
     ways["clock"] = None if config.clock is None else clock_from(config.clock)
     model, data = _model_and_data(config)
     return Parts(model, data, algorithm, split_from(config.split, model) if config.split else None, ways)

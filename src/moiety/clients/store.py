@@ -62,7 +62,7 @@ class MemoryStore:
     def put(self, clients: Iterable[int], states: Iterable[Tree]) -> None:
         """Keep copies of the new states of ``clients``."""
         for client, state in zip(map(int, clients), states, strict=True):
-            self.pending[client] = tree.map_leaves(torch.clone, state)
+            self.pending[client] = tree.clone(state)
 
     def owners(self) -> list[int]:
         """The clients that have a state of their own, ascending."""

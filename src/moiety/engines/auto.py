@@ -3,44 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
 
-from moiety.engines.problem import Functions, Problem
+from moiety.engines.base import Engine, Functions, RoundInfo
+from moiety.engines.problem import Problem
 from moiety.engines.processes import SPIN_SECONDS, Processes, cores
 from moiety.engines.ray import Ray
 from moiety.engines.rows import Job
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 from moiety.errors import MoietyError, choice
-from moiety.types import Params, Tree
+from moiety.types import Params
 
-
-class Engine(Protocol):
-    """Runs a pure function of one client for many; the answer does not depend on which engine it is."""
-
-    name: str
-
-    def map(
-        self,
-        function: str,
-        jobs: Sequence[Job],
-        received: Params,
-        *,
-        scale: float,
-        round: int,
-        elapsed: float = 0.0,
-    ) -> list[Tree]:
-        """The function of that name for each job; results in the order of the jobs, to be used before the next call."""
-        ...
-
-    def close(self) -> None:
-        """End what the engine started."""
-        ...
-
-
-ENGINES: dict[str, Any] = {
+ENGINES: dict[str, Callable[..., Engine]] = {
     "sequential": Sequential,
     "vectorised": Vectorised,
     "processes:sequential": partial(Processes, inner=Sequential),
@@ -52,7 +28,7 @@ ENGINES: dict[str, Any] = {
 
 OPEN = ("auto", "processes")
 CLOSE = 1.5
-"""Engines within this factor of the fastest are looked at again."""
+"""Engines within this factor of the fastest are measured again."""
 
 
 def check_engine(name: str) -> None:
@@ -60,21 +36,20 @@ def check_engine(name: str) -> None:
     choice("engine", name, [*ENGINES, *OPEN])
 
 
-def make(name: str, problem: Problem, functions: Functions, workers: int | None) -> Engine:
+def make_engine(name: str, problem: Problem, functions: Functions, workers: int | None) -> Engine:
     """The engine of that name; ``workers`` counts where there are any."""
     options = {"workers": workers} if name.startswith(("processes", "ray")) else {}
-    engine: Engine = ENGINES[name](problem, functions, **options)
-    return engine
+    return ENGINES[name](problem, functions, **options)
 
 
-def fastest(
+def pick_fastest(
     name: str,
     problem: Problem,
     functions: Functions,
     jobs: Sequence[Job],
     received: Params,
+    info: RoundInfo,
     *,
-    scale: float,
     workers: int | None,
     seconds: float = 1.0,
 ) -> tuple[Engine, str]:
@@ -83,21 +58,21 @@ def fastest(
     All engines give the same numbers (to rounding), so trying them out has no effect but the time it takes.
     """
 
-    def clock(engine: Engine, sample: Sequence[Job]) -> float:
+    def time_one(engine: Engine, sample: Sequence[Job]) -> float:
         began = time.perf_counter()
-        engine.map("train", sample, received, scale=scale, round=0)
+        engine.map("train", sample, received, info)
         return time.perf_counter() - began
 
-    def look(engine: Engine) -> float:
+    def measure(engine: Engine) -> float:
         # Workers of the engine before stay awake for a moment, on the very cores that are to be measured.
         time.sleep(SPIN_SECONDS)
-        first = clock(engine, sample)
-        # What takes long needs no second look; else the first one pays for set-up and for waking.
-        return first if first > seconds else min(first, clock(engine, sample), clock(engine, sample))
+        first = time_one(engine, sample)
+        # The first call pays for set-up and for waking, so it is repeated where that takes little time.
+        return first if first > seconds else min(first, time_one(engine, sample), time_one(engine, sample))
 
     reference = Sequential(problem, functions)
-    clock(reference, jobs[:1])  # the first call pays for lazy set-up
-    per_client = max(clock(reference, jobs[:1]), 1e-6)
+    time_one(reference, jobs[:1])  # the first call pays for lazy set-up
+    per_client = max(time_one(reference, jobs[:1]), 1e-6)
     count = workers or cores()
     # Enough clients that every worker has some, and else as many as take a moment.
     sample = jobs[: max(2 * count, int(seconds / 4 / per_client))]
@@ -106,12 +81,13 @@ def fastest(
         names = [n for n in names if not n.startswith("processes")] or names
     times: dict[str, float] = {}
     refused: list[str] = []
-    engines = {n: make(n, problem, functions, workers) for n in names}
+    engines = {n: make_engine(n, problem, functions, workers) for n in names}
+    best = None
     try:
         for n, engine in engines.items():
             try:
-                _try(engine, functions, "score", sample[:2], received)  # one that trains must be able to evaluate too
-                times[n] = look(engine)
+                _try_scoring(engine, sample[:2], received)  # one that trains must be able to evaluate too
+                times[n] = measure(engine)
             except MoietyError as error:
                 refused.append(f"{n} cannot run it ({error})")
         if not times:
@@ -119,22 +95,20 @@ def fastest(
         # In turn, so that a moment in which the machine is busy hits all that are near each other.
         for _ in range(2):
             for n in [n for n, t in times.items() if t < CLOSE * min(times.values())]:
-                times[n] = min(times[n], look(engines[n]))
-    except BaseException:
-        for engine in engines.values():
-            engine.close()
-        raise
-    best = min(times, key=lambda n: times[n])
-    for n, engine in engines.items():
-        if n != best:
-            engine.close()
+                times[n] = min(times[n], measure(engines[n]))
+        best = min(times, key=lambda n: times[n])
+    finally:
+        for n, engine in engines.items():
+            if n != best:
+                engine.close()
     shown = ", ".join(f"{n} {1e3 * t:.1f} ms" for n, t in times.items())
     reason = f"measured on {len(sample)} clients of the first cohort: {shown}"
     return engines[best], "; ".join([reason, *refused])
 
 
-def _try(engine: Engine, functions: Functions, name: str, jobs: Sequence[Job], received: Params) -> None:
-    """Run a function once, on the rows the jobs have, in the phases it asks for."""
+def _try_scoring(engine: Engine, jobs: Sequence[Job], received: Params) -> None:
+    """Score once, on the rows that the jobs have."""
+    phases = engine.functions["score"].phases
     rows = [next(iter(job.rows.values())) for job in jobs]
-    few = [j._replace(rows=dict.fromkeys(functions[name].phases, r)) for j, r in zip(jobs, rows, strict=True)]
-    engine.map(name, few, received, scale=1.0, round=0)
+    scored = [job._replace(rows=dict.fromkeys(phases, own)) for job, own in zip(jobs, rows, strict=True)]
+    engine.map("score", scored, received, RoundInfo())

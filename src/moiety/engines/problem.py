@@ -1,35 +1,20 @@
-"""One federated problem as engines see it: task, split, and the data as tensors."""
+"""One federated problem as engines see it: the task, the split, and the data as tensors."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from moiety.data import FederatedData
 from moiety.engines.rows import Job, phase_rows
-from moiety.random import hashed
+from moiety.random import hashed, torch_seed
 from moiety.split import Split
-from moiety.task import dtype_of
-from moiety.types import Algorithm, Batch, Gradient, Params, Partial, Phase, Reuse, Task, Tree, Work
-
-Function = Callable[[Work, Params, Tree], Tree]
-"""A pure function of one client: its work, what it received, its state."""
-
-
-class Served(NamedTuple):
-    """A function that an engine runs for clients, and the phases whose batches it asks for."""
-
-    call: Function
-    phases: tuple[str, ...]
-
-
-Functions = Mapping[str, Served]
+from moiety.task import backprop_bytes, dtype_of
+from moiety.types import Algorithm, Batch, Params, Partial, Phase, Task, Tree
 
 
 @dataclass(frozen=True)
@@ -42,95 +27,63 @@ class Problem:
     columns: Batch
     seed: int
     partial: bool = True
-    """Whether what trained parameters do not reach is computed once per row where rows come round again."""
+    """Whether to compute once per row what the trained parameters do not reach, where rows come round again."""
     quiet: bool = False
-    """Whether to keep what is to be said, in ``said``, instead of saying it."""
-    said: set[str] = field(default_factory=set)
+    """Whether to collect warnings in ``warned`` without showing them."""
+    warned: set[str] = field(default_factory=set)
 
-    def shared(self) -> tuple[Params, Params]:
+    def first_shared(self) -> tuple[Params, Params]:
         """The first values of the shared parameters and of the shared running statistics."""
         init, buffers = self.task.init, self.task.buffers
         names = self.split.shared
         return {n: init[n] for n in names if n not in buffers}, {n: init[n] for n in names if n in buffers}
 
-    def personal(self) -> Params:
+    def first_personal(self) -> Params:
         """The first values of the personal part."""
         return self.split.init_personal(self.task.init)
 
-    def first(self, algorithm: Algorithm) -> Tree:
+    def first_state(self, algorithm: Algorithm) -> Tree:
         """The state that a client of ``algorithm`` starts with."""
-        shared, statistics = self.shared()
-        return algorithm.init_client({**shared, **statistics}, self.personal())
+        shared, statistics = self.first_shared()
+        return algorithm.init_client({**shared, **statistics}, self.first_personal())
 
-    def server(self, algorithm: Algorithm) -> Tree:
+    def first_server(self, algorithm: Algorithm) -> Tree:
         """The server of ``algorithm`` before the first round."""
-        shared, statistics = self.shared()
-        return algorithm.init_server(shared, statistics, self.personal())
+        shared, statistics = self.first_shared()
+        return algorithm.init_server(shared, statistics, self.first_personal())
 
-    def alone(self, algorithm: Algorithm, received: Params) -> Params:
-        """The shared model alone: the server's part, with the personal part as it was first."""
-        sparse = algorithm.sparsity and algorithm.sparsity.shared_model
-        parts = (sparse or algorithm.personal_model)(received, self.first(algorithm))
+    def shared_model(self, algorithm: Algorithm, received: Params) -> Params:
+        """The model of a client without personal values: the server's part, and the first personal part."""
+        dense = algorithm.sparsity and algorithm.sparsity.shared_model
+        parts = (dense or algorithm.personal_model)(received, self.first_state(algorithm))
         return self.compose(*self.split.alone(*parts))
 
     def compose(self, shared: Params, personal: Params) -> Params:
-        """A whole model of its two parts and the frozen one."""
+        """A whole model from its two parts and the frozen one."""
         return self.split.compose(shared, personal, {n: self.task.init[n] for n in self.split.frozen})
 
-    def work(
-        self,
-        batches: Callable[[str], Iterable[Batch]],
-        gradient: Gradient,
-        examples: Tensor,
-        scale: float,
-        reuse: Reuse | None = None,
-        *,
-        key: Tensor,
-        turn: int,
-        elapsed: float,
-        round_trip: Tensor,
-    ) -> Work:
-        """What a client has at hand."""
-        return Work(
-            task=self.task,
-            shared=self.split.trained_shared,
-            personal=self.split.trained_personal,
-            compose=self.compose,
-            parts=self.split.parts,
-            batches=batches,
-            gradient=gradient,
-            scale=scale,
-            examples=examples,
-            key=key,
-            turn=turn,
-            elapsed=elapsed,
-            round_trip=round_trip,
-            reuse=reuse,
-            partial=self.reusable,
-        )
-
-    def reusable(self, trained: frozenset[str]) -> Partial | None:
-        """How to train some parameters with the rest computed once; where it cannot be done, that is said once."""
-        few = {name: column[:3].clone() for name, column in self.columns.items()}
-        found = self.task.partial(trained, self.task.init, few) if self.partial else None
-        if isinstance(found, str) and not any(found in text for text in self.said):
+    def find_partial(self, trained: frozenset[str]) -> Partial | None:
+        """How to train some parameters with the rest computed once; warns once where that cannot be done."""
+        rows = {name: column[:3].clone() for name, column in self.columns.items()}
+        partial = self.task.partial(trained, self.task.init, rows) if self.partial else None
+        if isinstance(partial, str) and not any(partial in text for text in self.warned):
             block = f"{sorted(trained)[0]} ({len(trained)} tensors)"
-            self.say([f"Partial evaluation is off for the block of {block}: {found}."])
-        return found if isinstance(found, Partial) else None
+            self.warn_once([f"Partial evaluation is off for the block of {block}: {partial}."])
+        return partial if isinstance(partial, Partial) else None
 
-    def say(self, texts: Iterable[str]) -> None:
-        """Warn of each text once in a run; where ``quiet``, only keep it."""
+    def warn_once(self, texts: Iterable[str]) -> None:
+        """Show each warning once in a run; where ``quiet``, only remember it."""
         for text in texts:
-            if text not in self.said:
-                self.said.add(text)
+            if text not in self.warned:
+                self.warned.add(text)
                 if not self.quiet:
                     warnings.warn(text, stacklevel=2)
 
-    def jobs(
+    def make_jobs(
         self, phases: Mapping[str, Phase], clients: Iterable[int], states: Iterable[Tree], *words: str | int, part: str
     ) -> list[Job]:
-        """A turn for each of ``clients``; ``words`` (purpose, round) tell one turn's shuffles from another's."""
-        made = []
+        """One job for each of ``clients``; ``words`` (purpose, round) tell one turn's shuffles from another's."""
+        jobs = []
         turn = hashed(*words)
         for client, state in zip(map(int, clients), states, strict=True):
             start, stop = self.data.rows(client, part)
@@ -138,50 +91,32 @@ class Problem:
                 name: phase_rows(phase, start, stop, name, *words, client, seed=self.seed)
                 for name, phase in phases.items()
             }
-            made.append(Job(client, rows, stop - start, state, self.key(client), turn))
-        return made
+            jobs.append(Job(client, rows, stop - start, state, self.client_key(client), turn))
+        return jobs
 
-    def key(self, client: int) -> int:
+    def client_key(self, client: int) -> int:
         """The client's own key for ``moiety.random``."""
         return hashed("client", self.seed) ^ client
 
-
-FEATURE_BYTES = 1 << 29
-"""Features of more than this are not kept; the whole model is run instead."""
-FEATURE_ROWS = 64
-"""Features are computed in slices of this many rows, so that the memory of the pass itself stays small."""
-
-
-def sliced_features(partial: Partial, model: Params, columns: Batch, *, limit: int) -> Batch | None:
-    """The features of all rows of ``columns``, or None where they would take more than ``limit`` bytes."""
-    rows = len(next(iter(columns.values())))
-    slices: list[Batch] = []
-    for at in range(0, rows, FEATURE_ROWS):
-        # Copied, as every batch is: a model may edit its input.
-        slices.append(partial.features(model, {n: c[at : at + FEATURE_ROWS].clone() for n, c in columns.items()}))
-        if at == 0:
-            per_row = sum(f[0].numel() * f.element_size() for f in slices[0].values())
-            if per_row * rows > limit:
-                return None
-    return {name: torch.cat([s[name] for s in slices]) for name in slices[0]}
+    def backprop_bytes(self, rows: Sequence[int] | np.ndarray) -> int:
+        """Bytes that autograd keeps for a batch of these rows while all trained parameters are trained."""
+        index = torch.as_tensor(rows)
+        batch = {name: column.index_select(0, index) for name, column in self.columns.items()}
+        with torch_seed(self.seed, "memory"):
+            return backprop_bytes(self.task, batch, (*self.split.trained_shared, *self.split.trained_personal))
 
 
-def to_tensors(data: FederatedData, task: Task, device: torch.device) -> Batch:
-    """The columns of all clients as tensors."""
-    return as_tensors(data.columns, task, device)
-
-
-def as_tensors(given: Mapping[str, np.ndarray], task: Task, device: torch.device) -> Batch:
+def to_tensors(columns: Mapping[str, np.ndarray], task: Task, device: torch.device) -> Batch:
     """Columns as tensors: floating ones, and bytes, in the model's precision; other integers as int64.
 
     Labels stay integers. Nothing is copied where the type is right already, so mapped files stay on disk.
     """
     dtype = dtype_of(task)
-    columns = {}
-    for name, array in given.items():
+    tensors = {}
+    for name, array in columns.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # a mapped file is not writable, and nothing here writes
             tensor = torch.from_numpy(np.asarray(array))
         floating = tensor.is_floating_point() or (tensor.dtype == torch.uint8 and name != "y")
-        columns[name] = tensor.to(device, dtype if floating else torch.int64)
-    return columns
+        tensors[name] = tensor.to(device, dtype if floating else torch.int64)
+    return tensors

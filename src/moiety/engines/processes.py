@@ -23,7 +23,8 @@ import torch
 
 from moiety import tree
 from moiety.engines.arena import Arena
-from moiety.engines.problem import Functions, Problem
+from moiety.engines.base import TRIES, Engine, Functions, RoundInfo
+from moiety.engines.problem import Problem
 from moiety.engines.rows import Job, Rows
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
@@ -39,8 +40,6 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """Parameters of glibc's ``mallopt``, from its malloc.h."""
 SPIN_SECONDS = 0.02
 """How long a worker stays awake for its next share."""
-TRIES = 3
-"""How many workers in a row the same clients may bring down."""
 
 
 class _Worker(NamedTuple):
@@ -48,7 +47,7 @@ class _Worker(NamedTuple):
     pipe: Connection
 
 
-class Processes:
+class Processes(Engine):
     """Serves clients on ``workers`` processes, each with an engine of its own."""
 
     def __init__(
@@ -59,39 +58,29 @@ class Processes:
         inner: type[Sequential | Vectorised],
         workers: int | None = None,
     ) -> None:
-        self.problem, self.functions, self.inner = problem, functions, inner
+        super().__init__(problem, functions)
+        self.inner = inner
         self.name = f"processes:{inner.name}"
         self.count = workers or cores()
         self.workers: list[_Worker] = []
-        self.received: Arena | None = None
-        self.states: Arena | None = None
+        self.received: Arena
+        self.states: Arena
         self.results: dict[str, Arena] = {}
 
-    def map(
-        self,
-        function: str,
-        jobs: Sequence[Job],
-        received: Params,
-        *,
-        scale: float,
-        round: int,
-        elapsed: float = 0.0,
-    ) -> list[Tree]:
-        """The function of that name for each job; results in the order of the jobs."""
+    def map(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> list[Tree]:
+        """Run the function for each job on one of the workers."""
         if not jobs:
             return []
-        if self.received is None:
-            self._begin(jobs[0], received, len(jobs))
-        assert self.received is not None
-        assert self.states is not None
+        if not self.workers:
+            self._start(jobs[0], received, len(jobs))
         self.received.write(0, received)
         slots = min(self.states.slots, self.results[function].slots)
-        done: list[Tree] = []
+        results: list[Tree] = []
         for at in range(0, len(jobs), slots):
-            found = self._batch(function, jobs[at : at + slots], (scale, round, elapsed))
+            batch = self._serve(function, jobs[at : at + slots], info)
             # The next batch is written over this one.
-            done += found if len(jobs) <= slots else [tree.map_leaves(torch.clone, result) for result in found]
-        return done
+            results += batch if len(jobs) <= slots else tree.clone(batch)
+        return results
 
     def close(self) -> None:
         """End the workers."""
@@ -104,85 +93,79 @@ class Processes:
         self.workers[w].process.kill()
         self.workers[w].process.join()
 
-    def _begin(self, job: Job, received: Params, cohort: int) -> None:
+    def _start(self, job: Job, received: Params, cohort: int) -> None:
         """Lay out the shared memory by trying every function on two rows, then fork the workers."""
         start, _ = job.rows[next(iter(job.rows))].span()
         self.received = Arena(received, 1)
         # The first call may be for a few clients only, as when engines are tried out; later ones are for more.
         cohort = max(cohort, 256)
         self.states = Arena(job.state, slots_for(job.state, cohort))
-        quiet = Sequential(replace(self.problem, quiet=True, said=set()), self.functions)
-        for name, served in self.functions.items():
-            few = {phase: Rows(np.array([start, start]), np.array([2])) for phase in served.phases}
-            tried = Job(job.client, few, 2, job.state)
-            (result,) = quiet.map(name, [tried], received, scale=1.0, round=0)
+        quiet = Sequential(replace(self.problem, quiet=True, warned=set()), self.functions)
+        for name, function in self.functions.items():
+            rows = {phase: Rows(np.array([start, start]), np.array([2])) for phase in function.phases}
+            (result,) = quiet.map(name, [Job(job.client, rows, 2, job.state)], received, RoundInfo())
             self.results[name] = Arena(result, slots_for(result, cohort))
         self.workers = [self._fork() for _ in range(self.count)]
 
     def _fork(self) -> _Worker:
         context = multiprocessing.get_context("fork")
         mine, theirs = context.Pipe()
-        process = context.Process(target=self._serve, args=(theirs, os.getpid()), daemon=True)
+        process = context.Process(target=self._work, args=(theirs, os.getpid()), daemon=True)
         process.start()
         theirs.close()
         return _Worker(process, mine)
 
-    def _batch(self, function: str, jobs: Sequence[Job], moment: tuple[float, int, float]) -> list[Tree]:
-        assert self.states is not None
+    def _serve(self, function: str, jobs: Sequence[Job], info: RoundInfo) -> list[Tree]:
         for slot, job in enumerate(jobs):
             self.states.write(slot, job.state)
-        shares = [s for s in deal(jobs, len(self.workers)) if s]
-        messages = [(function, [(slot, jobs[slot]._replace(state=None)) for slot in share], moment) for share in shares]
+        shares = [share for share in deal(jobs, len(self.workers)) if share]
+        orders = [(function, [(slot, jobs[slot]._replace(state=None)) for slot in share], info) for share in shares]
         waiting: dict[int, int] = {}  # worker -> times its share was sent
-        for w, message in enumerate(messages):
-            self._send(w, message)
+        for w, order in enumerate(orders):
+            self._send(w, order)
             waiting[w] = 1
         while waiting:
             pipes = {self.workers[w].pipe: w for w in waiting}
             ends = {self.workers[w].process.sentinel: w for w in waiting}
             # A worker that died shows at both its ends, but dies once.
             for w in {pipes[end] if end in pipes else ends[end] for end in wait([*pipes, *ends])}:
-                answer = self._answer(w)
-                if answer is None:
-                    if waiting[w] == TRIES:
-                        clients = ", ".join(str(self.problem.data.ids[jobs[s].client]) for s in shares[w][:5])
-                        self.close()
-                        got = f"{TRIES} that died in round {moment[1] + 1} while serving clients {clients}"
-                        raise MoietyError(f"`workers` must be processes that live, got {got}. Is there enough memory?")
-                    self._end(w)
-                    self.workers[w] = self._fork()
-                    self._send(w, messages[w])
-                    waiting[w] += 1
-                elif isinstance(answer, Exception):
+                answer = self._receive(w)
+                if isinstance(answer, Exception):
                     self.close()
-                    self.received = None
                     raise answer
-                else:
-                    self.problem.say(answer)
+                if answer is not None:
+                    self.problem.warn_once(answer)
                     del waiting[w]
+                    continue
+                if waiting[w] == TRIES:
+                    self.close()
+                    clients = [jobs[slot] for slot in shares[w]]
+                    raise self.explain_deaths(clients, info, "processes that live", "Is there enough memory?")
+                self._end(w)
+                self.workers[w] = self._fork()
+                self._send(w, orders[w])
+                waiting[w] += 1
         return [self.results[function].read(slot) for slot in range(len(jobs))]
 
-    def _send(self, w: int, message: Any) -> None:
-        # One that is dead is found out by the wait for its answer.
+    def _send(self, w: int, order: Any) -> None:
+        # A dead worker shows in the wait for its answer.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.workers[w].pipe.send(message)
+            self.workers[w].pipe.send(order)
 
-    def _answer(self, w: int) -> Any:
-        """What a worker said: what it could not do, an exception, or None if it died without a word."""
+    def _receive(self, w: int) -> Any:
+        """A worker's answer: its warnings, an exception, or None where it died before it answered."""
         try:
             return self.workers[w].pipe.recv() if self.workers[w].pipe.poll() else None
         except (EOFError, ConnectionResetError):
             return None
 
-    def _serve(self, pipe: Connection, parent: int) -> None:
-        """A worker's life: take a share, serve it, say so; end with the parent."""
+    def _work(self, pipe: Connection, parent: int) -> None:
+        """What a worker does: take a share, serve it, answer; end when the parent ends."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
         release_locks()
         torch.set_num_threads(1)
         keep_freed_memory()
-        assert self.received is not None
-        assert self.states is not None
-        problem = replace(self.problem, quiet=True)  # what it cannot do is told to the parent, who says it
+        problem = replace(self.problem, quiet=True)  # warnings go to the parent, which shows them
         engine = self.inner(problem, self.functions)
         while True:
             # Between rounds the parent needs a moment; a core that went to sleep meanwhile takes as long to wake.
@@ -193,17 +176,17 @@ class Processes:
                 if os.getppid() != parent:
                     os._exit(0)
             try:
-                function, share, (scale, round, elapsed) = pipe.recv()
+                function, share, info = pipe.recv()
             except EOFError:
                 os._exit(0)
             try:
                 jobs = [job._replace(state=self.states.read(slot)) for slot, job in share]
-                found = engine.map(function, jobs, self.received.read(0), scale=scale, round=round, elapsed=elapsed)
-                for (slot, _), result in zip(share, found, strict=True):
+                results = engine.map(function, jobs, self.received.read(0), info)
+                for (slot, _), result in zip(share, results, strict=True):
                     self.results[function].write(slot, result)
                 self.problem.data.release()
-                pipe.send(sorted(problem.said))
-            except Exception as error:  # told to the parent, which raises it
+                pipe.send(sorted(problem.warned))
+            except Exception as error:  # the parent raises it
                 pipe.send(error if isinstance(error, MoietyError) else RuntimeError(repr(error)))
 
 

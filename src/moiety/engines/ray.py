@@ -24,18 +24,16 @@ import torch
 from torch import Tensor
 
 from moiety import tree
-from moiety.engines.problem import Functions, Problem
+from moiety.engines.base import TRIES, Engine, Functions, RoundInfo
+from moiety.engines.problem import Problem
 from moiety.engines.processes import cores, slots_for
 from moiety.engines.rows import Job, Rows
 from moiety.engines.sequential import Sequential
 from moiety.errors import MoietyError, message, must
 from moiety.types import Params, Tree
 
-TRIES = 3
-"""How many actors in a row the same clients may bring down."""
 
-
-class Ray:
+class Ray(Engine):
     """Serves clients on ``workers`` actors; by default as many as the cluster has cores.
 
     ``address`` is that of a running cluster; by default what ``RAY_ADDRESS`` says, else a cluster on this machine is
@@ -49,64 +47,58 @@ class Ray:
     ) -> None:
         device = next(iter(problem.columns.values())).device.type
         must(device == "cpu", "device", "cpu for the engine ray", device)
-        self.problem = problem
+        super().__init__(problem, functions)
         self.actors: list[Any] = []
         self.held: list[dict[int, bytes]] = []  # for each actor, the states it holds: client -> digest
-        self.ray, self.own = connect(address or os.environ.get("RAY_ADDRESS"), workers)
+        self.ray, self.began_ray = connect(address or os.environ.get("RAY_ADDRESS"), workers)
         try:
             available = max(1, int(self.ray.cluster_resources().get("CPU", 1)))
             self.count = workers or available
             # An actor that the cluster has no core for would be waited for without end.
             must(self.count <= available, "workers", f"at most {available}, the cores of the Ray cluster", workers)
-            # What a problem says about data is about all clients; an actor is given what is its own.
+            # Each actor gets the data of its own clients later.
             self.common = self._put((replace(problem, data=cast(Any, None), columns={}), dict(functions)))
         except BaseException:
             self.close()
             raise
         self.shift = shifts(problem.data.bounds, self.count)
 
-    def map(
-        self,
-        function: str,
-        jobs: Sequence[Job],
-        received: Params,
-        *,
-        scale: float,
-        round: int,
-        elapsed: float = 0.0,
-    ) -> list[Tree]:
-        """The function of that name for each job; results in the order of the jobs."""
+    def map(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> list[Tree]:
+        """Run the function for each job on the actor that owns its client."""
         if not jobs:
             return []
         if not self.actors:
             self.held = [{} for _ in range(self.count)]
             self.actors = [self._actor(w, cpus=1) for w in range(self.count)]
         limit = slots_for(jobs[0].state, len(self.problem.data))
-        call = (function, self.ray.put(pack(received)), limit, (scale, round, elapsed))
+        call = (function, self.ray.put(pack(received)), limit, info)
         shares: dict[int, list[int]] = {}
         for slot, job in enumerate(jobs):
             shares.setdefault(job.client % self.count, []).append(slot)
         results: list[Tree] = [None] * len(jobs)
-        asked = {self._ask(w, [jobs[s] for s in share], call): (w, 1) for w, share in shares.items()}
-        while asked:
-            (answer,), _ = self.ray.wait(list(asked))
-            w, tries = asked.pop(answer)
+        waiting = {self._send(w, [jobs[s] for s in share], call): (w, 1) for w, share in shares.items()}
+        while waiting:
+            (answer,), _ = self.ray.wait(list(waiting))
+            w, tries = waiting.pop(answer)
             share = [jobs[s] for s in shares[w]]
             try:
-                found, digests = self.ray.get(answer)
+                answers, digests = self.ray.get(answer)
             except self.ray.exceptions.RayTaskError as error:
-                self._end()  # the others may be at work still, and nobody will ask what they found
+                self._end()  # the others may be at work still, and nobody will ask for their results
                 raise (MoietyError(str(error.cause)) if isinstance(error.cause, MoietyError) else error) from None
             except self.ray.exceptions.RayError as error:
                 if tries == TRIES:
                     self._end()
-                    raise self._given_up(share, round, error) from None
+                    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+                    reason = lines[-1] if lines else type(error).__name__
+                    hint = "Is there memory enough, and every module of yours on every machine? Ray said:"
+                    raise self.explain_deaths(share, info, "actors that live", f"{hint} {reason[:200]}") from None
                 self.ray.kill(self.actors[w])  # one that cannot be reached may be alive
                 self.held[w] = {}
                 self.actors[w] = self._actor(w, cpus=0)
-                asked[self._ask(w, share, call)] = (w, tries + 1)
+                waiting[self._send(w, share, call)] = (w, tries + 1)
                 continue
-            for slot, result, after in zip(shares[w], found, digests, strict=True):
+            for slot, result, after in zip(shares[w], answers, digests, strict=True):
                 results[slot] = unpack(result)
                 remember(self.held[w], jobs[slot].client, after, limit)
         return results
@@ -114,9 +106,9 @@ class Ray:
     def close(self) -> None:
         """End the actors, and Ray too if this engine began it."""
         self._end()
-        if self.own:
+        if self.began_ray:
             self.ray.shutdown()
-            self.own = False
+            self.began_ray = False
 
     def _end(self) -> None:
         actors, self.actors = self.actors, []
@@ -137,26 +129,19 @@ class Ray:
         sizes = data.bounds[clients, -1] - data.bounds[clients, 0]
         rows = torch.from_numpy(np.arange(sizes.sum()) + np.repeat(self.shift[clients], sizes))
         shard = {name: column.index_select(0, rows) for name, column in self.problem.columns.items()}
-        made = self.ray.remote(Actor).options(num_cpus=cpus, max_restarts=0, scheduling_strategy="SPREAD")
-        return made.remote(self.common, pack(shard))
+        actor = self.ray.remote(Actor).options(num_cpus=cpus, max_restarts=0, scheduling_strategy="SPREAD")
+        return actor.remote(self.common, pack(shard))
 
-    def _ask(self, w: int, jobs: Sequence[Job], call: tuple[Any, ...]) -> Any:
+    def _send(self, w: int, jobs: Sequence[Job], call: tuple[Any, ...]) -> Any:
         """Send an actor its share: rows by their numbers there, and those states that it does not hold."""
         share = []
         for job in jobs:
             state = pack(job.state)
-            sent = [] if self.held[w].get(job.client) == digest(state) else [state]
+            payload = [] if self.held[w].get(job.client) == digest(state) else [state]
             rows = {name: Rows(r.order - self.shift[job.client], r.sizes) for name, r in job.rows.items()}
-            share.append(job._replace(rows=rows, state=sent))
+            share.append(job._replace(rows=rows, state=payload))
         names = {job.client: str(self.problem.data.ids[job.client]) for job in jobs}
         return self.actors[w].serve.remote(share, names, *call)
-
-    def _given_up(self, jobs: Sequence[Job], round: int, error: Exception) -> MoietyError:
-        clients = ", ".join(str(self.problem.data.ids[job.client]) for job in jobs[:5])
-        got = f"{TRIES} that died in round {round + 1} while serving clients {clients}"
-        said = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        hint = f"Is there memory enough, and every module of yours on every machine? Ray said: {said[-1][:200]}"
-        return MoietyError(message("workers", "actors that live", got, hint))
 
 
 class Actor:
@@ -176,21 +161,20 @@ class Actor:
         function: str,
         received: Tree,
         limit: int,
-        moment: tuple[float, int, float],
+        info: RoundInfo,
     ) -> tuple[list[Tree], list[bytes]]:
         """The results, and digests of the states that the actor holds after them."""
         self.data.ids = names
         before = [unpack(job.state[0]) if job.state else self.states[job.client] for job in share]
         jobs = [job._replace(state=state) for job, state in zip(share, before, strict=True)]
-        scale, round, elapsed = moment
-        found = self.engine.map(function, jobs, unpack(received), scale=scale, round=round, elapsed=elapsed)
+        results = self.engine.map(function, jobs, unpack(received), info)
         # The run may yet reject a new state. The digests then differ, and the old one is sent.
-        after = found if function == "adapt" else before
+        after = results if function == "adapt" else before
         if function == "train":
-            after = [state for _, state, _ in found]
+            after = [state for _, state, _ in results]
         for job, state in zip(share, after, strict=True):
-            remember(self.states, job.client, tree.map_leaves(torch.clone, state), limit)
-        return pack(found), [digest(pack(state)) for state in after]
+            remember(self.states, job.client, tree.clone(state), limit)
+        return pack(results), [digest(pack(state)) for state in after]
 
 
 def connect(address: str | None, workers: int | None) -> tuple[Any, bool]:
@@ -259,8 +243,8 @@ def unpack(value: Tree) -> Tree:
 
 def digest(packed: Tree) -> bytes:
     """Tells a packed state from any other."""
-    made = hashlib.blake2b(digest_size=16)
+    content = hashlib.blake2b(digest_size=16)
     for path, leaf in tree.leaves(packed).items():
         array = leaf.float().numpy() if isinstance(leaf, Tensor) else np.asarray(leaf)
-        made.update(f"{path} {array.dtype} {array.shape};".encode() + array.tobytes())
-    return made.digest()
+        content.update(f"{path} {array.dtype} {array.shape};".encode() + array.tobytes())
+    return content.digest()

@@ -133,7 +133,7 @@ def _epoch(n: int, shuffle: bool, seed: int, words: tuple[str | int, ...], epoch
     return order
 
 
-def padded(rows: Sequence[Rows]) -> tuple[Tensor, Tensor | None]:
+def pad_rows(rows: Sequence[Rows]) -> tuple[Tensor, Tensor | None]:
     """The rows of several clients as one tensor [clients, steps, batch], and its mask (None if nothing is padding).
 
     Padding repeats the client's first row, so that no foreign or undefined value enters the arithmetic.

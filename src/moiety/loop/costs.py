@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -15,23 +16,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.hooks import RemovableHandle
 
 from moiety import tree
-from moiety.engines.problem import Problem, Served
+from moiety.engines.base import ClientFunction, RoundInfo
+from moiety.engines.problem import Problem
 from moiety.engines.rows import Job, Rows
 from moiety.engines.sequential import Sequential
 from moiety.random import torch_seed
-from moiety.task import backprop_bytes
 from moiety.transport import device_memory
-from moiety.types import Algorithm, Names, Params, Tree
+from moiety.types import Algorithm, Batch, Names, Params, Phase, Tree, Work
 
 
 class Flops(NamedTuple):
     """Operations for a row in one phase: ``once`` for each distinct row, ``each`` for every time it is used.
 
-    Where layers are sparse, ``layers`` has those of each masked weight's layer, part of ``each``, and ``densities``
-    says from a client's state how much of them is left. ``search`` marks a phase that searches for masks. ``repeats``
-    says for a turn how often its rows are gone through.
+    Where layers are sparse, ``layers`` holds the operations of each masked weight's layer, which are part of ``each``,
+    and ``densities`` gives, from a client's state, the share of them that remains. ``search`` marks a phase that
+    searches for masks. ``repeats`` gives, from a turn, how often the phase goes through its rows.
     """
 
     once: float
@@ -45,55 +47,74 @@ class Flops(NamedTuple):
 def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, state: Tree) -> dict[str, Flops]:
     """Arithmetic operations of training, by phase, as ``FlopCounterMode`` counts them.
 
-    The algorithm's own ``client_update`` is run on two rows in one phase and none in the others, over them once and
-    then twice: F1 = once + each and F2 = once + 2 each, where partial evaluation computes ``once`` only once.
-    Where layers are sparse they are counted apart; a search for masks is by the whole model. Where the algorithm says
-    that it goes through a phase's rows several times, what is counted is divided by that.
+    The algorithm's own ``client_update`` is run for a client with two rows, over them once and then twice in every
+    phase: F1 = once + each and F2 = once + 2 each, where partial evaluation computes ``once`` only once. Operations
+    belong to the phase whose batches were asked for last. Sparse layers are counted apart. A search for masks uses the
+    whole model. Where a phase goes through its rows several times, the count is divided by that number.
     """
+    densities = algorithm.sparsity.densities if algorithm.sparsity else None
+    owners = _owners(problem, tuple(densities(state))) if densities else {}
     two = np.arange(2) % problem.data.total
-    none = Rows(two[:0], np.zeros(0, dtype=np.int64))
-    engine = Sequential(
-        replace(problem, quiet=True, said=set()), {"train": Served(algorithm.client_update, tuple(algorithm.phases))}
-    )
 
-    owners = _owners(problem, tuple(algorithm.sparsity.densities(state))) if algorithm.sparsity else {}
+    def count(passes: int) -> dict[str, tuple[float, dict[str, float]]]:
+        """Operations of every phase for one of the rows, in all and by masked weight."""
+        rows = Rows(np.tile(two, passes), np.full(passes, 2))
+        job = Job(0, dict.fromkeys(algorithm.phases, rows), 2, state)
+        marks: list[tuple[str, float, dict[nn.Module, float]]] = []
+        with count_by_module() as (modules, counter):
 
-    def repeats(phase: str, turn: int) -> int:
-        times = algorithm.phases[phase].repeats
-        return 1 if times is None else times(turn)
+            def mark(phase: str) -> None:
+                marks.append((phase, float(counter.get_total_flops()), dict(modules)))
 
-    def count(phase: str, passes: int) -> tuple[float, dict[str, float]]:
-        some = Rows(np.tile(two, passes), np.full(passes, 2))
-        job = Job(0, {name: some if name == phase else none for name in algorithm.phases}, 2, state)
-        with layers_at_work() as (layers, counter):
-            engine.map("train", [job], received, scale=1.0, round=0)
-        used = 2 * repeats(phase, job.turn)
-        own = {name: sum(layers.get(each, 0.0) for each in some) / used for name, some in owners.items()}
-        return float(counter.get_total_flops()) / used, own
+            def train(work: Work, received: Params, state: Tree) -> Tree:
+                def batches(phase: str) -> Iterable[Batch]:
+                    mark(phase)
+                    return work.batches(phase)
 
-    found = {}
+                return algorithm.client_update(replace(work, batches=batches), received, state)
+
+            functions = {"train": ClientFunction(train, tuple(algorithm.phases))}
+            Sequential(replace(problem, quiet=True, warned=set()), functions).map("train", [job], received, RoundInfo())
+            mark("")
+        flops = {phase: (0.0, dict.fromkeys(owners, 0.0)) for phase in algorithm.phases}
+        for (phase, start, before), (_, end, after) in itertools.pairwise(marks):
+            uses = 2 * _repeats(algorithm.phases[phase], job.turn)
+            layers = {
+                name: sum(after.get(m, 0.0) - before.get(m, 0.0) for m in some) / uses for name, some in owners.items()
+            }
+            total, earlier = flops[phase]
+            flops[phase] = total + (end - start) / uses, {name: earlier[name] + f for name, f in layers.items()}
+        return flops
+
+    rows_return = any(length.epochs != 1 for length in algorithm.phases.values())
+    if rows_return:
+        count(2)  # the first time, partial evaluation tries its cut on a few rows, which is not training
+    one = count(1)
+    twice = count(2) if rows_return else one
+    flops = {}
     for phase, length in algorithm.phases.items():
-        searched = length.search
-        densities = algorithm.sparsity.densities if algorithm.sparsity and not searched else None
-        times = partial(repeats, phase)
+        (first, layers), (both, again) = one[phase], twice[phase]
+        sparse, repeats = None if length.search else densities, partial(_repeats, length)
         if length.epochs == 1:  # no row comes round twice
-            found[phase] = Flops(0.0, *count(phase, 1), densities, searched, times)
-            continue
-        count(phase, 2)  # the first time, partial evaluation tries its cut on a few rows, which is not training
-        (one, layers), (twice, again) = count(phase, 1), count(phase, 2)
-        each = {name: again[name] - layers[name] for name in layers}
-        found[phase] = Flops(2 * one - twice, twice - one, each, densities, searched, times)
-    return found
+            flops[phase] = Flops(0.0, first, layers, sparse, length.search, repeats)
+        else:
+            each = {name: again[name] - layers[name] for name in layers}
+            flops[phase] = Flops(2 * first - both, both - first, each, sparse, length.search, repeats)
+    return flops
+
+
+def _repeats(phase: Phase, turn: int) -> int:
+    return 1 if phase.repeats is None else phase.repeats(turn)
 
 
 @contextlib.contextmanager
-def layers_at_work() -> Iterator[tuple[dict[nn.Module, float], FlopCounterMode]]:
-    """Operations of every module that is called meanwhile, without those of modules within it; and those of all.
+def count_by_module() -> Iterator[tuple[dict[nn.Module, float], FlopCounterMode]]:
+    """Count the operations of every module that is called, without those of modules within it; and those of all.
 
     A backward pass counts with the call: as much again for a weight that is trained, and for an input that has a
     gradient. (The counter's own account by module misplaces backward passes where a model has branches.)
     """
-    found: dict[nn.Module, float] = {}
+    modules: dict[nn.Module, float] = {}
     open_calls: list[list[float]] = []  # of each: operations before it, and those of modules within it
 
     def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -105,14 +126,20 @@ def layers_at_work() -> Iterator[tuple[dict[nn.Module, float], FlopCounterMode]]
         if open_calls:
             open_calls[-1][1] += total
         weights = [p for p in module._parameters.values() if p is not None and p.dim() > 1]
-        inside = [x for x in inputs if isinstance(x, Tensor)]
-        backward = sum(any(t.requires_grad for t in some) for some in (weights, inside)) * torch.is_grad_enabled()
-        found[module] = found.get(module, 0.0) + (total - within) * (1 + backward)
+        tensors = [x for x in inputs if isinstance(x, Tensor)]
+        backward = sum(any(t.requires_grad for t in some) for some in (weights, tensors)) * torch.is_grad_enabled()
+        modules[module] = modules.get(module, 0.0) + (total - within) * (1 + backward)
 
-    hooks = [register_module_forward_pre_hook(before), register_module_forward_hook(after)]
+    hooks = register_module_forward_pre_hook(before), register_module_forward_hook(after)
+    with _hooked(*hooks), FlopCounterMode(display=False) as counter:
+        yield modules, counter
+
+
+@contextlib.contextmanager
+def _hooked(*hooks: RemovableHandle) -> Iterator[None]:
+    """Remove the hooks in the end."""
     try:
-        with FlopCounterMode(display=False) as counter:
-            yield found, counter
+        yield
     finally:
         for hook in hooks:
             hook.remove()
@@ -126,37 +153,29 @@ def _owners(problem: Problem, names: Names) -> dict[str, set[nn.Module]]:
     """
     params = {name: p.detach() for name, p in problem.task.init.items()}
     rows = {name: column[:1].repeat(2, *[1] * (column.dim() - 1)) for name, column in problem.columns.items()}
-    owned: dict[str, set[nn.Module]] = {}
+    owners: dict[str, set[nn.Module]] = {}
 
-    def own(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        held = {id(p) for p in module._parameters.values()}
+    def note_owner(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        weights = {id(p) for p in module._parameters.values()}
         for name in names:
-            if id(params[name]) in held:
-                owned.setdefault(name, set()).add(module)
+            if id(params[name]) in weights:
+                owners.setdefault(name, set()).add(module)
 
-    hook = register_module_forward_pre_hook(own)
-    try:
-        with torch.no_grad(), torch_seed(problem.seed, "flops"):
-            problem.task.loss(params, rows)
-            problem.task.scores(params, rows)
-    finally:
-        hook.remove()
-    several = {module for module, many in Counter(m for some in owned.values() for m in some).items() if many > 1}
-    for idle in (name for name in names if name not in owned):
-        above = [n for n in owned if idle.startswith(n.removesuffix(n.rpartition(".")[2]))]
-        several |= {module for name in above for module in owned[name]}
-    return {name: some for name, some in owned.items() if not some & several}
+    hook = register_module_forward_pre_hook(note_owner)
+    with _hooked(hook), torch.no_grad(), torch_seed(problem.seed, "flops"):
+        problem.task.loss(params, rows)
+        problem.task.scores(params, rows)
+    several = {module for module, many in Counter(m for some in owners.values() for m in some).items() if many > 1}
+    for idle in (name for name in names if name not in owners):
+        above = [n for n in owners if idle.startswith(n.removesuffix(n.rpartition(".")[2]))]
+        several |= {module for name in above for module in owners[name]}
+    return {name: some for name, some in owners.items() if not some & several}
 
 
-def job_flops(per_example: dict[str, Flops], job: Job) -> float:
-    """Operations of one client's turn."""
-    return sum(_phase_flops(per_example[phase], len(rows.order), job) for phase, rows in job.rows.items())
-
-
-def job_search_flops(per_example: dict[str, Flops], job: Job) -> float:
-    """Those of them that go into the search for masks."""
-    phases = {phase: rows for phase, rows in job.rows.items() if per_example[phase].search}
-    return sum(_phase_flops(per_example[phase], len(rows.order), job) for phase, rows in phases.items())
+def job_flops(per_example: dict[str, Flops], job: Job) -> tuple[float, float]:
+    """Operations of one client's turn, and those of them that go into the search for masks."""
+    phases = {phase: _phase_flops(per_example[phase], len(rows.order), job) for phase, rows in job.rows.items()}
+    return sum(phases.values()), sum(flops for phase, flops in phases.items() if per_example[phase].search)
 
 
 def _phase_flops(cost: Flops, used: int, job: Job) -> float:
@@ -169,13 +188,9 @@ def _phase_flops(cost: Flops, used: int, job: Job) -> float:
 
 def memory_on_device(problem: Problem, state: Tree) -> int:
     """The estimate of Pillutla et al. 2022, B.4, in bytes; v is what a client keeps, which may be a whole model."""
-    shared, statistics = problem.shared()
+    shared, statistics = problem.first_shared()
     start, stop = problem.data.rows(0, "train")
     # BatchNorm cannot train on a batch of one row: the cost of one is half of that of two.
     rows = 2 if problem.task.mixes_examples else 1
-    index = torch.from_numpy(np.resize(np.arange(start, stop), rows))
-    batch = {name: column.index_select(0, index) for name, column in problem.columns.items()}
-    trained = (*problem.split.trained_shared, *problem.split.trained_personal)
-    with torch_seed(problem.seed, "memory"):
-        backprop = backprop_bytes(problem.task, batch, trained) // rows
+    backprop = problem.backprop_bytes(np.resize(np.arange(start, stop), rows)) // rows
     return device_memory(shared | statistics, tree.leaves(state), backprop)

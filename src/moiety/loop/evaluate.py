@@ -12,38 +12,38 @@ from torch import Tensor
 from moiety import tree
 from moiety.clients import Store, uniform_cohort
 from moiety.data import FederatedData
-from moiety.engines.auto import Engine
-from moiety.engines.problem import Function, Problem, Served
+from moiety.engines.base import ClientCall, ClientFunction, Engine, RoundInfo
+from moiety.engines.problem import Problem
 from moiety.evaluation import Row, client_rows
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Task, Tree, Work
 
-EVALUATION_BATCH, MADE_AT_ONCE = 256, 64
+EVALUATION_BATCH, STATES_AT_ONCE = 256, 64
 
 
-def asked(data: FederatedData, options: Mapping[str, Any], seed: int) -> np.ndarray:
-    """The clients that a run evaluates: all of them, or the same drawn few each time."""
+def evaluated_clients(data: FederatedData, options: Mapping[str, Any], seed: int) -> np.ndarray:
+    """The clients that a run evaluates: all of them, or the same sample each time."""
     return uniform_cohort(len(data), options.get("evaluate_clients") or len(data), seed=seed, round=-1)
 
 
-def served(algorithm: Algorithm) -> dict[str, Served]:
+def client_functions(algorithm: Algorithm) -> dict[str, ClientFunction]:
     """What engines run for clients: local work, the algorithm's rule for newcomers, and scoring."""
     return {
-        "train": Served(training(algorithm), tuple(algorithm.phases)),
-        "adapt": Served(algorithm.adapt, tuple(adapt_phases(algorithm))),
-        "score": Served(scoring(algorithm), ("score",)),
+        "train": ClientFunction(training(algorithm), tuple(algorithm.phases)),
+        "adapt": ClientFunction(algorithm.adapt, tuple(adapt_phases(algorithm))),
+        "score": ClientFunction(scoring(algorithm), ("score",)),
     }
 
 
 def adapt_phases(algorithm: Algorithm) -> Mapping[str, Phase]:
-    """The phases of the algorithm's own rule: those of training, unless it says otherwise."""
+    """The phases of the rule for newcomers: those of training, unless the algorithm says otherwise."""
     return {
         name: phase if phase.newcomer_steps is None else phase._replace(steps=phase.newcomer_steps)
         for name, phase in algorithm.phases.items()
     }
 
 
-def training(algorithm: Algorithm) -> Function:
-    """Local work, and whether all that came of it is finite: looked at where the work is done."""
+def training(algorithm: Algorithm) -> ClientCall:
+    """Local work, and whether all its results are finite, which is checked where the work is done."""
 
     def train(work: Work, received: Params, state: Tree) -> tuple[ClientUpdate, Tree, Tensor]:
         update, state = algorithm.client_update(work, received, state)
@@ -52,21 +52,21 @@ def training(algorithm: Algorithm) -> Function:
     return train
 
 
-def scoring(algorithm: Algorithm) -> Function:
+def scoring(algorithm: Algorithm) -> ClientCall:
     """Mean loss and metric of a client's personal model over its batches, and the metric's weight."""
 
     def score(work: Work, received: Params, state: Tree) -> Tensor:
         model = work.compose(*algorithm.personal_model(received, state))
         sums = torch.zeros_like(work.examples).repeat(3)
         for batch in work.batches("score"):
-            found = weighed(work.task, model, batch)
-            sums = sums + (torch.where(batch["mask"], found, 0) if "mask" in batch else found).sum(1)
+            scores = score_examples(work.task, model, batch)
+            sums = sums + (torch.where(batch["mask"], scores, 0) if "mask" in batch else scores).sum(1)
         return torch.stack([sums[0] / work.examples, sums[1] / sums[2], sums[2]])
 
     return score
 
 
-def weighed(task: Task, model: Params, batch: Batch) -> Tensor:
+def score_examples(task: Task, model: Params, batch: Batch) -> Tensor:
     """For each example its loss, its metric times its weight, and that weight [3, examples].
 
     In float64, so that a tie does not look like a gain of the last digit.
@@ -87,25 +87,24 @@ def evaluate(
     round: int,
     clients: np.ndarray,
 ) -> list[Row]:
-    """A row per client. Clients that keep no state get their personal model by the algorithm's own rule first."""
+    """One row per client. Clients that keep no state first get their personal model by the algorithm's own rule."""
     data = problem.data
     sizes = data.sizes(part)
     tested = clients[sizes[clients] > 0]
     received = algorithm.broadcast(server)
-    first = problem.first(algorithm)
-    shared = pooled(problem, problem.alone(algorithm, received), tested, part)
-    if not tree.leaves(first):
+    shared = score_pooled(problem, problem.shared_model(algorithm, received), tested, part)
+    if not tree.leaves(problem.first_state(algorithm)):
         personal = shared  # the very same model
     else:
-        # States that are made for the purpose take memory: not those of all clients at once.
-        several = MADE_AT_ONCE if algorithm.sparsity and algorithm.sparsity.first_mask else len(tested)
+        # States that are made for the purpose take memory, so they are made for some clients at a time.
+        step = STATES_AT_ONCE if algorithm.sparsity and algorithm.sparsity.first_mask else len(tested)
         personal = np.zeros((0, 3))
-        for at in range(0, len(tested), max(1, several)):
-            some = tested[at : at + several]
+        for at in range(0, len(tested), max(1, step)):
+            some = tested[at : at + step]
             states = current_states(problem, algorithm, engine, received, store, some, round)
-            personal = np.concatenate([personal, per_client(problem, engine, received, some, states, part)])
+            personal = np.concatenate([personal, score_clients(problem, engine, received, some, states, part)])
     (loss, metric, _), (shared_loss, shared_metric, weight) = (
-        spread(found, tested, clients) for found in (personal, shared)
+        spread_scores(scores, tested, clients) for scores in (personal, shared)
     )
     return client_rows(
         [data.ids[int(i)] for i in clients],
@@ -127,21 +126,21 @@ def current_states(
     clients: Sequence[int] | np.ndarray,
     round: int,
 ) -> list[Tree]:
-    """The clients' states as they would predict with now."""
+    """The states that clients would predict with now."""
     states = store.get(clients)
     first_mask = algorithm.sparsity and algorithm.sparsity.first_mask
     if first_mask:
-        keys = [torch.tensor(problem.key(int(client))) for client in clients]
+        keys = [torch.tensor(problem.client_key(int(client))) for client in clients]
         states = [first_mask(key, received, state) for key, state in zip(keys, states, strict=True)]
     if algorithm.stateful:
         return states
-    jobs = problem.jobs(adapt_phases(algorithm), clients, states, "adapt", round, part="train")
+    jobs = problem.make_jobs(adapt_phases(algorithm), clients, states, "adapt", round, part="train")
     # Copied: scoring comes next, in the memory that holds them.
-    adapted = engine.map("adapt", jobs, received, scale=1.0, round=round)
-    return [tree.map_leaves(torch.clone, state) for state in adapted]
+    adapted: list[Tree] = tree.clone(engine.map("adapt", jobs, received, RoundInfo(round)))
+    return adapted
 
 
-def per_client(
+def score_clients(
     problem: Problem,
     engine: Engine,
     received: Params,
@@ -151,13 +150,13 @@ def per_client(
 ) -> np.ndarray:
     """Mean loss, mean metric and weight [clients, 3], each client with its own model."""
     phases = {"score": Phase(epochs=1, steps=None, batch_size=EVALUATION_BATCH, shuffle=False)}
-    jobs = problem.jobs(phases, clients, states, part=part)
-    found = engine.map("score", jobs, received, scale=1.0, round=0)
-    return torch.stack(found).double().numpy() if found else np.zeros((0, 3))
+    jobs = problem.make_jobs(phases, clients, states, part=part)
+    scores = engine.map("score", jobs, received, RoundInfo())
+    return torch.stack(scores).double().numpy() if scores else np.zeros((0, 3))
 
 
-def pooled(problem: Problem, model: Params, clients: np.ndarray, part: str) -> np.ndarray:
-    """The same with one model for all clients: rows of many clients share a batch."""
+def score_pooled(problem: Problem, model: Params, clients: np.ndarray, part: str) -> np.ndarray:
+    """The same with one model for all clients, so that rows of many clients share a batch."""
     if not len(clients):
         return np.zeros((0, 3))
     spans = [problem.data.rows(int(c), part) for c in clients]
@@ -169,15 +168,15 @@ def pooled(problem: Problem, model: Params, clients: np.ndarray, part: str) -> n
         apart = sizes.tolist() if problem.task.mixes_examples else EVALUATION_BATCH * 4
         for index in torch.split(rows, apart):
             batch = {name: column.index_select(0, index) for name, column in problem.columns.items()}
-            parts.append(weighed(problem.task, model, batch))
+            parts.append(score_examples(problem.task, model, batch))
     scores = torch.cat(parts, dim=1).numpy()
     loss, metric, weight = np.add.reduceat(scores, np.cumsum(sizes) - sizes, axis=1)
     with np.errstate(invalid="ignore"):  # nothing that counts: no metric
         return np.stack([loss / sizes, metric / weight, weight], axis=1)
 
 
-def spread(found: np.ndarray, tested: np.ndarray, clients: np.ndarray) -> np.ndarray:
+def spread_scores(scores: np.ndarray, tested: np.ndarray, clients: np.ndarray) -> np.ndarray:
     """Losses, metrics and weights [3, clients] of ``clients`` (ascending), NaN for those that were not tested."""
     full = np.full((3, len(clients)), np.nan)
-    full[:, np.searchsorted(clients, tested)] = found.T
+    full[:, np.searchsorted(clients, tested)] = scores.T
     return full

@@ -1,28 +1,30 @@
-"""The loop over rounds: sample, broadcast, local work, guard, aggregate, record."""
+"""The loop over rounds: sample a cohort, broadcast, let clients work, join their uploads, record."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from moiety import tree
 from moiety.clients import DiskStore, MemoryStore, Store, bernoulli_cohort, uniform_cohort
 from moiety.clients.clock import Clock
-from moiety.engines.auto import OPEN, Engine, fastest, make
+from moiety.engines.auto import OPEN, make_engine, pick_fastest
+from moiety.engines.base import Engine, RoundInfo
 from moiety.engines.problem import Problem
 from moiety.engines.rows import Job
-from moiety.loop.costs import Flops, flops_per_example, job_flops, job_search_flops, memory_on_device
-from moiety.loop.evaluate import served
-from moiety.loop.flight import Flight
-from moiety.loop.uploads import Ways, finite, sent
-from moiety.random import generator
-from moiety.transport import Ledger, check
-from moiety.types import Algorithm, ClientUpdate, Params, RoundRecord, Tree
+from moiety.loop.costs import Flops, flops_per_example, job_flops, memory_on_device
+from moiety.loop.evaluate import client_functions
+from moiety.loop.exchange import Arrival, Exchange
+from moiety.loop.in_transit import InTransit
+from moiety.loop.uploads import UploadOptions
+from moiety.transport import Ledger
+from moiety.types import Algorithm, Params, RoundRecord, Tree
 
 NOTHING_FINITE = (
     "In some round no client's update was finite: all were left out, and nothing moved. Smaller steps may help."
@@ -37,200 +39,161 @@ class Progress:
     store: Store
     ledger: Ledger
     round: int = 0
-    whole: bool = True
-    """False while a round is being booked: an interrupt at that moment must not be written as a checkpoint."""
+    consistent: bool = True
+    """False while a round is being closed: an interrupt at that moment must not be written as a checkpoint."""
     dropped: list[str] = field(default_factory=list)
     """Clients left out since the last evaluation, as ``round:client``."""
-    flight: Flight | None = None
-    """What is under way, where the run has a clock."""
+    in_transit: InTransit | None = None
+    """Uploads under way, where the run has a clock."""
 
 
-class Arrival(NamedTuple):
-    """What the server gets of one client in a round; ``state`` is its new one, None where none is to be kept now."""
-
-    client: int
-    update: ClientUpdate
-    state: Tree
-    fine: bool
-
-
-def begin(problem: Problem, algorithm: Algorithm, folder: Path | None, clock: Clock | None = None) -> Progress:
+def begin_progress(problem: Problem, algorithm: Algorithm, folder: Path | None, clock: Clock | None = None) -> Progress:
     """Everything as it is before the first round; with a folder, personal states live there."""
-    server = problem.server(algorithm)
 
     def first() -> Tree:
-        return problem.first(algorithm)
+        return problem.first_state(algorithm)
 
-    kept = folder is not None and algorithm.stateful and bool(tree.leaves(first()))
-    store = DiskStore(first, Path(str(folder)) / "clients", len(problem.data)) if kept else MemoryStore(first)
+    on_disk = folder is not None and algorithm.stateful and bool(tree.leaves(first()))
+    store = DiskStore(first, Path(str(folder)) / "clients", len(problem.data)) if on_disk else MemoryStore(first)
     ledger = Ledger(device_memory=memory_on_device(problem, first()))
-    return Progress(server, store, ledger, flight=None if clock is None else Flight())
+    transit = None if clock is None else InTransit()
+    return Progress(problem.first_server(algorithm), store, ledger, in_transit=transit)
 
 
 @dataclass
-class Rounds:
-    """One run's loop. ``engine`` may be ``auto``: the first cohort decides."""
+class Loop:
+    """The rounds of one run. ``engine_name`` may be ``auto``: the first cohort decides."""
 
     problem: Problem
     algorithm: Algorithm
     progress: Progress
     rounds: int
     cohort: int
-    engine: str
+    engine_name: str
     workers: int | None = None
-    ways: Ways = field(default_factory=Ways)
-    reason: str = "as asked"
-    flops: dict[str, Flops] = field(default_factory=dict)
-    chosen: Engine | None = None
+    uploads: UploadOptions = field(default_factory=UploadOptions)
     clock: Clock | None = None
+    reason: str = "as asked"
 
-    measured: ClassVar[int | None] = None
+    probe_clients: ClassVar[int | None] = None
     """With how many clients engines are compared where the choice is open; None for all of the first cohort."""
 
     def __post_init__(self) -> None:
-        self.functions = served(self.algorithm)
-        self.keeps = self.algorithm.stateful and bool(tree.leaves(self.progress.store.first()))
-        self.down, self.up = crossing(self.problem, self.algorithm)
+        self.functions = client_functions(self.algorithm)
+        self.keeps_states = self.algorithm.stateful and bool(tree.leaves(self.progress.store.first()))
+        self.exchange = Exchange(self.problem, self.algorithm, self.uploads, self.progress.ledger)
+        self.engine: Engine | None = None
+        self.flops: dict[str, Flops] = {}
 
-    def step(self) -> RoundRecord:
-        """One round; the server and the states of its clients move, nothing else does."""
-        problem, now = self.problem, self.progress
-        cohort = self.asked()
-        received = self.broadcast()
-        jobs = self.jobs(cohort, now.store.get(cohort), now.round)
-        results = self.work(jobs, received, now.round)
-        now.whole = False
-        self.count(jobs, received)
-        record = self.book([Arrival(job.client, *result) for job, result in zip(jobs, results, strict=True)])
-        now.whole = True
-        problem.data.release()
-        return record
+    def run_round(self) -> RoundRecord:
+        """Run one round. It moves the server and the states of its clients, nothing else."""
+        now = self.progress
+        cohort, received, info = self.sample_cohort(), self.broadcast(), self.round_info(now.round)
+        jobs = self.make_jobs(cohort, now.store.get(cohort), now.round)
+        results = self.prepare_engine(jobs, received, info).map("train", jobs, received, info)
+        with self.changing():
+            self.count(jobs, received)
+            return self.close_round([Arrival(job.client, *result) for job, result in zip(jobs, results, strict=True)])
 
-    def asked(self) -> np.ndarray:
-        """The clients that take part in this round."""
-        draw = bernoulli_cohort if self.ways.bernoulli else uniform_cohort
+    def sample_cohort(self) -> np.ndarray:
+        """Draw the clients of this round."""
+        draw = bernoulli_cohort if self.uploads.bernoulli else uniform_cohort
         return draw(len(self.problem.data), self.cohort, seed=self.problem.seed, round=self.progress.round)
 
-    def moment(self) -> dict[str, Any]:
-        """What a row of the history says beside scores and costs."""
-        return {}
-
     def broadcast(self) -> Params:
-        """What goes down now, seen by the guard."""
+        """What the server sends now, checked by the guard."""
         received = self.algorithm.broadcast(self.progress.server)
-        check(received, self.down, where=f"round {self.progress.round + 1}", what="broadcast")
+        self.exchange.check_broadcast(received, self.progress.round)
         return received
 
-    def jobs(self, clients: Iterable[int], states: Iterable[Tree], t: int) -> list[Job]:
-        """Turns of ``clients`` with the batches and the chance of round ``t``."""
-        return self.problem.jobs(self.algorithm.phases, clients, states, "train", t, part="train")
+    def round_info(self, t: int) -> RoundInfo:
+        """What all clients of round ``t`` have in common."""
+        return RoundInfo(t, self.algorithm.schedule.factor(t, self.rounds), t / max(self.rounds - 1, 1))
 
-    def work(self, jobs: list[Job], received: Params, t: int) -> list[Tree]:
-        """The local work of clients in round ``t``, by the engine; the first call decides which, where that is open."""
-        problem, algorithm = self.problem, self.algorithm
-        scale = algorithm.schedule.factor(t, self.rounds)
+    def make_jobs(self, clients: Iterable[int], states: Iterable[Tree], t: int) -> list[Job]:
+        """Jobs of ``clients`` with the batches and the draws of round ``t``."""
+        return self.problem.make_jobs(self.algorithm.phases, clients, states, "train", t, part="train")
+
+    def prepare_engine(self, jobs: list[Job], received: Params, info: RoundInfo) -> Engine:
+        """The engine for local work. The first call counts FLOPs, and measures engines where the choice is open."""
         if not self.flops:
-            self.flops = flops_per_example(problem, algorithm, received, self.progress.store.first())
-        if not jobs:
-            return []
-        if self.engine in OPEN:
-            some = jobs[: self.measured]
-            self.chosen, self.reason = fastest(
-                self.engine, problem, self.functions, some, received, scale=scale, workers=self.workers
+            self.flops = flops_per_example(self.problem, self.algorithm, received, self.progress.store.first())
+        if jobs and self.engine_name in OPEN:
+            sample = jobs[: self.probe_clients]
+            self.engine, self.reason = pick_fastest(
+                self.engine_name, self.problem, self.functions, sample, received, info, workers=self.workers
             )
-            self.engine = self.chosen.name
-        return self.ready().map("train", jobs, received, scale=scale, round=t, elapsed=t / max(self.rounds - 1, 1))
+            self.engine_name = self.engine.name
+        return self.get_engine()
+
+    def get_engine(self) -> Engine:
+        """The engine, made when first needed. While the choice is open, the sequential engine stands in."""
+        if self.engine is None:
+            name = "sequential" if self.engine_name in OPEN else self.engine_name
+            self.engine = make_engine(name, self.problem, self.functions, self.workers)
+        return self.engine
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Mark the progress as inconsistent in between; an error or an interrupt leaves the mark."""
+        self.progress.consistent = False
+        yield
+        self.progress.consistent = True
 
     def count(self, jobs: list[Job], received: Params) -> None:
         """Enter a broadcast to clients and their local work into the ledger."""
-        ledger, traffic = self.progress.ledger, self.algorithm.wire.traffic
-        if traffic is None:
-            ledger.broadcast(received, len(jobs))
-        for job in jobs:
-            ledger.flops += job_flops(self.flops, job)
-            ledger.search_flops += job_search_flops(self.flops, job)
-            if traffic is not None:
-                ledger.down(*traffic.down(received, job.state))
+        self.exchange.count_broadcast(received, jobs)
+        self.count_work(jobs)
 
-    def book(
-        self, arrived: list[Arrival], *, time: float | None = None, staleness: tuple[int, ...] = ()
+    def count_work(self, jobs: list[Job]) -> None:
+        """Enter the local work of clients into the ledger."""
+        for job in jobs:
+            self.progress.ledger.work(*job_flops(self.flops, job))
+
+    def close_round(
+        self, arrivals: list[Arrival], *, time: float | None = None, staleness: tuple[int, ...] = ()
     ) -> RoundRecord:
-        """Check what came back, aggregate it, keep the new states, and count the cost; the round is over."""
-        problem, algorithm, now, ways = self.problem, self.algorithm, self.progress, self.ways
-        t = now.round
-        kept: list[Arrival] = []
-        dropped = []
-        updates = ways.forged([a.update for a in arrived], [a.client for a in arrived], problem.seed, t)
-        for arrival, forged in zip(arrived, updates, strict=True):
-            name = str(problem.data.ids[arrival.client])
-            check(forged.upload, self.up, where=f"client {name}, round {t + 1}")
-            update = forged
-            if ways.codec is not None:
-                rng = generator(problem.seed, "codec", t, arrival.client)
-                update, packed = sent(ways.codec, forged, rng, self.uncompressed)
-                now.ledger.upload(packed)
-                if algorithm.wire.traffic is not None:
-                    now.ledger.up(0, algorithm.wire.traffic.beside(forged))
-            elif algorithm.wire.traffic is not None:
-                now.ledger.up(*algorithm.wire.traffic.up(forged))
-            touched = ways.attack is not None or ways.codec is not None
-            if arrival.fine and (not touched or finite(update)):
-                kept.append(arrival._replace(update=update))
-            else:
-                dropped.append(name)
-        # The guard sees that every upload is laid out as expected, so without a codec all cost the same.
-        if ways.codec is None and algorithm.wire.traffic is None:
-            now.ledger.upload(self.up, len(arrived))
-        if kept and not ways.enough(len(kept)):  # such a round is left out: nothing moves
-            problem.say([ways.too_few()])
-            kept, dropped = [], [str(problem.data.ids[a.client]) for a in arrived]
-        elif arrived and not kept:
-            problem.say([NOTHING_FINITE])
-        if kept:
-            aggregate = ways.join(algorithm, [a.update for a in kept], problem.seed, t)
+        """Join the uploads that can be used, move the server, keep the new states; the round is over."""
+        problem, algorithm, now = self.problem, self.algorithm, self.progress
+        t, received = now.round, self.exchange.receive(arrivals, now.round)
+        usable = [a for a in received if a.finite]
+        if usable and len(usable) < self.uploads.least:
+            problem.warn_once([self.uploads.explain_too_few()])
+            usable = []
+        elif arrivals and not usable:
+            problem.warn_once([NOTHING_FINITE])
+        if usable:
+            aggregate = self.uploads.join(algorithm, [a.update for a in usable], problem.seed, t)
             if algorithm.aggregator is not None:
-                now.server = algorithm.server_update(now.server, aggregate, len(kept) / len(problem.data))
-            self.keep([(a.client, a.state) for a in kept if a.state is not None])
+                now.server = algorithm.server_update(now.server, aggregate, len(usable) / len(problem.data))
+            self.store_states([(a.client, a.state) for a in usable if a.state is not None])
+        dropped = tuple(str(problem.data.ids[a.client]) for a in received if not (usable and a.finite))
         now.round = t + 1
         now.ledger.rounds += 1
         now.dropped += [f"{t + 1}:{name}" for name in dropped]
-        cohort = tuple(a.client for a in arrived)
-        return RoundRecord(t + 1, cohort, train_loss(kept), tuple(dropped), None, time, staleness)
+        problem.data.release()
+        cohort = tuple(a.client for a in arrivals)
+        return RoundRecord(t + 1, cohort, mean_train_loss(usable), dropped, None, time, staleness)
 
-    def uncompressed(self, name: str) -> bool:
-        """Whether a codec leaves a tensor alone: what the algorithm says, and statistics, which must stay sane."""
-        return name in self.problem.shared()[1] or self.algorithm.wire.uncompressed(name)
-
-    def keep(self, states: list[tuple[int, Tree]]) -> None:
-        """Keep new states of clients, where there is anything to keep."""
-        if self.keeps and states:
+    def store_states(self, states: list[tuple[int, Tree]]) -> None:
+        """Keep new states of clients, where the algorithm has any."""
+        if self.keeps_states and states:
             self.progress.store.put([client for client, _ in states], [state for _, state in states])
 
-    def ready(self) -> Engine:
-        """The engine, made when first needed; where the choice is still open the reference serves."""
-        if self.chosen is None:
-            name = "sequential" if self.engine in OPEN else self.engine
-            self.chosen = make(name, self.problem, self.functions, self.workers)
-        return self.chosen
+    def history_fields(self) -> dict[str, Any]:
+        """What a row of the history says besides scores and costs."""
+        return {}
 
     def close(self) -> None:
         """End the engine; the next call makes a new one."""
-        if self.chosen is not None:
-            self.chosen.close()
-            self.chosen = None
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
 
 
-def crossing(problem: Problem, algorithm: Algorithm) -> tuple[Params, Params]:
-    """What goes down and what goes up, as layouts."""
-    shared = {**problem.shared()[0], **problem.shared()[1]}
-    if algorithm.wire.layout is not None:
-        return algorithm.wire.layout(shared, problem.personal())
-    return shared, {} if algorithm.aggregator is None else shared
-
-
-def train_loss(kept: list[Arrival]) -> float:
-    """The cohort's mean training loss, weighted as the aggregate is; NaN where no client was kept."""
-    if not kept:
+def mean_train_loss(arrivals: list[Arrival]) -> float:
+    """The mean training loss of these clients, weighted as the aggregate is; NaN where there are none."""
+    if not arrivals:
         return math.nan
-    weights = [float(a.update.weight) for a in kept]
-    return float(np.average([float(a.update.info["loss"]) for a in kept], weights=weights))
+    weights = [float(a.update.weight) for a in arrivals]
+    return float(np.average([float(a.update.info["loss"]) for a in arrivals], weights=weights))

@@ -95,7 +95,7 @@ def problem_for(
     names = {*split.shared, *split.personal, *split.frozen}
     must(names == task.init.keys(), "split", "made for this model", f"another's, with {len(names)} names")
     check_split(algorithm, split)
-    problem = Problem(task, split, data, to_tensors(data, task, where), seed, partial=partial)
+    problem = Problem(task, split, data, to_tensors(data.columns, task, where), seed, partial=partial)
     own = isinstance(model, Task)
     check_model(problem, () if own else tuple(inputs), None if own else loss)
     check_clients(problem, algorithm)

@@ -25,7 +25,7 @@ from torch import Tensor
 from moiety import tree
 from moiety.errors import MoietyError, message
 from moiety.files import digest, report_failure, sync_folder, write_file
-from moiety.loop.flight import FILES, packed, unpack
+from moiety.loop.in_transit import FILES, pack_in_transit, unpack_in_transit
 from moiety.loop.round import Progress
 from moiety.transport import Ledger
 from moiety.types import Tree
@@ -67,8 +67,8 @@ def _write(final: Path, progress: Progress, identity: dict[str, Any]) -> None:
         "dropped": progress.dropped,
         "identity": identity,
     }
-    if progress.flight is not None:
-        note, tensors = packed(progress.flight)
+    if progress.in_transit is not None:
+        note, tensors = pack_in_transit(progress.in_transit)
         files |= {name: save(each) for name, each in tensors.items()}
         state |= {"version": CLOCKED, "flight": note}
     state["files"] = {name: {"bytes": len(b), "blake2b": digest(b)} for name, b in files.items()}
@@ -96,14 +96,14 @@ def latest(folder: Path) -> Path | None:
 
 def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) -> None:
     """Read a checkpoint into ``progress``, which must be fresh and of the same problem."""
-    state = _state(path, VERSION if progress.flight is None else CLOCKED)
+    state = _state(path, VERSION if progress.in_transit is None else CLOCKED)
     same_run(state["identity"], identity, path)
     tensors = _tensors(path, state, "server.safetensors")
     server = tree.refill(progress.server, {**tensors, **state["numbers"]})
     states = unstacked(_tensors(path, state, "clients.safetensors"), progress.store.first())
-    if progress.flight is not None:
+    if progress.in_transit is not None:
         flight = {name: _tensors(path, state, name) for name in FILES}
-        unpack(progress.flight, state.get("flight", {}), flight, progress.store.first())
+        unpack_in_transit(progress.in_transit, state.get("flight", {}), flight, progress.store.first())
     progress.store.restart(state["round"])
     progress.store.put(states, states.values())
     # The run may have been killed while these were being settled; settling them again does no harm.

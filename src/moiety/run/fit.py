@@ -16,9 +16,9 @@ from moiety.engines.auto import check_engine
 from moiety.engines.problem import Problem
 from moiety.errors import kind, whole
 from moiety.files import lock_folder
-from moiety.loop.round import Progress, begin
-from moiety.loop.timed import clock_for, loop_for
-from moiety.loop.uploads import ways_for
+from moiety.loop.round import Progress, begin_progress
+from moiety.loop.uploads import check_upload_options
+from moiety.loop.virtual_time import check_clock_options, choose_loop
 from moiety.run import folder as files
 from moiety.run.build import default_loss, problem_for
 from moiety.run.checkpoint import begin_with
@@ -113,20 +113,22 @@ def fit(
     twentieth = max(1, rounds // 20) if isinstance(rounds, int) else 1
     every = {"evaluate_every": twentieth if evaluate_every is None else evaluate_every}
     every["checkpoint_every"] = every["evaluate_every"] if checkpoint_every is None else checkpoint_every
-    clock, cohort = clock_for(clock, data, algorithm, cohort, participation, aggregator=aggregator, attack=attack)
+    clock, cohort = check_clock_options(
+        clock, data, algorithm, cohort, participation, aggregator=aggregator, attack=attack
+    )
     check_numbers(data, rounds, cohort, seed, every)
     chosen_loss = loss or (default_loss(data) if isinstance(model, nn.Module) else "its own")
-    ways = ways_for(data, algorithm, seed, cohort, aggregator, codec, attack, attackers, participation)
+    uploads = check_upload_options(data, algorithm, seed, cohort, aggregator, codec, attack, attackers, participation)
     problem = problem_for(model, data, algorithm, split, seed, chosen_loss, metric, inputs, device, partial)
     earlier = None
     if start is not None:
         earlier = ended(start, model=model, data=data, split=split, loss=chosen_loss, metric=metric)
         problem = warm(problem, earlier, model)
-    problem = ways.poisoned(problem)
+    problem = uploads.poison_labels(problem)
     run_config = {
         "rounds": rounds,
         "cohort": cohort,
-        "participation": participation if ways.bernoulli else None,
+        "participation": participation if uploads.bernoulli else None,
         "seed": seed,
         "engine": engine,
         "evaluate_on": part,
@@ -139,20 +141,20 @@ def fit(
         "metric": metric if isinstance(metric, str) else None,
         "inputs": list(inputs),
         "start": earlier and earlier.place,
-        "attackers": sorted(str(data.ids[c]) for c in ways.attackers) if ways.attack else None,
+        "attackers": sorted(str(data.ids[c]) for c in uploads.attackers) if uploads.attack else None,
     }
     config = {
         "data": dict(data.spec) or {"own": "data"},
         "model": spec_of(model) or {"own": type(model).__name__},
         "split": problem.split.spec or {"own": "split"},
         "algorithm": algorithm.spec or {"own": algorithm.name},
-        **ways.tables(),
+        **uploads.describe(),
         **({} if clock is None else {"clock": clock.spec}),
         "run": run_config,
     }
     with lock_folder(None if out is None else files.empty(out)):
         folder, progress = _begin(problem, algorithm, out, config, earlier, clock)
-        loop = loop_for(clock)(problem, algorithm, progress, rounds, cohort, engine, workers, ways, clock=clock)
+        loop = choose_loop(clock)(problem, algorithm, progress, rounds, cohort, engine, workers, uploads, clock=clock)
         return train(loop, config, folder, [], model, on_round)
 
 
@@ -188,6 +190,6 @@ def _begin(
     folder = None
     if out is not None:
         folder = files.create(out, config, problem.task.init, identity(problem, algorithm, clock), states)
-    progress = begin(problem, algorithm, folder, clock)
+    progress = begin_progress(problem, algorithm, folder, clock)
     begin_with(progress, states)
     return folder, progress

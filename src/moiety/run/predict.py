@@ -13,12 +13,13 @@ import torch
 from moiety import tree
 from moiety.data import from_clients
 from moiety.data.checks import as_column, check_column_names, check_finite
-from moiety.engines.problem import Problem, as_tensors, to_tensors
+from moiety.engines.base import RoundInfo
+from moiety.engines.problem import Problem, to_tensors
 from moiety.engines.sequential import Sequential
 from moiety.errors import kind, must
 from moiety.evaluation.predictive import Predictive
-from moiety.loop.evaluate import EVALUATION_BATCH, adapt_phases, current_states, served
-from moiety.loop.round import Rounds
+from moiety.loop.evaluate import EVALUATION_BATCH, adapt_phases, client_functions, current_states
+from moiety.loop.round import Loop
 from moiety.random import hashed
 from moiety.run.checks import check_columns, check_targets, like_columns
 from moiety.types import Batch, Params, Tree
@@ -26,7 +27,7 @@ from moiety.types import Batch, Params, Tree
 SMALLER = "Smaller steps may help."
 
 
-def own_state(loop: Rounds, at: int, refresh: bool) -> Tree:
+def own_state(loop: Loop, at: int, refresh: bool) -> Tree:
     """The state with which the client at a position predicts: its own, or what the algorithm's rule makes of it now.
 
     The rule serves where it is asked for, where clients keep no state, and for a client that was never asked.
@@ -35,20 +36,20 @@ def own_state(loop: Rounds, at: int, refresh: bool) -> Tree:
     if algorithm.posterior is not None and algorithm.stateful and (refresh or at not in now.store.owners()):
         algorithm = replace(algorithm, stateful=False)
     received = algorithm.broadcast(now.server)
-    engine = Sequential(problem, served(algorithm))
+    engine = Sequential(problem, client_functions(algorithm))
     (state,) = current_states(problem, algorithm, engine, received, now.store, [at], now.round)
     must(bool(tree.is_finite(state)), "client", "one whose draws stay finite", problem.data.ids[at], SMALLER)
     return state
 
 
-def new_state(loop: Rounds, loss: str | None, data: Mapping[str, Any] | None, passes: int) -> Tree:
+def new_state(loop: Loop, loss: str | None, data: Mapping[str, Any] | None, passes: int) -> Tree:
     """The state of a client never seen, by the algorithm's own rule; nothing of it is sent or kept.
 
     Its chance comes from its data, so that newcomers differ and one that comes twice does not. One without data has
     draws from the population.
     """
     problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
-    received, first = algorithm.broadcast(now.server), problem.first(algorithm)
+    received, first = algorithm.broadcast(now.server), problem.first_state(algorithm)
     if data is None:
         hint = "A client needs data for a model of its own; run.export() gives the shared model."
         must(algorithm.posterior is not None, "data", f"given for {algorithm.name}", None, hint)
@@ -57,17 +58,17 @@ def new_state(loop: Rounds, loss: str | None, data: Mapping[str, Any] | None, pa
     kind("data", data, Mapping, "a mapping of columns")
     fed = from_clients({"new client": like_columns(problem.data, data)}, test=0.0)
     check_columns(problem.data, fed)
-    guest = replace(problem, data=fed, columns=to_tensors(fed, problem.task, torch.device("cpu")))
+    guest = replace(problem, data=fed, columns=to_tensors(fed.columns, problem.task, torch.device("cpu")))
     with torch.no_grad():
         few = {name: column[:1] for name, column in guest.columns.items()}
         output = problem.task.predict(problem.task.init, few)
     check_targets(loss, guest.columns, fed, output)
     state: Tree = first
     key = newcomer_key(problem.seed, fed.columns)
-    engine = Sequential(guest, served(algorithm))
+    engine = Sequential(guest, client_functions(algorithm))
     for k in range(passes):
-        (job,) = guest.jobs(adapt_phases(algorithm), [0], [state], "onboard", k, part="train")
-        (state,) = engine.map("adapt", [job._replace(key=key)], received, scale=1.0, round=now.round + k)
+        (job,) = guest.make_jobs(adapt_phases(algorithm), [0], [state], "onboard", k, part="train")
+        (state,) = engine.map("adapt", [job._replace(key=key)], received, RoundInfo(now.round + k))
     must(bool(tree.is_finite(state)), "data", "rows on which local work stays finite", "values that are not", SMALLER)
     return state
 
@@ -78,7 +79,7 @@ def newcomer_key(seed: int, columns: Mapping[str, np.ndarray]) -> int:
     return hashed("new client", seed, *(f"{name} {rows[name]}" for name in sorted(rows)))
 
 
-def predictive(loop: Rounds, state: Tree, columns: Batch) -> Predictive:
+def predictive(loop: Loop, state: Tree, columns: Batch) -> Predictive:
     """The outputs of a client's model for each draw of its personal part; for its one model where it has no draws."""
     problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
     received = algorithm.broadcast(now.server)
@@ -122,4 +123,4 @@ def input_columns(problem: Problem, inputs: Sequence[str], x: Any) -> Batch:
             given[name] = column.astype(np.float64)
     sizes = {len(column) for column in given.values()}
     must(len(sizes) == 1, "x", "columns of one length", sorted(sizes))
-    return as_tensors(given, problem.task, torch.device("cpu"))
+    return to_tensors(given, problem.task, torch.device("cpu"))

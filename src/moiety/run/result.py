@@ -17,8 +17,8 @@ from moiety.errors import choice, kind, must, whole
 from moiety.evaluation import Row
 from moiety.evaluation.calibration import calibration_rows
 from moiety.evaluation.predictive import Predictive
-from moiety.loop.evaluate import asked, current_states, evaluate, served
-from moiety.loop.round import Rounds
+from moiety.loop.evaluate import client_functions, current_states, evaluate, evaluated_clients
+from moiety.loop.round import Loop
 from moiety.run.checks import PARTS
 from moiety.run.predict import input_columns, new_state, own_state, predictive
 from moiety.types import Params
@@ -38,11 +38,11 @@ class Run:
     ledger: dict[str, Any]
     config: dict[str, Any]
     folder: Path | None
-    _rounds: Rounds
+    _loop: Loop
     _model: nn.Module | None
 
     def __repr__(self) -> str:
-        loop = self._rounds
+        loop = self._loop
         size = f"{loop.algorithm.name}, {loop.progress.round} rounds, {len(loop.problem.data)} clients"
         if not self.history:
             return f"Run({size}; not evaluated)"
@@ -53,29 +53,29 @@ class Run:
     @property
     def engine(self) -> str:
         """The engine that did the work (what ``auto`` chose)."""
-        return self._rounds.engine
+        return self._loop.engine_name
 
     def parameters(self, client: int | str) -> Params:
         """The whole model of one client, by name: shared, personal and frozen parts merged."""
-        problem, algorithm, now = self._rounds.problem, self._rounds.algorithm, self._rounds.progress
+        problem, algorithm, now = self._loop.problem, self._loop.algorithm, self._loop.progress
         at = [problem.data.index(client)]
         received = algorithm.broadcast(now.server)
         (state,) = current_states(
-            problem, algorithm, Sequential(problem, served(algorithm)), received, now.store, at, now.round
+            problem, algorithm, Sequential(problem, client_functions(algorithm)), received, now.store, at, now.round
         )
         return _copies(problem.compose(*algorithm.personal_model(received, state)))
 
     def shared_parameters(self) -> Params:
         """The shared model alone: the server's part, with the personal part as it was first."""
-        problem, algorithm, now = self._rounds.problem, self._rounds.algorithm, self._rounds.progress
-        return _copies(problem.alone(algorithm, algorithm.broadcast(now.server)))
+        problem, algorithm, now = self._loop.problem, self._loop.algorithm, self._loop.progress
+        return _copies(problem.shared_model(algorithm, algorithm.broadcast(now.server)))
 
     def broadcast(self) -> Params:
         """What goes down to clients now, by name: the shared parameters and what the algorithm sends with them.
 
         FedPop's learned prior, for instance, is ``prior:mean`` and ``prior:log_scale``.
         """
-        return _copies(self._rounds.algorithm.broadcast(self._rounds.progress.server))
+        return _copies(self._loop.algorithm.broadcast(self._loop.progress.server))
 
     def export(self, client: int | str | None = None) -> nn.Module:
         """A copy of the model with that client's parameters in it, in evaluation mode; the shared model without one."""
@@ -90,10 +90,10 @@ class Run:
             passes: how many times the rule is applied, one after the other.
         """
         whole("passes", passes, 1)
-        loop = self._rounds
+        loop = self._loop
         state = new_state(loop, self.config["run"].get("loss"), data, passes)
         if data is None:
-            state = loop.problem.first(loop.algorithm)
+            state = loop.problem.first_state(loop.algorithm)
         received = loop.algorithm.broadcast(loop.progress.server)
         return self._module(loop.problem.compose(*loop.algorithm.personal_model(received, state)))
 
@@ -112,7 +112,7 @@ class Run:
             refresh: let a client of the run draw anew, at the parameters that training ended with.
             passes: for a client never seen, as in ``onboard``.
         """
-        loop = self._rounds
+        loop = self._loop
         kind("refresh", refresh, bool, "true or false")
         whole("passes", passes, 1)
         columns = input_columns(loop.problem, self._inputs(), x)
@@ -134,13 +134,13 @@ class Run:
             A row for each client that has such rows, and one for all their examples together.
         """
         choice("part", part, PARTS)
-        data, inputs = self._rounds.problem.data, self._inputs()
+        data, inputs = self._loop.problem.data, self._inputs()
         must(bool(data.sizes(part).any()), "part", "one that has rows", part, "Split the data so that it has some.")
         found = {}
         for at in np.flatnonzero(data.sizes(part)):
             rows = data.at(int(at), part)
-            columns = input_columns(self._rounds.problem, inputs, {name: rows[name] for name in inputs or rows})
-            seen = predictive(self._rounds, own_state(self._rounds, int(at), refresh), columns)
+            columns = input_columns(self._loop.problem, inputs, {name: rows[name] for name in inputs or rows})
+            seen = predictive(self._loop, own_state(self._loop, int(at), refresh), columns)
             seen = replace(seen, loss=self.config["run"].get("loss"))
             found[str(data.ids[int(at)])] = (seen.probabilities, rows["y"])
         return calibration_rows(found, bins=bins)
@@ -151,16 +151,23 @@ class Run:
         The same clients are scored; ``n_test`` counts their rows of that part.
         """
         choice("part", part, PARTS)
-        loop, now = self._rounds, self._rounds.progress
+        loop, now = self._loop, self._loop.progress
         problem = loop.problem
         hint = "Split the data so that it has some."
         must(bool(problem.data.sizes(part).any()), "part", "one that has rows", part, hint)
-        some = asked(problem.data, self.config["run"], problem.seed)
+        some = evaluated_clients(problem.data, self.config["run"], problem.seed)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
             return evaluate(
-                problem, loop.algorithm, loop.ready(), now.server, now.store, part=part, round=now.round, clients=some
+                problem,
+                loop.algorithm,
+                loop.get_engine(),
+                now.server,
+                now.store,
+                part=part,
+                round=now.round,
+                clients=some,
             )
         finally:
             loop.close()
@@ -174,7 +181,7 @@ class Run:
         must(self._model is not None, "model", "an nn.Module for export", "a task of plain functions")
         assert self._model is not None
         module = copy.deepcopy(self._model).eval()
-        if self._rounds.problem.split.model is not None:
+        if self._loop.problem.split.model is not None:
             vars(module).pop("spec", None)  # more than what that names: the split has put something in
         with torch.no_grad():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:

@@ -18,9 +18,9 @@ from moiety.engines.auto import check_engine
 from moiety.engines.problem import Problem
 from moiety.errors import kind, must, whole
 from moiety.files import lock_folder
-from moiety.loop.round import Progress, begin
-from moiety.loop.timed import loop_for
-from moiety.loop.uploads import ways_from
+from moiety.loop.round import Progress, begin_progress
+from moiety.loop.uploads import load_upload_options
+from moiety.loop.virtual_time import choose_loop
 from moiety.models import MODELS
 from moiety.run import folder as files
 from moiety.run.build import algorithm_from, problem_for, split_from, unknown
@@ -64,8 +64,8 @@ def resume(
         found = reopen(path, config, model, data, algorithm, split, loss, metric)
         at = found.progress.round
         must(rounds >= at, "rounds", f">= {at}, the rounds already trained", rounds)
-        ways = ways_from(config, found.problem.data, found.algorithm, given)
-        problem = ways.poisoned(found.problem)
+        uploads = load_upload_options(config, found.problem.data, found.algorithm, given)
+        problem = uploads.poison_labels(found.problem)
         history = files.read_history(path, at, options["evaluate_every"])
         files.tidy(path)
         files.write_history(path, history)
@@ -74,9 +74,9 @@ def resume(
         options.update(rounds=rounds, engine=engine)
         files.write_config(path, config)
         workers = workers or options.get("workers")
-        kind_of, cohort = loop_for(found.clock), options["cohort"]
+        kind_of, cohort = choose_loop(found.clock), options["cohort"]
         loop = kind_of(
-            problem, found.algorithm, found.progress, rounds, cohort, engine, workers, ways, clock=found.clock
+            problem, found.algorithm, found.progress, rounds, cohort, engine, workers, uploads, clock=found.clock
         )
         return train(loop, config, path, history, found.model, on_round)
 
@@ -141,7 +141,7 @@ def reopen(
     initial = files.read_initial(path, digests["initial"], problem.task.init)
     where = torch.device(options["device"])
     problem = replace(problem, task=replace(problem.task, init={n: p.to(where) for n, p in initial.items()}))
-    progress = begin(problem, algorithm, path, clock)
+    progress = begin_progress(problem, algorithm, path, clock)
     found = latest(path)
     if found is not None:
         load_checkpoint(found, progress, known)

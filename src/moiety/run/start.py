@@ -46,7 +46,7 @@ class Ended(NamedTuple):
     def shared_model(self) -> Params:
         """The server's part with the personal part as it was first."""
         received = self.algorithm.broadcast(self.progress.server)
-        return self.problem.alone(self.algorithm, received)
+        return self.problem.shared_model(self.algorithm, received)
 
 
 def ended(
@@ -62,7 +62,7 @@ def ended(
     kind("start", start, (Run, str, os.PathLike), "a run that has ended, or its folder")
     if isinstance(start, Run):
         place = IN_MEMORY if start.folder is None else str(start.folder)
-        found = Ended(start._rounds.problem, start._rounds.algorithm, start._rounds.progress, place)
+        found = Ended(start._loop.problem, start._loop.algorithm, start._loop.progress, place)
     else:
         found = _from_folder(Path(start), model, data, split, loss, metric)
     _same_clients(data.ids, found.problem.data.ids)
@@ -135,11 +135,11 @@ def _taken_over(name: str, value: Tensor, split: Split, model: nn.Module | Task)
 
 def own_states(problem: Problem, algorithm: Algorithm, earlier: Ended) -> dict[int, Tree]:
     """First states of the clients that have personal values of their own from the earlier run."""
-    if not algorithm.stateful or not tree.leaves(problem.first(algorithm)):
+    if not algorithm.stateful or not tree.leaves(problem.first_state(algorithm)):
         return {}
     received = earlier.algorithm.broadcast(earlier.progress.server)
-    shared, statistics = problem.shared()
-    first = problem.personal()
+    shared, statistics = problem.first_shared()
+    first = problem.first_personal()
     states: dict[int, Tree] = {}
     store = earlier.progress.store
     for client in store.owners():

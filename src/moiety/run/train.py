@@ -15,8 +15,8 @@ from torch import nn
 from moiety.clients.clock import Clock, traces
 from moiety.engines.problem import Problem
 from moiety.evaluation import Row, summarise
-from moiety.loop.evaluate import asked, evaluate
-from moiety.loop.round import Rounds
+from moiety.loop.evaluate import evaluate, evaluated_clients
+from moiety.loop.round import Loop
 from moiety.run import folder as files
 from moiety.run.checkpoint import save_checkpoint
 from moiety.run.result import Run
@@ -43,7 +43,7 @@ def identity(problem: Problem, algorithm: Algorithm, clock: Clock | None = None)
 
 
 def train(
-    loop: Rounds,
+    loop: Loop,
     config: dict[str, Any],
     folder: Path | None,
     history: list[Row],
@@ -56,7 +56,12 @@ def train(
     try:
         clients = _rounds(loop, config, folder, history, on_round)
     except KeyboardInterrupt:
-        if folder and loop.progress.whole and loop.progress.round and not _row_missing(loop, config["run"], history):
+        if (
+            folder
+            and loop.progress.consistent
+            and loop.progress.round
+            and not _row_missing(loop, config["run"], history)
+        ):
             save_checkpoint(folder, loop.progress, identity(loop.problem, loop.algorithm, loop.clock))
         raise
     finally:
@@ -70,7 +75,7 @@ def train(
 
 
 def _rounds(
-    loop: Rounds, config: dict[str, Any], folder: Path | None, history: list[Row], on_round: OnRound | None
+    loop: Loop, config: dict[str, Any], folder: Path | None, history: list[Row], on_round: OnRound | None
 ) -> list[Row]:
     """Train to the end, with evaluations, checkpoints and records on the way; the last rows per client."""
     options = config["run"]
@@ -79,11 +84,11 @@ def _rounds(
     clients: list[Row] = []
     while loop.progress.round < loop.rounds:
         began = time.perf_counter()
-        record = loop.step()
+        record = loop.run_round()
         seconds += time.perf_counter() - began
         last = record.round == loop.rounds
-        if options["engine"] != loop.engine or "engine_reason" not in options:
-            options.update(engine=loop.engine, engine_reason=loop.reason)
+        if options["engine"] != loop.engine_name or "engine_reason" not in options:
+            options.update(engine=loop.engine_name, engine_reason=loop.reason)
             if folder:
                 files.write_config(folder, config)
         if last or record.round % options["evaluate_every"] == 0:
@@ -100,25 +105,25 @@ def _rounds(
     return clients or _evaluation(loop, None, options, seconds)[0]
 
 
-def _row_missing(loop: Rounds, options: Spec, history: list[Row]) -> bool:
+def _row_missing(loop: Loop, options: Spec, history: list[Row]) -> bool:
     """Whether the last round is to be evaluated and has not been: a checkpoint of it could not be continued."""
     done = loop.progress.round
     due = done == loop.rounds or done % options["evaluate_every"] == 0
     return due and not (history and history[-1]["round"] == done)
 
 
-def _evaluation(loop: Rounds, record: RoundRecord | None, options: Spec, seconds: float) -> tuple[list[Row], Row]:
+def _evaluation(loop: Loop, record: RoundRecord | None, options: Spec, seconds: float) -> tuple[list[Row], Row]:
     """A row per client, and the row of the history that sums them up."""
     problem, now = loop.problem, loop.progress
-    engine = loop.ready()
+    engine = loop.get_engine()
     part = options["evaluate_on"]
-    some = asked(problem.data, options, problem.seed)
+    some = evaluated_clients(problem.data, options, problem.seed)
     clients = evaluate(problem, loop.algorithm, engine, now.server, now.store, part=part, round=now.round, clients=some)
     loss = record.train_loss if record else float("nan")
     row: Row = {"round": now.round, "part": part, "train_loss": loss}
     row |= summarise(clients, higher_is_better=problem.task.metric.higher_is_better)
     row |= {"metric_name": problem.task.metric.name, "dropped": list(now.dropped), **now.ledger.as_dict()}
-    row |= loop.moment()
+    row |= loop.history_fields()
     row["seconds"] = seconds
     now.dropped.clear()
     # JSON has no infinities: a number that is none is null.

@@ -30,11 +30,6 @@ class Ledger:
     search_flops: float = 0.0
     device_memory: int = 0
 
-    def exchange(self, down: Params, up: Params, clients: int) -> None:
-        """Count one broadcast to each of ``clients``, and one upload from each; only the layouts matter."""
-        self.broadcast(down, clients)
-        self.upload(up, clients)
-
     def broadcast(self, down: Params, clients: int) -> None:
         """Count one broadcast to each of ``clients``."""
         self.down(clients * value_bytes(down), clients * payload_bytes(down), clients)
@@ -53,6 +48,11 @@ class Ledger:
         """Count bytes to the server."""
         self.up_values += values
         self.up_payload += payload
+
+    def work(self, flops: float, search: float) -> None:
+        """Count arithmetic, and the part of it that searches for masks."""
+        self.flops += flops
+        self.search_flops += search
 
     def as_dict(self) -> dict[str, Any]:
         """The sums by name."""
