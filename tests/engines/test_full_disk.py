@@ -15,8 +15,8 @@ import pytest
 from engine_cases import federation, mlp, refused, same_folders, tree_hash, without_fsync
 
 import moiety as mo
-from moiety.run.checkpoint import latest
 from moiety.files import LOCK
+from moiety.run.checkpoint import latest
 
 __all__ = ["without_fsync"]
 
