@@ -11,7 +11,7 @@ from conformance_table import NAMES, TABLE
 from oracle_problems import federated, image_clients
 
 import moiety as mo
-from moiety.loop.round import declare_layouts
+from moiety.loop.exchange import declare_layouts
 from moiety.split.masks import layer_counts
 from moiety.transport import pack
 

@@ -12,7 +12,7 @@ from moiety import tree
 from moiety.engines.base import RoundInfo
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
-from moiety.loop.round import declare_layouts
+from moiety.loop.exchange import declare_layouts
 from moiety.types import ClientUpdate
 
 ENGINES = [Sequential, partial(Vectorised, block=2)]

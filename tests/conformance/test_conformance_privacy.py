@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 import moiety as mo
 from moiety import tree
-from moiety.loop.round import declare_layouts
+from moiety.loop.exchange import declare_layouts
 from moiety.transport import PrivacyError
 from moiety.types import ClientUpdate
 

@@ -1,6 +1,7 @@
 """Blocks of clients against one client at a time with ordinary autograd and torch's own functions."""
 
 import pickle
+import sys
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from torch import nn
 from torch.func import vmap
 from torch.nn import functional
 
+import moiety as mo
 from moiety import tree
+from moiety.task import block
 from moiety.task.block import block_gradient, cross_entropy, for_blocks, in_block
 from moiety.task.cut import Call
 
@@ -146,3 +149,38 @@ def test_is_finite_of_each_client_of_a_block():
     assert vmap(tree.is_finite)({"a": rows, "n": torch.arange(3)}).tolist() == [True, False, False]
     wide = torch.tensor([[1.7e308, 1.7e308], [1.0, float("inf")]], dtype=torch.float64)
     assert vmap(tree.is_finite)(wide).tolist() == [True, False]
+
+
+def test_without_the_private_functions_of_torch_the_numbers_are_the_same(monkeypatch):
+    """Blocks by ``torch.func`` alone, for a whole run: dense layers, cross-entropy, a part that is held fixed."""
+    model = mo.models.mlp(4, 3, hidden=(6,), seed=3).double()
+    draw = torch.Generator().manual_seed(1)
+    data = mo.data.from_clients(
+        {
+            f"c{i}": {"x": torch.randn(n, 4, generator=draw).double().numpy(), "y": (torch.arange(n) % 3).numpy()}
+            for i, n in enumerate((5, 9, 12))
+        },
+        test=0.25,
+    )
+
+    def run() -> mo.Run:
+        algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.2, personal_epochs=2, batch_size=4)
+        return mo.fit(model, data, algorithm, split=mo.split.output_layer(model), rounds=3, engine="vectorised")
+
+    fast = run()
+    monkeypatch.setattr(block, "functorch", None)
+    assert not vmap(lambda x: torch.tensor(block.in_block()) & (x == x))(torch.zeros(2)).any()
+    plain = run()
+    for client in range(3):
+        for name, p in fast.parameters(client).items():
+            torch.testing.assert_close(plain.parameters(client)[name], p, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("module", block.PRIVATE)
+def test_private_functions_that_a_torch_does_not_have(module, monkeypatch):
+    assert block.find_private() is not None
+    with monkeypatch.context() as patched:
+        patched.setitem(block.PRIVATE, module, ("no_such_function",))
+        assert block.find_private() is None
+    monkeypatch.setitem(sys.modules, module, None)  # cannot be imported
+    assert block.find_private() is None

@@ -6,6 +6,7 @@ import contextlib
 import re
 import warnings
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,12 @@ from torch.nn import functional
 
 import moiety as mo
 from moiety import tree
-from moiety.engines import sequential, vectorised
 from moiety.engines.base import ClientFunction, RoundInfo
 from moiety.engines.problem import Problem, to_tensors
 from moiety.engines.rows import Job, Rows
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
+from moiety.engines.work import make_work
 from moiety.local import autograd_gradient, gradient_over_samples
 from moiety.task import from_module
 from moiety.task.scores import cross_entropy
@@ -457,13 +458,12 @@ def test_features_above_the_limit(engine, monkeypatch):
     model = made(mlp)
     split = mo.split.by_name(model, personal=["head"])
     for limit in (39, 40 * 4):
-        for module in (sequential, vectorised):
-            monkeypatch.setattr(module, "FEATURE_BYTES", limit)
+        monkeypatch.setattr("moiety.engines.work.FEATURE_BYTES", limit)
         assert both_ways(model, rows_of("vectors"), split, engine) == []
 
 
 def test_features_are_computed_in_slices(monkeypatch):
-    monkeypatch.setattr("moiety.engines.problem.FEATURE_ROWS", 4)
+    monkeypatch.setattr("moiety.engines.work.FEATURE_ROWS", 4)
     model = made(mlp)
     for engine in (Sequential, Vectorised):
         assert both_ways(model, rows_of("vectors"), mo.split.by_name(model, personal=["head"]), engine) == []
@@ -768,11 +768,8 @@ def plain_mean(model: nn.Module, problem: Problem, samples: Any, batch: Any) -> 
 
 
 def work_of(problem: Problem, reuse: bool) -> Any:
-    gradient = lambda objective, at: autograd_gradient(objective, at)  # noqa: E731
-    keep = (lambda model, trained, batches: (problem.task.loss, batches)) if reuse else None
-    examples, key = torch.tensor(3.0, dtype=torch.float64), torch.tensor(0)
-    moment = {"key": key, "turn": 0, "elapsed": 0.0, "round_trip": torch.tensor(0)}
-    return problem.work(lambda phase: [], gradient, examples, 1.0, keep, **moment)
+    numbers = {"examples": torch.tensor(3.0, dtype=torch.float64)}
+    return make_work(replace(problem, partial=reuse), lambda phase: [], autograd_gradient, numbers, 0, RoundInfo())
 
 
 @pytest.mark.parametrize("reuse", [True, False], ids=["reuse", "whole"])

@@ -65,8 +65,8 @@ def test_an_interrupted_run_ends_like_one_that_was_not(clock: str, algorithm: st
     with pytest.raises(StopHereError):
         begin(made, algorithm, tmp_path / "parts", on_round=stop_after(3))
     if clock != "synchronous":
-        note = json.loads((checkpoint.latest(tmp_path / "parts") / "state.json").read_text())["flight"]  # type: ignore[operator]
-        assert note["parcels"], "nothing under way"
+        note = json.loads((checkpoint.latest(tmp_path / "parts") / "state.json").read_text())["in_transit"]  # type: ignore[operator]
+        assert note["messages"], "nothing under way"
     parts = mo.resume(tmp_path / "parts", data=FED)
     same_runs(whole, parts)
     same_folders(tmp_path / "whole", tmp_path / "parts")
@@ -94,16 +94,16 @@ def test_a_run_goes_on_after_its_end_with_what_was_under_way(tmp_path: Path) -> 
 def test_an_interrupt_between_the_beginning_and_an_arrival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C when a client has begun anew and nobody has arrived since: all are under way in the checkpoint."""
     whole = begin(CLOCKS["asynchronous"], "fedalt", None)
-    start, calls = AsynchronousLoop._begin, []
+    start, calls = AsynchronousLoop._start_clients, []
 
     def interrupted(self: AsynchronousLoop) -> None:
         start(self)
-        calls.append(len(self.flight.parcels))
+        calls.append(len(self.in_transit.messages))
         if len(calls) == 4:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(AsynchronousLoop, "_begin", interrupted)
+        patched.setattr(AsynchronousLoop, "_start_clients", interrupted)
         with pytest.raises(KeyboardInterrupt):
             begin(CLOCKS["asynchronous"], "fedalt", tmp_path / "run", checkpoint_every=7)
     assert calls == [3, 3, 3, 3]
@@ -129,7 +129,7 @@ def test_killed_with_updates_under_way() -> None:
 
 
 @pytest.mark.usefixtures("without_fsync")
-def test_a_folder_of_another_clock_or_a_broken_flight_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_another_clock_or_a_broken_transit_is_refused(tmp_path: Path) -> None:
     trace = tmp_path / "times.csv"
     lines = [f"{client},{1 + i}" for i, client in enumerate(FED.ids)]
     trace.write_text("\n".join(["client,seconds", *lines]))
@@ -150,9 +150,9 @@ def test_a_folder_of_another_clock_or_a_broken_flight_is_refused(tmp_path: Path)
     state = checkpoint.latest(out) / "state.json"  # type: ignore[operator]
     whole = json.loads(state.read_text())
     for change in (
-        {"flight": {}},
-        {"flight": {**whole["flight"], "parcels": whole["flight"]["parcels"][1:]}},
-        {"flight": {**whole["flight"], "turns": 3}},
+        {"in_transit": {}},
+        {"in_transit": {**whole["in_transit"], "messages": whole["in_transit"]["messages"][1:]}},
+        {"in_transit": {**whole["in_transit"], "turns": 3}},
     ):
         state.write_text(json.dumps({**whole, **change}))
         refused(lambda: mo.resume(out, data=FED), "checkpoint.*under way")
@@ -172,5 +172,5 @@ def test_no_personal_name_is_in_what_crosses(tmp_path: Path) -> None:
     for folder in ("run", "late"):
         at = checkpoint.latest(tmp_path / folder)
         assert at is not None
-        assert not [name for name in load_file(at / "flight.safetensors") if "head" in name]
+        assert not [name for name in load_file(at / "in_transit.safetensors") if "head" in name]
         assert [name for name in load_file(at / "working.safetensors") if "head" in name]

@@ -3,9 +3,9 @@
 ``checkpoint/round-00000020/`` holds ``server.safetensors`` (shared things only), ``clients.safetensors`` (personal
 states that changed since the checkpoint before, which in a deployment never leave their devices; a simulation must keep
 them somewhere; the others are in the run's ``clients/``) and ``state.json``,
-which says how long the other two are and what they hash to. A run with a clock has ``flight.safetensors`` (uploads that
-have not arrived, broadcasts still in use) and ``working.safetensors`` (personal states that belong to those uploads)
-too. The folder appears by one rename, so it is whole or absent.
+which says how long the other two are and what they hash to. A run with a clock has ``in_transit.safetensors``
+(uploads that have not arrived, broadcasts still in use) and ``working.safetensors`` (personal states that belong to
+those uploads) too. The folder appears by one rename, so it is whole or absent.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _write(final: Path, progress: Progress, identity: dict[str, Any]) -> None:
     if progress.in_transit is not None:
         note, tensors = pack_in_transit(progress.in_transit)
         files |= {name: save(each) for name, each in tensors.items()}
-        state |= {"version": CLOCKED, "flight": note}
+        state |= {"version": CLOCKED, "in_transit": note}
     state["files"] = {name: {"bytes": len(b), "blake2b": digest(b)} for name, b in files.items()}
     files["state.json"] = json.dumps(state, indent=1).encode()
     aside = final.with_name(f".writing-{os.getpid()}")
@@ -102,8 +102,8 @@ def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) ->
     server = tree.refill(progress.server, {**tensors, **state["numbers"]})
     states = unstacked(_tensors(path, state, "clients.safetensors"), progress.store.first())
     if progress.in_transit is not None:
-        flight = {name: _tensors(path, state, name) for name in FILES}
-        unpack_in_transit(progress.in_transit, state.get("flight", {}), flight, progress.store.first())
+        files = {name: _tensors(path, state, name) for name in FILES}
+        unpack_in_transit(progress.in_transit, state.get("in_transit", {}), files, progress.store.first())
     progress.store.restart(state["round"])
     progress.store.put(states, states.values())
     # The run may have been killed while these were being settled; settling them again does no harm.
