@@ -49,8 +49,11 @@ if TYPE_CHECKING:
     from moiety.local import schedules as schedule
     from moiety.local import solvers as solver
     from moiety.run.fit import fit
-    from moiety.run.pipeline import pipeline, resume, stage
+    from moiety.run.pipeline import pipeline
     from moiety.run.result import Run
+    from moiety.run.resume import resume
+    from moiety.run.settings import Settings
+    from moiety.run.stages import Stage
     from moiety.server import aggregators as aggregator
     from moiety.server import attacks as attack
     from moiety.split import Split
@@ -63,7 +66,9 @@ _WHERE = {
     "Metric": "moiety.types:Metric",
     "MoietyError": "moiety.errors:MoietyError",
     "Run": "moiety.run.result:Run",
+    "Settings": "moiety.run.settings:Settings",
     "Split": "moiety.split:Split",
+    "Stage": "moiety.run.stages:Stage",
     "Task": "moiety.types:Task",
     "aggregator": "moiety.server.aggregators",
     "apfl": "moiety.algorithms:apfl",
@@ -100,13 +105,12 @@ _WHERE = {
     "per_fedavg": "moiety.algorithms:per_fedavg",
     "pfedme": "moiety.algorithms:pfedme",
     "pipeline": "moiety.run.pipeline:pipeline",
-    "resume": "moiety.run.pipeline:resume",
+    "resume": "moiety.run.resume:resume",
     "scaffold": "moiety.algorithms:scaffold",
     "schedule": "moiety.local.schedules",
     "server": "moiety.server",
     "solver": "moiety.local.solvers",
     "split": "moiety.split",
-    "stage": "moiety.run.pipeline:stage",
     "sub_fedavg": "moiety.algorithms:sub_fedavg",
     "subsampling": "moiety.algorithms:subsampling",
 }
@@ -117,7 +121,9 @@ __all__ = [
     "Metric",
     "MoietyError",
     "Run",
+    "Settings",
     "Split",
+    "Stage",
     "Task",
     "advise",
     "aggregator",
@@ -160,7 +166,6 @@ __all__ = [
     "server",
     "solver",
     "split",
-    "stage",
     "sub_fedavg",
     "subsampling",
 ]

@@ -15,16 +15,13 @@ import torch
 
 from moiety import tree
 from moiety.clients import uniform_cohort
-from moiety.clients.clock import Asynchronous, Clock, Delayed, Synchronous, Travel, check_clock
-from moiety.data import FederatedData
+from moiety.clients.clock import Asynchronous, Clock, Delayed, Synchronous, Travel
 from moiety.engines.rows import Job
-from moiety.errors import must
 from moiety.loop.costs import job_flops, job_search_flops
 from moiety.loop.flight import Flight, Parcel
 from moiety.loop.round import Arrival, Rounds, train_loss
-from moiety.spec import spec_of
 from moiety.transport import check
-from moiety.types import Algorithm, ClientUpdate, RoundRecord, Tree
+from moiety.types import ClientUpdate, RoundRecord, Tree
 
 COLLUDING = ("inner_product_manipulation", "a_little_is_enough", "mimic")
 """Attacks that are made of the honest uploads of the same round, of which an arrival alone has none."""
@@ -227,37 +224,3 @@ KINDS: dict[type, type[Rounds]] = {
 def loop_for(clock: Clock | None) -> type[Rounds]:
     """The kind of rounds that a clock asks for."""
     return Rounds if clock is None else KINDS[type(clock)]
-
-
-def clock_for(
-    clock: object,
-    data: FederatedData,
-    algorithm: Algorithm,
-    cohort: int | None,
-    participation: str = "fixed",
-    *,
-    aggregator: object,
-    attack: object,
-) -> tuple[Clock | None, int]:
-    """The clock and the cohort, checked against what else the run asks for."""
-    asked = len(data) if cohort is None else cohort
-    if clock is None:
-        return None, asked
-    check_clock(clock, data.ids)
-    if isinstance(clock, Delayed):
-        longest, room, at = clock.longest()[1], algorithm.longest_round_trip, algorithm.evaluates_at
-        hint = f"Make {algorithm.name} with room for {longest}."
-        must(room is None or longest <= room, "clock", f"of round trips of at most {room} rounds", longest, hint)
-        must(at in (None, clock.at) or longest == 0, "clock.at", f"{at} for this {algorithm.name}", clock.at)
-        return clock, asked
-    if isinstance(clock, Synchronous):
-        return clock, asked
-    assert isinstance(clock, Asynchronous)
-    hint = "The clock's `active` says how many work at a time."
-    must(cohort in (None, 1), "cohort", "1 or left out with an asynchronous clock", cohort, hint)
-    alone = "left out with an asynchronous clock, where uploads arrive one by one"
-    must(aggregator is None, "aggregator", alone, "one")
-    must(participation == "fixed", "participation", alone, participation)
-    name = (spec_of(attack) or {}).get("name")
-    must(name not in COLLUDING, "attack", "one that needs no other upload of its round", name)
-    return clock, 1

@@ -127,11 +127,11 @@ def _cell(
     watch: Watch,
 ) -> Cell:
     """All seeds of one cell."""
-    from moiety.loop.uploads import chosen_attackers
+    from moiety.run.settings import pick_attackers
 
     rows, seconds = [], 0.0
     for each in range(seed, seed + made.seeds):
-        evil = {str(data.ids[client]) for client in chosen_attackers(data, made.share, each)}
+        evil = {str(data.ids[client]) for client in pick_attackers(data, made.share, each)}
         ended = _run(made, data, attack, aggregator, each, sorted(evil), out, engine, watch)
         rows.append([row for row in ended.rows if row["client"] not in evil])
         seconds += ended.seconds

@@ -23,15 +23,30 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from moiety import tree
+from moiety.clients.clock import Clock, traces
+from moiety.engines.problem import Problem
 from moiety.errors import MoietyError, message
 from moiety.files import digest, report_failure, sync_folder, write_file
 from moiety.loop.flight import FILES, packed, unpack
 from moiety.loop.round import Progress
 from moiety.transport import Ledger
-from moiety.types import Tree
+from moiety.types import Algorithm, Tree
 
 FORMAT, VERSION, CLOCKED = "moiety-checkpoint", 1, 2
 """The second version is that of runs with a clock, which say what is under way."""
+
+
+def run_identity(problem: Problem, algorithm: Algorithm, clock: Clock | None) -> dict[str, Any]:
+    """What must be the same for a checkpoint to be continued."""
+    identity = {
+        "algorithm": algorithm.spec or {"name": algorithm.name},
+        "personal": list(problem.split.personal),
+        "model": {name: list(p.shape) for name, p in problem.task.init.items()},
+        "seed": problem.seed,
+        "data": problem.data.fingerprint(),
+    }
+    # A file of times may have changed though its name has not.
+    return identity if clock is None else {**identity, "clock": clock.spec, "traces": traces(clock)}
 
 
 def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) -> None:
@@ -90,8 +105,7 @@ def _write(final: Path, progress: Progress, identity: dict[str, Any]) -> None:
 
 def latest(folder: Path) -> Path | None:
     """The newest checkpoint of a run folder, if there is one."""
-    found = sorted((folder / "checkpoint").glob("round-*"))
-    return found[-1] if found else None
+    return max((folder / "checkpoint").glob("round-*"), default=None)
 
 
 def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) -> None:
@@ -112,20 +126,20 @@ def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) ->
     progress.ledger, progress.dropped = Ledger(**state["ledger"]), list(state["dropped"])
 
 
-def same_run(found: dict[str, Any], identity: dict[str, Any], path: Path) -> None:
-    """Raise unless what is in ``path`` belongs to the problem at hand."""
-    for key in sorted({*found, *identity}):
-        if found.get(key) != identity.get(key):
-            got = f"{_short(found.get(key))} in {path}"
+def same_run(stored: dict[str, Any], identity: dict[str, Any], path: Path) -> None:
+    """Raise unless what is stored in ``path`` belongs to the problem at hand."""
+    for key in sorted({*stored, *identity}):
+        if stored.get(key) != identity.get(key):
+            got = f"{_short(stored.get(key))} in {path}"
             raise MoietyError(message("folder", f"of this run, with {key} {_short(identity.get(key))}", got))
 
 
 def stacked(states: Mapping[int, Tree]) -> dict[str, Tensor]:
     """Personal states, one tensor per leaf, and whose they are."""
     order = sorted(states)
-    found = {"clients": torch.tensor(order, dtype=torch.int64)}
     rows = [tree.leaves(states[c]) for c in order]
-    return found | ({k: torch.stack([r[k] for r in rows]) for k in rows[0]} if rows else {})
+    whose = {"clients": torch.tensor(order, dtype=torch.int64)}
+    return whose | ({k: torch.stack([r[k] for r in rows]) for k in rows[0]} if rows else {})
 
 
 def unstacked(tensors: Mapping[str, Tensor], first: Tree) -> dict[int, Tree]:
