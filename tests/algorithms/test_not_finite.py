@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from oracle_problems import federated, scalar_task, split_of
+from run_settings import with_settings
 
 import moiety as mo
 from moiety.types import Schedule
@@ -38,11 +39,13 @@ def fit(clients, algorithm, engine, rounds=1, **options):
         scalar_task(),
         federated(clients, [GOOD[0]] * len(clients), names=names),
         algorithm,
-        split=split_of(["u"], ["v"]),
-        rounds=rounds,
-        engine=engine,
-        on_round=lambda record, _: records.append(record),
-        **options,
+        **with_settings(
+            split=split_of(["u"], ["v"]),
+            rounds=rounds,
+            engine=engine,
+            on_round=lambda record, _: records.append(record),
+            **options,
+        ),
     )
     return run, records
 

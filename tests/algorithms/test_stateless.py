@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from oracle_problems import federated, problem_of, scalar_task, serve, split_of
+from run_settings import with_settings
 from safetensors.torch import load_file
 
 import moiety as mo
@@ -52,7 +53,12 @@ CASES = pytest.mark.parametrize(
 
 def fit(algorithm, engine, rounds, **options):
     split = split_of(["u"], ["v"])
-    return mo.fit(scalar_task(), federated(CLIENTS), algorithm, split=split, rounds=rounds, engine=engine, **options)
+    return mo.fit(
+        scalar_task(),
+        federated(CLIENTS),
+        algorithm,
+        **with_settings(split=split, rounds=rounds, engine=engine, **options),
+    )
 
 
 def test_the_fractions_agree_with_the_hand_derived_first_round():

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from engine_cases import federation, mlp, refused, same_folders, tree_hash, without_fsync
+from run_settings import with_settings
 
 import moiety as mo
 from moiety.run.checkpoint import latest
@@ -28,7 +29,7 @@ def begin(out: Path, **options: Any) -> mo.Run:
     split = mo.split.by_name(model, personal=["head"])
     algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5, server=mo.server.adam(lr=0.05))
     options = {"rounds": 4, "cohort": 3, "engine": "sequential", "evaluate_every": 1} | options
-    return mo.fit(model, FED, algorithm, split=split, out=out, **options)
+    return mo.fit(model, FED, algorithm, **with_settings(split=split, out=out, **options))
 
 
 def go_on(out: Path) -> mo.Run:

@@ -115,7 +115,7 @@ def _begin(
         seed=seed,
         engine=engine,
         out=out,
-        evaluate_every=evaluate_every,
+        settings=mo.Settings(evaluate_every=evaluate_every),
         on_round=on_round,
     )
 
