@@ -17,7 +17,7 @@ from run_settings import with_settings
 
 import moiety as mo
 from moiety.run.checkpoint import latest
-from moiety.run.folder import LOCK
+from moiety.files import LOCK
 
 __all__ = ["without_fsync"]
 
