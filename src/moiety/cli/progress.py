@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from moiety.cli.folders import name_in
 from moiety.cli.output import NARROW, console, on_terminal, say
-from moiety.cli.places import called
 from moiety.errors import MoietyError
-from moiety.recipes.words import printable, value
+from moiety.reports.words import printable, value
 
 if TYPE_CHECKING:
     from moiety.run.train import OnRound
@@ -142,7 +142,7 @@ def heading(name: str, folder: Path | None) -> str:
 
 
 def _named(config: dict[str, Any], section: str) -> str:
-    return printable(called(config, section))
+    return printable(name_in(config, section))
 
 
 def _loss(number: float | None) -> str:

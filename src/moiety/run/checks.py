@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,11 +73,16 @@ def check_columns(wanted: FederatedData, given: FederatedData) -> None:
         must(same, f"data[{name!r}]", f"{'floating' if column.dtype.kind == 'f' else 'whole numbers'}", new.dtype)
 
 
+def check_inputs(inputs: Sequence[str], columns: Mapping[str, Any]) -> None:
+    """Whether the columns that go into the model are there."""
+    for name in inputs:
+        must(name in columns, "inputs", "columns of the data", name, near(name, columns))
+
+
 def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None:
     """Try the model on two rows, in both modes: shapes must fit, and labels must be among its outputs."""
     task, columns = problem.task, problem.columns
-    for name in inputs:
-        must(name in columns, "inputs", "columns of the data", name, near(name, columns))
+    check_inputs(inputs, columns)
     start, stop = problem.data.rows(0, "train")
     index = torch.from_numpy(np.resize(np.arange(start, stop), 2))
     batch = {name: column.index_select(0, index) for name, column in columns.items()}
