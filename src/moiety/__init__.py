@@ -49,11 +49,10 @@ if TYPE_CHECKING:
     from moiety.local import schedules as schedule
     from moiety.local import solvers as solver
     from moiety.run.fit import fit
-    from moiety.run.pipeline import pipeline
+    from moiety.run.pipeline import Stage, pipeline
     from moiety.run.result import Run
     from moiety.run.resume import resume
     from moiety.run.settings import Settings
-    from moiety.run.stages import Stage
     from moiety.server import aggregators as aggregator
     from moiety.server import attacks as attack
     from moiety.split import Split
@@ -68,7 +67,7 @@ _WHERE = {
     "Run": "moiety.run.result:Run",
     "Settings": "moiety.run.settings:Settings",
     "Split": "moiety.split:Split",
-    "Stage": "moiety.run.stages:Stage",
+    "Stage": "moiety.run.pipeline:Stage",
     "Task": "moiety.types:Task",
     "aggregator": "moiety.server.aggregators",
     "apfl": "moiety.algorithms:apfl",

@@ -18,8 +18,8 @@ from moiety.errors import MoietyError, choice, message, must, near
 from moiety.models import MODELS
 from moiety.run.build import algorithm_from, split_from
 from moiety.run.checks import check_inputs
+from moiety.run.pipeline import Stage, check_stage_options, stage_from
 from moiety.run.settings import RUN_KEYS, SECTIONS, Options, check_part, read_options
-from moiety.run.stages import Stage, check_stage_options, stage_from
 from moiety.spec import build
 from moiety.split import SPLITS, Split
 from moiety.types import Algorithm

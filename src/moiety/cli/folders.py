@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moiety.errors import MoietyError, message, must
-from moiety.files import write_file
+from moiety.files import report_unreadable, write_file
 
 if TYPE_CHECKING:
     from moiety.run.pipeline import Watch
@@ -92,14 +92,11 @@ def read_assignments(folder: Path) -> list[str]:
     file = folder / COMMAND
     if not file.is_file():
         return []
-    try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise MoietyError(message(COMMAND, "as it was written", f"{file}: {error}")) from None
-    sets = content.get("set") if isinstance(content, dict) else None
+    with report_unreadable(file):
+        sets = json.loads(file.read_text())["set"]
     whole = isinstance(sets, list) and all(isinstance(each, str) for each in sets)
-    must(whole, COMMAND, "as it was written", f"another in {file}")
-    return list(sets or ())
+    must(whole, COMMAND, "whole", f"another in {file}")
+    return list(sets)
 
 
 def keep_assignments(watch: Watch, folder: Path, sets: Sequence[str]) -> Watch:

@@ -9,8 +9,9 @@ from typing import Any
 
 from moiety.analysis.versus import Versus, column, higher_is_better, versus
 from moiety.cli.folders import name_in
-from moiety.errors import MoietyError, message, must
+from moiety.errors import must
 from moiety.evaluation import Row, summarise
+from moiety.files import report_unreadable
 from moiety.run import folder
 from moiety.run.result import Run
 
@@ -82,11 +83,8 @@ def read_result(path: Path, name: str) -> Result:
     config = folder.read_config(path)
     lacking = [section for section in _SECTIONS if not isinstance(config.get(section), dict)]
     must(not lacking, "config.toml", "a whole configuration", f"no [{', '.join(lacking)}] in {path}")
-    file = path / "ledger.json"
-    try:
-        ledger = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise MoietyError(message("ledger.json", "whole", f"{file}: {error}")) from None
+    with report_unreadable(path / "ledger.json"):
+        ledger = json.loads((path / "ledger.json").read_text())
     history = _check_rows("history.jsonl", path, folder.read_history(path), _HISTORY)
     clients = _check_rows("clients.parquet", path, folder.read_clients(path), _CLIENT)
     return Result(name, config, history, clients, *_check_rows("ledger.json", path, [ledger], _LEDGER))

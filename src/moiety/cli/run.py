@@ -5,18 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+import torch
 
 from moiety.cli.commands import Request
+from moiety.cli.compare import show_results
+from moiety.cli.config import Config, Table, assign, check_same, check_tables, make_parts, read_file
 from moiety.cli.folders import folder_for, is_run, keep_assignments, name_of, read_assignments
 from moiety.cli.output import say, show_page
-from moiety.cli.progress import reporter
+from moiety.cli.progress import show_progress
+from moiety.cli.results import result_of
+from moiety.cli.summary import show_end
 from moiety.errors import must
-
-if TYPE_CHECKING:
-    from moiety.cli.config import Config, Table
-    from moiety.run.pipeline import Watch
-    from moiety.run.result import Run
+from moiety.run.fit import fit
+from moiety.run.folder import CONFIG, PIPELINE, read_config
+from moiety.run.pipeline import Watch, pipeline
+from moiety.run.result import Run
+from moiety.run.resume import resume
+from moiety.run.settings import Settings
 
 T = TypeVar("T")
 OnFolder = Callable[[Path], None]
@@ -35,8 +42,6 @@ def run_target(request: Request, on_folder: OnFolder) -> None:
 
 
 def _run_recipe(request: Request, on_folder: OnFolder) -> None:
-    from moiety.cli.compare import show_results
-    from moiety.cli.results import result_of
     from moiety.recipes import RECIPES
 
     name = request.target
@@ -71,9 +76,6 @@ def _run_recipe(request: Request, on_folder: OnFolder) -> None:
 
 
 def _run_file(request: Request, on_folder: OnFolder) -> None:
-    from moiety.cli.config import read_file
-    from moiety.cli.summary import show_end
-
     must(request.scale is None, "--scale", "left out for a file", request.scale, "Only recipes have scales.")
     path = Path(request.target)
     name, tables = name_of(path), read_file(path)
@@ -102,8 +104,6 @@ def _assignments(request: Request) -> list[str]:
 
 def _configure(tables: Table, before: list[str], sets: list[str]) -> tuple[Config, Table]:
     """Put what was and is set into the file's tables and check them; also the ``[run]`` keys that are set now."""
-    from moiety.cli.config import assign, check_tables
-
     given: Table = {}
     for assignment in (*before, *sets):
         assign(tables, assignment)
@@ -115,10 +115,6 @@ def _configure(tables: Table, before: list[str], sets: list[str]) -> tuple[Confi
 
 def _begin(name: str, folder: Path, config: Config, watch: Watch) -> list[Run]:
     """Run the file, in stages where it has any."""
-    from moiety.cli.config import make_parts
-    from moiety.run.fit import fit
-    from moiety.run.pipeline import pipeline
-
     options = vars(config.options)
     if "stage" in config.tables:
         model, data, *_, stages = make_parts(config)
@@ -132,11 +128,6 @@ def _begin(name: str, folder: Path, config: Config, watch: Watch) -> list[Run]:
 
 def _continue(folder: Path, config: Config, tables: Table, given: Table, watch: Watch) -> list[Run]:
     """Continue the run or the pipeline in a folder; ``given`` are the keys of ``[run]`` that the command line sets."""
-    from moiety.cli.config import check_same
-    from moiety.run.folder import CONFIG, PIPELINE, read_config
-    from moiety.run.resume import resume
-    from moiety.run.settings import Settings
-
     staged = "stage" in config.tables
     # The folder names the attackers that a share or positions in the file mean: ``resume`` compares them.
     same = {**tables, "run": {key: value for key, value in tables.get("run", {}).items() if key != "attackers"}}
@@ -152,9 +143,7 @@ def _continue(folder: Path, config: Config, tables: Table, given: Table, watch: 
 
 def _watched(request: Request, work: Callable[[Watch], T]) -> T:
     """Do the work while a bar or lines show how it goes on."""
-    with reporter(request.quiet) as shown:
-        import torch
-
-        if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(1)  # a client's batches are small: more threads cost more than they give
-        return work(shown.watch)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # a client's batches are small: more threads cost more than they give
+    with show_progress(request.quiet) as watch:
+        return work(watch)

@@ -18,15 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from moiety import tree
 from moiety.clients.clock import Clock, traces
 from moiety.engines.problem import Problem
-from moiety.errors import MoietyError, message
-from moiety.files import digest, report_failure, sync_folder, write_file
+from moiety.errors import must
+from moiety.files import digest, report_failure, report_unreadable, sync_folder, write_file
 from moiety.loop.flight import FILES, packed, unpack
 from moiety.loop.round import Progress
 from moiety.transport import Ledger
@@ -129,9 +128,9 @@ def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) ->
 def same_run(stored: dict[str, Any], identity: dict[str, Any], path: Path) -> None:
     """Raise unless what is stored in ``path`` belongs to the problem at hand."""
     for key in sorted({*stored, *identity}):
-        if stored.get(key) != identity.get(key):
-            got = f"{_short(stored.get(key))} in {path}"
-            raise MoietyError(message("folder", f"of this run, with {key} {_short(identity.get(key))}", got))
+        same = stored.get(key) == identity.get(key)
+        got = f"{_short(stored.get(key))} in {path}"
+        must(same, "folder", f"of this run, with {key} {_short(identity.get(key))}", got)
 
 
 def stacked(states: Mapping[int, Tree]) -> dict[str, Tensor]:
@@ -165,32 +164,30 @@ KEYS = {"round": int, "numbers": dict, "ledger": dict, "dropped": list, "identit
 
 
 def _state(path: Path, version: int) -> dict[str, Any]:
-    try:
+    with report_unreadable(path / "state.json", name="checkpoint"):
         state = json.loads((path / "state.json").read_text())
         known = state["format"] == FORMAT and state["version"] == version
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise MoietyError(message("checkpoint", "a whole moiety checkpoint", f"{path}: {error!r}")) from None
-    if not known:
         got = f"format {state['format']}, version {state['version']} in {path}"
-        raise MoietyError(message("checkpoint", f"of format {FORMAT}, version {version}", got))
-    odd = [k for k, wanted in KEYS.items() if not isinstance(state.get(k), wanted)]
-    odd += [f"ledger.{k}" for k in set(Ledger().as_dict()) ^ set(state.get("ledger") or {})]
-    if odd:
-        got = f"an odd or missing {odd[0]} in {path / 'state.json'}"
-        raise MoietyError(message("checkpoint", "a whole moiety checkpoint", got))
+    must(known, "checkpoint", f"of format {FORMAT}, version {version}", got)
+    odd = [key for key, wanted in KEYS.items() if not isinstance(state.get(key), wanted)]
+    odd = odd or [f"ledger.{key}" for key in set(Ledger().as_dict()) ^ set(state["ledger"])]
+    got = f"an odd or missing {''.join(odd[:1])} in {path / 'state.json'}"
+    must(not odd, "checkpoint", "a whole moiety checkpoint", got)
     return state  # type: ignore[no-any-return]
 
 
 def _tensors(path: Path, state: dict[str, Any], name: str) -> dict[str, Tensor]:
-    try:
-        content = (path / name).read_bytes()
-        wanted = state["files"][name]
-        if len(content) != wanted["bytes"] or digest(content) != wanted["blake2b"]:
-            raise ValueError(f"{len(content)} bytes that are not the {wanted['bytes']} that were written")
-        return load(content)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        hint = "Remove that folder to go back to an older one or to start again."
-        raise MoietyError(message("checkpoint", "whole", f"{path / name}: {error}", hint)) from None
+    hint = "Remove that folder to go back to an older one or to start again."
+    with report_unreadable(path / name, hint, "checkpoint"):
+        return read_tensors(path / name, state["files"][name]["blake2b"])
+
+
+def read_tensors(path: Path, wanted: str) -> dict[str, Tensor]:
+    """The tensors of a file that must hash to ``wanted``."""
+    content = path.read_bytes()
+    if digest(content) != wanted:
+        raise ValueError(f"{len(content)} bytes that are not as they were written")
+    return load(content)
 
 
 def _short(value: object) -> str:

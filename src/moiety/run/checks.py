@@ -39,15 +39,13 @@ def check_kinds(model: object, data: object, algorithm: object, split: object) -
 def check_split(algorithm: Algorithm, split: Split) -> None:
     """Whether the algorithm can work with this split."""
     got = f"{len(split.trained_shared)} shared and {len(split.trained_personal)} personal parameters"
-    if algorithm.needs == "nothing":
-        hint = f"Use split nothing, or an algorithm other than {algorithm.name}."
-        must(not split.trained_personal, "split", f"one with nothing personal for {algorithm.name}", got, hint)
-    if algorithm.needs == "everything":
-        hint = f"Use split everything, or an algorithm other than {algorithm.name}."
-        must(not split.shared, "split", f"one with nothing shared for {algorithm.name}", got, hint)
-    if algorithm.needs == "personal":
-        hint = "For instance split everything, or output_layer."
-        must(bool(split.trained_personal), "split", f"one with something personal for {algorithm.name}", got, hint)
+    other = f"Use split {algorithm.needs}, or an algorithm other than {algorithm.name}."
+    fits, wanted, hint = {
+        "nothing": (not split.trained_personal, "nothing personal", other),
+        "everything": (not split.shared, "nothing shared", other),
+        "personal": (bool(split.trained_personal), "something personal", "As split everything, or output_layer."),
+    }.get(algorithm.needs, (True, "", ""))
+    must(fits, "split", f"one with {wanted} for {algorithm.name}", got, hint)
     must(bool(split.trained_shared or split.trained_personal), "split", "one that leaves something to train", got)
 
 

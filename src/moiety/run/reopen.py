@@ -70,13 +70,11 @@ def continue_run(
 ) -> Run:
     """Continue the run in a folder; ``resume`` says what the arguments are."""
     config = files.read_config(path)
-    began = stored_options(config, path, given.settings)
-    settings = change_settings(began.settings, given.settings)
+    began = stored_options(config, path, given)
     options = replace(
         began,
         rounds=began.rounds if rounds is None else rounds,
         engine=began.engine if engine is None else engine,
-        settings=settings,
     )
     with lock_folder(path):
         run = reopen(path, config, options, given)
@@ -92,18 +90,28 @@ def continue_run(
         return train(run, on_round)
 
 
-def stored_options(config: Mapping[str, Any], path: Path, given: Settings | None = None) -> Options:
-    """The options of a run's folder, whose configuration must have all its tables and all keys of ``[run]``."""
-    for table in ("data", "model", "split", "algorithm", "run"):
-        must(isinstance(config.get(table), dict), files.CONFIG, f"one with a table [{table}]", f"none in {path}")
-    check_keys(config["run"], [key for key in RUN_KEYS if key not in LEFT_OUT], path)
-    return read_options(config, given)
+RUN_TABLES = ("data", "model", "split", "algorithm", "run")
+REQUIRED = tuple(key for key in RUN_KEYS if key not in LEFT_OUT)
 
 
-def check_keys(table: Mapping[str, Any], keys: list[str], path: Path) -> None:
-    """Check that the ``[run]`` of a folder has these keys."""
+def stored_options(
+    config: Mapping[str, Any],
+    path: Path,
+    given: Given,
+    *,
+    file: str = files.CONFIG,
+    tables: Sequence[str] = RUN_TABLES,
+    keys: Sequence[str] = REQUIRED,
+) -> Options:
+    """The options that a folder's file names, with what was ``given`` again; it must have these tables and keys."""
+    for table in tables:
+        must(isinstance(config.get(table), dict), file, f"one with a table [{table}]", f"none in {path}")
     for key in keys:
-        must(key in table, f"run.{key}", "given", f"nothing in {path}")
+        must(key in config["run"], f"run.{key}", "given", f"nothing in {path}")
+    began = read_options(config, given.settings)
+    loss, metric = given.loss or began.loss, given.metric or began.metric
+    must(loss is not None, "loss", "given again", "nothing", "It was the user's own.")
+    return replace(began, loss=loss, metric=metric, settings=change_settings(began.settings, given.settings))
 
 
 def remake(config: Mapping[str, Any], given: Given, parts: Sequence[str], what: str) -> Given:
@@ -112,8 +120,6 @@ def remake(config: Mapping[str, Any], given: Given, parts: Sequence[str], what: 
     own = {part: own_part(config, part) for part in missing if own_part(config, part)}
     began = f"The {what} began with " + " and ".join(f"its own {name}" for name in own.values()) + "."
     must(not own, "`, `".join(own), "given again", "nothing", began)
-    known = given.loss is not None or "loss" in config["run"]
-    must(known, "loss", "given again", "nothing", f"The {what} began with a loss of its own.")
     return given._replace(**{part: MAKERS[part](config[part]) for part in missing})
 
 
@@ -124,7 +130,6 @@ def reopen(path: Path, config: dict[str, Any], options: Options, given: Given) -
     check_kinds(model, data, algorithm, split)
     if split is None and isinstance(model, nn.Module) and "own" not in config["split"]:
         split = split_from(config["split"], model)
-    options = replace(options, loss=given.loss or options.loss, metric=given.metric or options.metric)
     options = complete_options(options, model, data, algorithm)
     _check_attackers(data, options, given.settings)
     problem = make_problem(model, data, algorithm, split, options)

@@ -13,10 +13,9 @@ from moiety import task as tasks
 from moiety.data import FederatedData
 from moiety.errors import kind, must
 from moiety.run import folder as files
-from moiety.run.pipeline import Watch, continue_pipeline
+from moiety.run.pipeline import Stage, Watch, continue_pipeline
 from moiety.run.reopen import Given, continue_run
 from moiety.run.settings import Settings
-from moiety.run.stages import Stage
 from moiety.run.train import OnRound
 from moiety.split import Split
 from moiety.types import Algorithm, Metric, Task

@@ -50,19 +50,17 @@ def _from_folder(
     path: Path, model: nn.Module | Task, data: FederatedData, split: Split | None, options: Options
 ) -> Run:
     config = files.read_config(path)
-    # How uploads travelled is over. It may have been of the user's own.
-    config = {name: table for name, table in config.items() if name not in ("aggregator", "codec", "attack")}
-    config["run"] = {key: value for key, value in config.get("run", {}).items() if key != "attackers"}
-    began, newest = stored_options(config, path), latest(path)
+    for name in ("aggregator", "codec", "attack"):  # how uploads travelled is over, and may be of the user's own
+        config.pop(name, None)
+    own = Given(loss=options.loss, metric=options.metric)
+    if isinstance(config.get("run"), dict):
+        config["run"].pop("attackers", None)
+        own = Given(**{name: value for name, value in own._asdict().items() if name not in config["run"]})
+    began, newest = stored_options(config, path, own), latest(path)
     done = int(newest.name.removeprefix("round-")) if newest else 0
     assert began.rounds is not None
-    must(
-        done >= began.rounds,
-        "start",
-        "a run that has ended",
-        f"round {done} of {began.rounds} in {path}",
-        "Resume it first.",
-    )
+    got = f"round {done} of {began.rounds} in {path}"
+    must(done >= began.rounds, "start", "a run that has ended", got, "Resume it first.")
     hint = "Open it with moiety.resume and start from the run that gives."
     known = own_part(config, "algorithm") is None
     must(known, "start", "a run whose folder names its algorithm", f"one of its own in {path}", hint)
@@ -73,8 +71,6 @@ def _from_folder(
         model if own_part(config, "model") else None,
         data if same else from_spec(config["data"]),
         split=split if own_part(config, "split") else None,
-        loss=began.loss or options.loss,
-        metric=began.metric or options.metric,
     )
     return reopen(path, config, began, given)
 
