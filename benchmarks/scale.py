@@ -73,8 +73,7 @@ def child(clients: int, rounds: int) -> None:
         split=mo.split.output_layer(model),
         rounds=rounds,
         cohort=COHORT,
-        evaluate_every=rounds,
-        evaluate_clients=min(clients, EVALUATED),
+        settings=mo.Settings(evaluate_every=rounds, evaluate_clients=min(clients, EVALUATED)),
         out=out,
         on_round=tick,
     )

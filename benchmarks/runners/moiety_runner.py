@@ -42,8 +42,7 @@ def train(arrays: Arrays, model: nn.Module, fed: mo.FederatedData, options: Name
         cohort=work.cohort,
         seed=SEED,
         engine=options.engine,
-        evaluate_every=total,
-        partial=options.partial,
+        settings=mo.Settings(evaluate_every=total, partial=options.partial),
         on_round=lambda record, rounds: clock.tick(),
     )
     if run._loop.problem.partial != options.partial:

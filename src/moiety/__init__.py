@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from moiety.local.online import online as online
     from moiety.local.sgd import sgd as sgd
     from moiety.run.fit import fit as fit
+    from moiety.run.pipeline import Stage as Stage
     from moiety.run.pipeline import pipeline as pipeline
-    from moiety.run.pipeline import resume as resume
-    from moiety.run.pipeline import stage as stage
     from moiety.run.result import Run as Run
+    from moiety.run.resume import resume as resume
+    from moiety.run.settings import Settings as Settings
     from moiety.server import aggregators as aggregator
     from moiety.server import attacks as attack
     from moiety.split import Split as Split
@@ -48,7 +49,9 @@ _WHERE = {
     "Metric": "moiety.types:Metric",
     "MoietyError": "moiety.errors:MoietyError",
     "Run": "moiety.run.result:Run",
+    "Settings": "moiety.run.settings:Settings",
     "Split": "moiety.split:Split",
+    "Stage": "moiety.run.pipeline:Stage",
     "Task": "moiety.types:Task",
     "advise": "moiety.analysis.advise:advise",
     "aggregator": "moiety.server.aggregators",
@@ -65,13 +68,12 @@ _WHERE = {
     "online": "moiety.local.online:online",
     "pipeline": "moiety.run.pipeline:pipeline",
     "prior": "moiety.local.priors",
-    "resume": "moiety.run.pipeline:resume",
+    "resume": "moiety.run.resume:resume",
     "schedule": "moiety.local.schedules",
     "server": "moiety.server",
     "sgd": "moiety.local.sgd:sgd",
     "solver": "moiety.local.solvers",
     "split": "moiety.split",
-    "stage": "moiety.run.pipeline:stage",
 }
 """Where public names are; those of algorithms stand in the table of ``moiety.algorithms``."""
 

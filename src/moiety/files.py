@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from moiety.errors import MoietyError, message
 
 try:
@@ -28,6 +30,17 @@ def report_failure(target: Path) -> Iterator[None]:
     except OSError as error:
         got = error.strerror or str(error)
         raise MoietyError(message("out", "a folder that can be written", f"{got} at {target}")) from error
+
+
+@contextlib.contextmanager
+def report_unreadable(path: Path, hint: str = "", name: str = "") -> Iterator[None]:
+    """Turn whatever a file that is absent, cut short or changed raises into one line."""
+    try:
+        yield
+    except MoietyError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise MoietyError(message(name or path.name, "whole", f"{path}: {error!r}", hint)) from None
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -90,8 +90,7 @@ def build(
     ``inner`` turns the nested tables among its arguments (a partition, a schedule) into what they describe;
     ``given`` are arguments that no file can hold (a model).
     """
-    got = f"{spec!r:.60} ({type(spec).__name__})"
-    must(isinstance(spec, str | Mapping), kind, "a name, or a table with one", got)
+    must(isinstance(spec, str | Mapping), kind, "a name or a table with a name", f"{spec!r:.60}")
     arguments = {"name": spec} if isinstance(spec, str) else dict(spec)
     must("name" in arguments, f"{kind}.name", "given", "nothing", near("", table))
     name = arguments.pop("name")
@@ -108,17 +107,19 @@ def checked(kind: str, builder: Callable[..., Any], arguments: Spec, given: Mapp
         must(key in parameters, kind, f"a table of known keys for {builder.__name__}", key, hint)
     missing = [k for k, p in parameters.items() if p.default is p.empty and k not in arguments]
     must(not missing, kind, f"complete for {builder.__name__}", f"no {', '.join(missing)}")
-    fields: dict[str, Any] = {
-        k: (Any if p.annotation is p.empty else p.annotation, ... if p.default is p.empty else p.default)
-        for k, p in parameters.items()
-        if k in arguments
-    }
-    shape = create_model(kind, __config__=ConfigDict(strict=False, arbitrary_types_allowed=True), **fields)
+    types = {k: Any if p.annotation is p.empty else p.annotation for k, p in parameters.items()}
+    return check_types(kind, types, arguments, strict=False)
+
+
+def check_types(where: str, types: Mapping[str, Any], values: Mapping[str, Any], *, strict: bool) -> Spec:
+    """The values of the table ``where``, of the types that their keys have; unless ``strict``, "1" stands for 1."""
+    config = ConfigDict(strict=strict, arbitrary_types_allowed=True)
+    fields: dict[str, Any] = {key: (types[key], ...) for key in values}
     try:
-        made = shape(**arguments)
+        checked_values = create_model(where, __config__=config, **fields)(**values)
     except ValidationError as error:
-        raise one_line(error.errors(), [kind]) from None
-    return {k: getattr(made, k) for k in fields}
+        raise one_line(error.errors(), [where]) from None
+    return {key: getattr(checked_values, key) for key in values}
 
 
 def one_line(errors: Sequence[Mapping[str, Any]], above: Sequence[str] = ()) -> MoietyError:

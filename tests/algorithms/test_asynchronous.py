@@ -33,8 +33,7 @@ def followed(task, clients, algorithm, rounds, split, clock):
         rounds=rounds,
         seed=SEED,
         engine="sequential",
-        evaluate_every=rounds,
-        clock=clock,
+        settings=mo.Settings(evaluate_every=rounds, clock=clock),
         on_round=lambda record, of: records.append(record),
     )
     return thetas, records

@@ -7,6 +7,7 @@ import pytest
 import torch
 from oracle_fedpop import Reference, noise
 from oracle_problems import federated, split_of, vector_clients, vector_task
+from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
@@ -36,7 +37,9 @@ def fedpop(**options):
 
 def fit(algorithm, rounds, engine="sequential", **options):
     task = vector_task(U, V)
-    return mo.fit(task, federated(CLIENTS), algorithm, split=SPLIT, rounds=rounds, engine=engine, **options)
+    return mo.fit(
+        task, federated(CLIENTS), algorithm, **with_settings(split=SPLIT, rounds=rounds, engine=engine, **options)
+    )
 
 
 def served(run):
@@ -262,8 +265,8 @@ def test_resumed_from_its_folder_it_is_the_same_bit_for_bit(averaged, tmp_path):
     net = mo.models.mlp(64, 10, hidden=(5,), seed=1)
     algorithm = mo.fedpop(shared=0.1, personal=mo.kernel.preconditioned_sgld(step=0.001, batch_size=4), prior=mo.prior.gaussian(scale=0.5, scale_decay=1.0), server=mo.server.adam(lr=0.01), samples=3, averaged=averaged)
     how = {"split": mo.split.output_layer(net), "cohort": 2, "engine": "sequential"}
-    whole = mo.fit(net, fed, algorithm, rounds=4, **how)
-    mo.fit(net, fed, algorithm, rounds=2, out=tmp_path / "run", **how)
+    whole = mo.fit(net, fed, algorithm, **with_settings(rounds=4, **how))
+    mo.fit(net, fed, algorithm, **with_settings(rounds=2, out=tmp_path / "run", **how))
     again = mo.resume(tmp_path / "run", rounds=4)
     for client in range(4):
         one, other = (
@@ -294,8 +297,18 @@ def test_partial_evaluation_gives_the_same_numbers():
     split = mo.split.by_name(net, personal=["head"])
     runs = []
     for partial in (True, False):
-        algorithm = mo.fedpop(shared=0.1, personal=mo.kernel.langevin(step=0.01), prior_lr=0.1, samples=4)
-        runs.append(mo.fit(net, data(), algorithm, split=split, rounds=3, engine="sequential", partial=partial))
+        algorithm = mo.fedpop(kernel=mo.kernel.langevin(step=0.01), shared_lr=0.1, prior_lr=0.1, samples=4)
+        runs.append(
+            mo.fit(
+                net,
+                data(),
+                algorithm,
+                split=split,
+                rounds=3,
+                engine="sequential",
+                settings=mo.Settings(partial=partial),
+            )
+        )
     for name, p in runs[0].parameters(0).items():
         torch.testing.assert_close(p, runs[1].parameters(0)[name], rtol=1e-10, atol=1e-12)
 

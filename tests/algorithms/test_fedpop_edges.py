@@ -5,6 +5,7 @@ import pytest
 import torch
 from flat_options import flat
 from oracle_problems import federated, split_of, vector_clients, vector_task
+from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
@@ -109,7 +110,7 @@ def test_a_refused_proposal_may_be_anywhere(engine):
     algorithm = mo.fedpop(shared=0.01, personal=mo.kernel.mala(step=0.2), samples=8, prior=prior, learn_prior=False)
     dropped = []
     options = {"evaluate_every": 4, "on_round": lambda record, of: dropped.extend(record.dropped)}
-    run = mo.fit(net, data, algorithm, split=split, rounds=4, engine=engine, **options)
+    run = mo.fit(net, data, algorithm, **with_settings(split=split, rounds=4, engine=engine, **options))
     assert dropped == []
     assert all(float(state.samples["v"].min()) > 0 for state in run._loop.progress.store.get([0, 1, 2]))
 
@@ -121,7 +122,9 @@ def test_a_codec_leaves_beta_and_the_weights_of_the_average_alone(codec):
     def server(codec, rounds):
         algorithm = mo.fedpop(shared=0.1, personal=mo.kernel.langevin(step=0.02), samples=3, averaged=True)
         task, data = vector_task([0.5, -0.3], [0.2, 0.1]), federated(CLIENTS)
-        run = mo.fit(task, data, algorithm, split=SPLIT, rounds=rounds, engine="sequential", codec=codec)
+        run = mo.fit(
+            task, data, algorithm, split=SPLIT, rounds=rounds, engine="sequential", settings=mo.Settings(codec=codec)
+        )
         return run._loop.progress.server
 
     plain, packed = server(None, 1), server(codec, 1)

@@ -39,7 +39,9 @@ def trained(averaged):
     )
     data = mo.data.from_clients({f"c{i}": columns(c) for i, c in enumerate(CLIENTS)}, test=0.0)
     split = mo.split.by_name(net, personal=["head"])
-    return mo.fit(net, data, algorithm, split=split, rounds=ROUNDS, engine="sequential", inputs=("a", "b"))
+    return mo.fit(
+        net, data, algorithm, split=split, rounds=ROUNDS, engine="sequential", settings=mo.Settings(inputs=("a", "b"))
+    )
 
 
 @functools.cache

@@ -105,7 +105,7 @@ def fitted(clients, rounds, seed):
         rounds=rounds,
         engine="vectorised",
         seed=seed,
-        evaluate_every=rounds,
+        settings=mo.Settings(evaluate_every=rounds),
     )
     server = run._loop.progress.server
     return np.concatenate(
@@ -223,7 +223,9 @@ def test_onboarding_is_the_chain_of_algorithm_1_from_the_learned_prior():
     algorithm = fedpop(mo.kernel.langevin(step=0.01), **options)
     split = mo.split.by_name(net, personal=["head"])
     data = mo.data.from_clients(rows, test=0.0)
-    run = mo.fit(net, data, algorithm, split=split, rounds=5, engine="sequential", inputs=("a", "b"))
+    run = mo.fit(
+        net, data, algorithm, split=split, rounds=5, engine="sequential", settings=mo.Settings(inputs=("a", "b"))
+    )
     (new,), _ = population(1, seed=8)
     server = run._loop.progress.server
     start = {"u": server.shared["body.weight"].numpy()[0], "mu": server.prior["mean"].numpy()}
@@ -249,7 +251,7 @@ def test_without_data_the_prior_predicts():
     net = Additive(U.tolist(), MU.tolist())
     data = mo.data.from_clients({f"c{i}": columns(c) for i, c in enumerate(clients)}, test=0.0)
     split = mo.split.by_name(net, personal=["head"])
-    run = mo.fit(net, data, small, split=split, rounds=1, engine="sequential", inputs=("a", "b"))
+    run = mo.fit(net, data, small, split=split, rounds=1, engine="sequential", settings=mo.Settings(inputs=("a", "b")))
     run._loop.algorithm = large
     server = run._loop.progress.server
     u, mu, spread = server.shared["body.weight"].numpy()[0], server.prior["mean"].numpy(), server.prior["log_scale"]

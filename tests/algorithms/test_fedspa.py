@@ -6,6 +6,7 @@ import pytest
 import torch
 from flat_options import flat
 from oracle_problems import federated, image_clients, problem_of, serve, split_of
+from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
@@ -96,7 +97,7 @@ def mlp():
 
 
 def mlp_run(algorithm, engine="sequential", rounds=3, **options):
-    return mo.fit(mlp(), DATA, algorithm, rounds=rounds, engine=engine, **options)
+    return mo.fit(mlp(), DATA, algorithm, **with_settings(rounds=rounds, engine=engine, **options))
 
 
 @ENGINES
@@ -227,10 +228,10 @@ def test_a_client_with_statistics_of_its_own_that_was_never_asked_has_its_first_
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     split = mo.split.nothing(net, running_stats="personal")
     options = {"split": split, "engine": "sequential"}
-    before = mo.fit(net, DATA, mo.fedavg(shared=0.1), rounds=1, **options)
+    before = mo.fit(net, DATA, mo.fedavg(shared=0.1), **with_settings(rounds=1, **options))
     algorithm = mo.fedspa(shared=0.1, density=0.6, search="rsm", masks="different")
-    everyone = mo.fit(net, DATA, algorithm, rounds=1, start=before, **options)
-    one = mo.fit(net, DATA, algorithm, rounds=1, cohort=1, start=before, **options)
+    everyone = mo.fit(net, DATA, algorithm, **with_settings(rounds=1, start=before, **options))
+    one = mo.fit(net, DATA, algorithm, **with_settings(rounds=1, cohort=1, start=before, **options))
     for client, state in enumerate(states(everyone, range(3))):
         for name, m in state.mask.items():
             assert torch.equal(one.parameters(client)[name] != 0, m & (one.broadcast()[name] != 0))

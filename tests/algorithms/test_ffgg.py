@@ -132,7 +132,15 @@ def test_clients_keep_nothing(engine):
     solver = mo.sgd(1 / 8, steps=2)
     algorithm = mo.ffgg(shared=1 / 4, personal=solver)
     split = split_of(["u"], ["v"])
-    two = mo.fit(scalar_task(), federated(HAND), algorithm, split=split, rounds=2, engine=engine, evaluate_every=1)
+    two = mo.fit(
+        scalar_task(),
+        federated(HAND),
+        algorithm,
+        split=split,
+        rounds=2,
+        engine=engine,
+        settings=mo.Settings(evaluate_every=1),
+    )
     one = mo.fit(scalar_task(), federated(HAND), algorithm, split=split, rounds=1, engine=engine)
     u = float(one.shared_parameters()["u"])
     again = mo.fit(scalar_task(u=u), federated(HAND), algorithm, split=split, rounds=1, engine=engine)
@@ -183,7 +191,15 @@ def test_running_statistics_move_with_every_pass(solver, passes):
     split = mo.split.by_name(net, personal=["2"], running_stats="shared")
     clients = image_clients([8, 6])
     algorithm = mo.ffgg(shared=0.1, personal=solver)
-    run = mo.fit(net, federated(clients), algorithm, split=split, rounds=1, engine="sequential", partial=False)
+    run = mo.fit(
+        net,
+        federated(clients),
+        algorithm,
+        split=split,
+        rounds=1,
+        engine="sequential",
+        settings=mo.Settings(partial=False),
+    )
     means = torch.stack([net[0](torch.tensor(c["x"])).detach().mean(0) for c in clients])
     wanted = (1 - 0.9 ** (passes + 1)) * means.mean(0)
     torch.testing.assert_close(run.shared_parameters()["1.running_mean"], wanted, rtol=1e-5, atol=1e-6)

@@ -13,6 +13,7 @@ import oracle_bilevel as ref
 import pytest
 import torch
 from oracle_problems import federated, split_of
+from run_settings import with_settings
 
 import moiety as mo
 from moiety.task import from_functions
@@ -53,7 +54,7 @@ def path(task=TASK, clients=CLIENTS, rounds=ROUNDS, rate=RATE, solver=None, spli
 
     options = {"engine": "vectorised", "evaluate_every": rounds, **options}
     watched = replace(algorithm, server_update=server_update)
-    mo.fit(task, federated(clients), watched, split=split, rounds=rounds, **options)
+    mo.fit(task, federated(clients), watched, **with_settings(split=split, rounds=rounds, **options))
     return np.array(found)
 
 

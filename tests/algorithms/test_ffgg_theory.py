@@ -9,6 +9,7 @@ import oracle_numpy as plain
 import pytest
 import torch
 from oracle_problems import federated, split_of
+from run_settings import with_settings
 
 import moiety as mo
 from moiety.task import from_functions
@@ -34,10 +35,9 @@ def followed(task, clients, algorithm, rounds, split, **options):
         task,
         data,
         watched,
-        split=split,
-        rounds=rounds,
-        on_round=lambda record, of: cohorts.append(record.cohort),
-        **options,
+        **with_settings(
+            split=split, rounds=rounds, on_round=lambda record, of: cohorts.append(record.cohort), **options
+        ),
     )
     return run, thetas, cohorts
 
@@ -87,7 +87,14 @@ def test_overpersonalised_is_solved_exactly_by_one_client_a_round(engine):
     algorithm = mo.ffgg(shared=1 / top, personal=mo.solver.conjugate_gradient(steps=2))
     task = ref.task(THETA, W, phi=False)
     run = mo.fit(
-        task, federated(FITTED), algorithm, split=SPLIT, rounds=300, cohort=1, engine=engine, evaluate_every=300
+        task,
+        federated(FITTED),
+        algorithm,
+        split=SPLIT,
+        rounds=300,
+        cohort=1,
+        engine=engine,
+        settings=mo.Settings(evaluate_every=300),
     )
     np.testing.assert_allclose(run.shared_parameters()["u"].numpy(), THETA_STAR, rtol=0, atol=1e-8)
     assert max(row["loss"] for row in run.clients) < 1e-15
@@ -148,7 +155,15 @@ def test_theorem_5(engine, weighting):
     top = max(ref.cocoercive(d) for d in clients) / 2
     algorithm = mo.ffgg(shared=1 / top, personal=EXACT, weighting=weighting)
     task = ref.task(THETA, W, phi=False)
-    run = mo.fit(task, federated(clients), algorithm, split=SPLIT, rounds=250, engine=engine, evaluate_every=250)
+    run = mo.fit(
+        task,
+        federated(clients),
+        algorithm,
+        split=SPLIT,
+        rounds=250,
+        engine=engine,
+        settings=mo.Settings(evaluate_every=250),
+    )
     found = run.shared_parameters()["u"].numpy()
     np.testing.assert_allclose(found, best, rtol=0, atol=1e-8)
     for side in np.vstack([np.eye(3), -np.eye(3)]) / 100:

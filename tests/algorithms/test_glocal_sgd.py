@@ -24,8 +24,7 @@ def fitted(clients, rounds, *, engine="sequential", clock=None, online=None, **o
         split=PAIR,
         rounds=rounds,
         engine=engine,
-        clock=clock,
-        evaluate_every=rounds,
+        settings=mo.Settings(clock=clock, evaluate_every=rounds),
         on_round=online,
     )
 
@@ -190,13 +189,27 @@ def test_opposite_preferences():
     start = np.zeros(1)
     pair = split_of(["u"], ["v"], {"u": 1, "v": 1})
     glocal = mo.glocal_sgd(shared=0.05, personal=0.2)
-    run = mo.fit(vector_task(start, start), federated(rows), glocal, split=pair, rounds=150, evaluate_every=150)
+    run = mo.fit(
+        vector_task(start, start),
+        federated(rows),
+        glocal,
+        split=pair,
+        rounds=150,
+        settings=mo.Settings(evaluate_every=150),
+    )
     u = float(run.shared_parameters()["u"])
     assert [u + float(run.parameters(i)["v"]) for i in range(4)] == pytest.approx([3, 3, -1, -1], abs=1e-6)
     assert run.history[-1]["loss"] == pytest.approx(0, abs=1e-10)
     alone = split_of(["u", "v"], [], {"u": 1, "v": 1})
     central = mo.central(shared=0.05)
-    run = mo.fit(vector_task(start, start), federated(rows), central, split=alone, rounds=150, evaluate_every=150)
+    run = mo.fit(
+        vector_task(start, start),
+        federated(rows),
+        central,
+        split=alone,
+        rounds=150,
+        settings=mo.Settings(evaluate_every=150),
+    )
     assert sum(float(run.shared_parameters()[k]) for k in "uv") == pytest.approx(1, abs=1e-6)
     assert run.history[-1]["loss"] == pytest.approx(2, abs=1e-9)
 
@@ -242,7 +255,7 @@ def test_a_run_that_is_continued_has_its_past_gradients(tmp_path):
             ),
             split=mo.split.additive(model, mo.models.linear(64, 1)),
             rounds=rounds,
-            clock=mo.clock.delayed(down=[1, 2, 3], up=[3, 1, 4]),
+            settings=mo.Settings(clock=mo.clock.delayed(down=[1, 2, 3], up=[3, 1, 4])),
             engine="sequential",
             loss="one_versus_all",
             out=out,

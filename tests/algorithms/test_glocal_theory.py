@@ -34,8 +34,9 @@ def averages(alignment, tau):
         split=split_of(["u"], ["v"]),
         rounds=ROUNDS[-1],
         engine="sequential",
-        clock=mo.clock.delayed(down=tau, up=tau, at=at) if tau else None,
-        evaluate_every=ROUNDS[-1],
+        settings=mo.Settings(
+            clock=mo.clock.delayed(down=tau, up=tau, at=at) if tau else None, evaluate_every=ROUNDS[-1]
+        ),
         on_round=online,
     )
     return online.regret(0.0)[np.array(ROUNDS) - 1]

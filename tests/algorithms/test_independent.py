@@ -28,7 +28,7 @@ def test_is_a_plain_loop_of_torch_over_the_rows(steps, rounds, rule, engine):
         algorithm,
         rounds=rounds,
         engine=engine,
-        evaluate_every=rounds,
+        settings=mo.Settings(evaluate_every=rounds),
         on_round=lambda record, _: losses.append(record.train_loss),
     )
     incurred = []

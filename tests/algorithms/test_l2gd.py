@@ -23,7 +23,15 @@ W = {"u": np.array([0.5, -1.0]), "v": np.array([0.25, 2.0])}
 
 def fit(clients, algorithm, rounds, engine="vectorised"):
     task = vector_task(W["u"], W["v"])
-    return mo.fit(task, federated(clients), algorithm, split=SPLIT, rounds=rounds, engine=engine, evaluate_every=rounds)
+    return mo.fit(
+        task,
+        federated(clients),
+        algorithm,
+        split=SPLIT,
+        rounds=rounds,
+        engine=engine,
+        settings=mo.Settings(evaluate_every=rounds),
+    )
 
 
 def flat(params):

@@ -68,7 +68,13 @@ def test_where_it_ends(steps, drifts):
     algorithm = mo.local_gd(shared=mo.sgd(0.2, steps=steps))
     task, rounds = vector_task(W["u"], W["v"]), 10 + 150 // steps
     run = mo.fit(
-        task, federated(CLIENTS), algorithm, split=SPLIT, rounds=rounds, engine="vectorised", evaluate_every=rounds
+        task,
+        federated(CLIENTS),
+        algorithm,
+        split=SPLIT,
+        rounds=rounds,
+        engine="vectorised",
+        settings=mo.Settings(evaluate_every=rounds),
     )
     found = np.concatenate([run.shared_parameters()[k].numpy() for k in "uv"])
     left, right = 0.0, 0.0

@@ -11,6 +11,7 @@ import pytest
 import torch
 from flat_options import flat
 from oracle_problems import federated, scalar_task, split_of
+from run_settings import with_settings
 
 import moiety as mo
 from moiety.types import Schedule
@@ -39,11 +40,13 @@ def fit(clients, algorithm, engine, rounds=1, **options):
         scalar_task(),
         federated(clients, [GOOD[0]] * len(clients), names=names),
         algorithm,
-        split=split_of(["u"], ["v"]),
-        rounds=rounds,
-        engine=engine,
-        on_round=lambda record, _: records.append(record),
-        **options,
+        **with_settings(
+            split=split_of(["u"], ["v"]),
+            rounds=rounds,
+            engine=engine,
+            on_round=lambda record, _: records.append(record),
+            **options,
+        ),
     )
     return run, records
 

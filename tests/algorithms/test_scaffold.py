@@ -9,6 +9,7 @@ import torch
 from flat_options import flat
 from oracle_problems import even_clients, federated, image_clients, split_of, vector_clients, vector_task
 from oracle_pulled import cut, joined
+from run_settings import with_settings
 
 import moiety as mo
 from moiety.errors import MoietyError
@@ -139,7 +140,7 @@ BEST = flat(ref.minimiser(DIFFERENT, (1, 1, 1), MATRICES, ())[0])
 def ended(algorithm, rounds=50, **options):
     task = vector_task(W["u"], W["v"])
     options = {"engine": "vectorised", "evaluate_every": rounds, **options}
-    run = mo.fit(task, federated(DIFFERENT), algorithm, split=SPLIT, rounds=rounds, **options)
+    run = mo.fit(task, federated(DIFFERENT), algorithm, **with_settings(split=SPLIT, rounds=rounds, **options))
     return flat({k: p.numpy() for k, p in run.shared_parameters().items()})
 
 
@@ -183,7 +184,9 @@ def test_the_servers_control_is_the_mean_of_all(how):
     algorithm = mo.scaffold(shared=mo.sgd(0.02, steps=2, batch_size="all"))
     dropped = []
     options |= {"on_round": lambda record, of: dropped.extend(record.dropped), "engine": "sequential"}
-    run = mo.fit(task, federated(clients), algorithm, split=SPLIT, rounds=9, evaluate_every=9, **options)
+    run = mo.fit(
+        task, federated(clients), algorithm, **with_settings(split=SPLIT, rounds=9, evaluate_every=9, **options)
+    )
     now = run._loop.progress
     assert len(dropped) == (9 if how == "dropped" else 0)
     for name, control in now.server.control.items():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from flat_options import flat
 from oracle_problems import federated, problem_of, scalar_task, serve, split_of
+from run_settings import with_settings
 from safetensors.torch import load_file
 
 import moiety as mo
@@ -54,7 +55,12 @@ CASES = pytest.mark.parametrize(
 
 def fit(algorithm, engine, rounds, **options):
     split = split_of(["u"], ["v"])
-    return mo.fit(scalar_task(), federated(CLIENTS), algorithm, split=split, rounds=rounds, engine=engine, **options)
+    return mo.fit(
+        scalar_task(),
+        federated(CLIENTS),
+        algorithm,
+        **with_settings(split=split, rounds=rounds, engine=engine, **options),
+    )
 
 
 def test_the_fractions_agree_with_the_hand_derived_first_round():

@@ -171,7 +171,9 @@ def test_bytes_and_flops_by_hand():
 def test_with_a_codec_masks_go_up_as_bytes_in_every_round():
     """42 masked weights, 51 numbers as a byte each with 127 levels, and the norms of four tensors: 109 bytes."""
     algorithm = mo.sub_fedavg(shared=mo.sgd(0.1, epochs=2), accuracy=2.0)  # nobody prunes: no mask is ever new
-    run = mo.fit(mlp(), DATA, algorithm, rounds=2, engine="sequential", codec=mo.codec.qsgd(levels=127))
+    run = mo.fit(
+        mlp(), DATA, algorithm, rounds=2, engine="sequential", settings=mo.Settings(codec=mo.codec.qsgd(levels=127))
+    )
     assert run.ledger["up_values"] == 2 * 3 * (42 + 51 + 4 * 4)
 
 

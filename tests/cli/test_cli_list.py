@@ -8,8 +8,7 @@ import pytest
 from cli_command import call
 
 from moiety.algorithms import ALGORITHMS
-from moiety.cli.kinds import KINDS
-from moiety.cli.listing import FILES, first_line
+from moiety.cli.listing import FILES, KINDS, first_line
 from moiety.clients.clock import CLOCKS
 from moiety.clients.speed import TIMES
 from moiety.data import SOURCES

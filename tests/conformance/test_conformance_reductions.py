@@ -38,7 +38,16 @@ def test_nothing_personal_makes_fedalt_and_fedsim_fedavg(engine, weighting, opti
         flat(mo.fedsim, **both, epochs=2, **common),
     ]
     fits = [
-        mo.fit(net, DATA, a, split=mo.split.nothing(net), rounds=3, cohort=3, engine=engine, evaluate_every=3)
+        mo.fit(
+            net,
+            DATA,
+            a,
+            split=mo.split.nothing(net),
+            rounds=3,
+            cohort=3,
+            engine=engine,
+            settings=mo.Settings(evaluate_every=3),
+        )
         for a in algorithms
     ]
     for other in fits[1:]:
@@ -66,7 +75,7 @@ def plain_sgd(net, client, epochs, lr, momentum=0.0, weight_decay=0.0, clip=None
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1, "clip": 0.5}], ids=["plain", "all"])
 def test_local_only_is_plain_sgd_and_k_rounds_of_e_epochs_are_ke_epochs(engine, options):
     algorithm = flat(mo.local_only, lr=0.1, epochs=2, **COMMON, **options)
-    run = mo.fit(model(), DATA, algorithm, rounds=3, engine=engine, evaluate_every=3)
+    run = mo.fit(model(), DATA, algorithm, rounds=3, engine=engine, settings=mo.Settings(evaluate_every=3))
     for client in range(len(SIZES)):
         wanted = plain_sgd(model(), client, epochs=6, lr=0.1, **options)
         for name, p in run.parameters(client).items():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from oracle_problems import federated, problem_of
+from run_settings import with_settings
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -356,7 +357,15 @@ def test_fit_with_and_without(engine):
     model = made(mlp)
     split = mo.split.by_name(model, personal=["head"])
     with_it, without = (
-        mo.fit(model, rows_of("vectors"), alternating(), split=split, rounds=2, engine=engine, partial=partial)
+        mo.fit(
+            model,
+            rows_of("vectors"),
+            alternating(),
+            split=split,
+            rounds=2,
+            engine=engine,
+            settings=mo.Settings(partial=partial),
+        )
         for partial in (True, False)
     )
     for client in range(len(SIZES)):
@@ -371,10 +380,10 @@ def test_a_resumed_run_keeps_partial_as_it_was(tmp_path):
     model = mo.models.mlp(4, 3, hidden=(6,), seed=2)
     split = mo.split.by_name(model, personal=["head"])
     options: dict[str, Any] = {"split": split, "engine": "sequential", "partial": False}
-    mo.fit(model, rows_of("vectors"), alternating(), rounds=1, out=tmp_path / "run", **options)
+    mo.fit(model, rows_of("vectors"), alternating(), **with_settings(rounds=1, out=tmp_path / "run", **options))
     run = mo.resume(tmp_path / "run", rounds=2, data=rows_of("vectors"))
     assert run._loop.problem.partial is False
-    whole = mo.fit(model, rows_of("vectors"), alternating(), rounds=2, **options)
+    whole = mo.fit(model, rows_of("vectors"), alternating(), **with_settings(rounds=2, **options))
     assert run.ledger["flops"] == whole.ledger["flops"]
 
 
@@ -563,7 +572,15 @@ def test_fit_warns_once():
     with pytest.warns(UserWarning, match="Partial evaluation is off") as caught:
         run = mo.fit(model, rows_of("vectors"), alternating(), split=split, rounds=2, engine="sequential")
     assert len(caught) == 1
-    whole = mo.fit(model, rows_of("vectors"), alternating(), split=split, rounds=2, engine="sequential", partial=False)
+    whole = mo.fit(
+        model,
+        rows_of("vectors"),
+        alternating(),
+        split=split,
+        rounds=2,
+        engine="sequential",
+        settings=mo.Settings(partial=False),
+    )
     for client in range(len(SIZES)):
         agree(run.parameters(client), whole.parameters(client), 0.0)
     assert run.ledger == whole.ledger
@@ -694,9 +711,9 @@ def test_the_ledgers_flops_by_hand():
     algorithm = alternating(shared_epochs=1)
     options: dict[str, Any] = {"split": split, "rounds": 2}
     for engine in ("sequential", "vectorised"):
-        run = mo.fit(model, rows_of("vectors"), algorithm, engine=engine, **options)
+        run = mo.fit(model, rows_of("vectors"), algorithm, **with_settings(engine=engine, **options))
         assert run.ledger["flops"] == 2 * 432 * sum(SIZES)
-    run = mo.fit(model, rows_of("vectors"), algorithm, engine="sequential", partial=False, **options)
+    run = mo.fit(model, rows_of("vectors"), algorithm, **with_settings(engine="sequential", partial=False, **options))
     assert run.ledger["flops"] == 2 * 528 * sum(SIZES)
 
 

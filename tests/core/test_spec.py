@@ -238,7 +238,7 @@ def test_build_gives_what_files_cannot_hold():
 
 @pytest.mark.parametrize("kernel", [3, ["a"], None])
 def test_what_is_neither_a_name_nor_a_table_is_one_line(kernel):
-    with pytest.raises(MoietyError, match=r"`algorithm.kernel` must be a name, or a table with one, got"):
+    with pytest.raises(MoietyError, match=r"`algorithm.kernel` must be a name or a table with a name, got"):
         algorithm_from({"name": "fedpop", "kernel": kernel, "shared_lr": 0.1})
 
 

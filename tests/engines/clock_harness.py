@@ -43,10 +43,8 @@ def work(out: Path, rounds: int) -> None:
         rounds=rounds,
         seed=5,
         engine="sequential",
-        evaluate_every=2,
-        checkpoint_every=1,
+        settings=mo.Settings(evaluate_every=2, checkpoint_every=1, clock=CLOCKS[out.name.partition("-")[0]]),
         out=out,
-        clock=CLOCKS[out.name.partition("-")[0]],
     )
 
 

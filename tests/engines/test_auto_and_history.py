@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from engine_cases import batch_norm_net, dropout_net, federation, mlp, seeded, without_fsync
+from run_settings import with_settings
 from torch import Tensor, nn
 
 import moiety as mo
@@ -28,7 +29,7 @@ def fit(model: nn.Module | None = None, data: mo.FederatedData = FED, **options:
     model = model or mlp()
     split = mo.split.by_name(model, personal=["head"])
     algorithm = mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5))
-    return mo.fit(model, data, algorithm, split=split, **{"rounds": 3, "engine": "auto"} | options)
+    return mo.fit(model, data, algorithm, **with_settings(split=split, **{"rounds": 3, "engine": "auto"} | options))
 
 
 def recorded(folder: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from engine_cases import batch_norm_net, dropout_net, federation, mlp, refused
+from run_settings import with_settings
 from torch import Tensor, nn
 
 import moiety as mo
@@ -41,7 +42,7 @@ def fit(model: Any = None, data: Any = FED, algorithm: Any = None, **options: An
     """FedAvg on good data with a good model, but for what is given."""
     model = mlp() if model is None else model
     algorithm = avg() if algorithm is None else algorithm
-    return mo.fit(model, data, algorithm, **{"rounds": 1, "engine": "sequential"} | options)
+    return mo.fit(model, data, algorithm, **with_settings(**{"rounds": 1, "engine": "sequential"} | options))
 
 
 def fit_alt(split: Any, **options: Any) -> mo.Run:

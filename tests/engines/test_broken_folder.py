@@ -21,6 +21,7 @@ from engine_cases import (
     tree_hash,
     without_fsync,
 )
+from run_settings import with_settings
 
 import moiety as mo
 
@@ -40,7 +41,7 @@ def begin(out: Path, **options: Any) -> mo.Run:
     model = mlp()
     split = mo.split.by_name(model, personal=["head"])
     options = {"rounds": ROUNDS, "cohort": 3, "seed": 7, "engine": "sequential"} | options
-    return mo.fit(model, FED, algorithm(), split=split, evaluate_every=1, out=out, **options)
+    return mo.fit(model, FED, algorithm(), **with_settings(split=split, evaluate_every=1, out=out, **options))
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +261,7 @@ def test_what_does_not_belong_to_the_run_is_refused(
     given: Callable[[], dict[str, Any]], pattern: str, folder: Path
 ) -> None:
     before = tree_hash(folder)
-    refused(lambda: mo.resume(folder, **given()), pattern)
+    refused(lambda: mo.resume(folder, **with_settings(**given())), pattern)
     assert tree_hash(folder) == before
 
 
@@ -271,7 +272,7 @@ def test_what_does_not_belong_is_refused_before_the_first_checkpoint_too(name: s
     (folder / "history.jsonl").unlink()
     before = tree_hash(folder)
     given, pattern = GIVEN[name]
-    refused(lambda: mo.resume(folder, **given()), pattern)
+    refused(lambda: mo.resume(folder, **with_settings(**given())), pattern)
     assert tree_hash(folder) == before
 
 

@@ -10,6 +10,7 @@ import tomli_w
 import torch
 from engine_cases import federation, mlp, refused, same_runs
 from oracle_problems import federated, scalar_task, split_of
+from run_settings import with_settings
 
 import moiety as mo
 from moiety.clients.clock import clock_from
@@ -37,7 +38,7 @@ def followed(fed, algorithm, clock, rounds, **options):
     watched = replace(algorithm, server_update=server_update)
     given = {"split": SHARED, "engine": "sequential", "evaluate_every": rounds, "clock": clock} | options
     task = given.pop("task", scalar_task(u=0.0))
-    run = mo.fit(task, fed, watched, rounds=rounds, on_round=lambda r, of: records.append(r), **given)
+    run = mo.fit(task, fed, watched, **with_settings(rounds=rounds, on_round=lambda r, of: records.append(r), **given))
     return run, values, records
 
 
@@ -149,7 +150,13 @@ def test_a_client_is_told_its_round_trip(engine):
         (None, [0, 0, 0]),
     ):
         run = mo.fit(
-            scalar_task(), pulls(1, 2, 3), told, split=split_of(["u"], ["v"]), rounds=1, engine=engine, clock=clock
+            scalar_task(),
+            pulls(1, 2, 3),
+            told,
+            split=split_of(["u"], ["v"]),
+            rounds=1,
+            engine=engine,
+            settings=mo.Settings(clock=clock),
         )
         assert [float(run.parameters(c)["v"]) for c in range(3)] == wanted
 
@@ -164,7 +171,7 @@ def personalised(clock, engine="sequential", **options):
     )
     options = {"rounds": 6, "seed": 3, "evaluate_every": 2} | options
     split = mo.split.output_layer(model)
-    return mo.fit(model, FED, algorithm, split=split, engine=engine, clock=clock, **options)
+    return mo.fit(model, FED, algorithm, **with_settings(split=split, engine=engine, clock=clock, **options))
 
 
 def without_clock(run):

@@ -20,6 +20,7 @@ from engine_cases import (
     stop_after,
     without_fsync,
 )
+from run_settings import with_settings
 
 import moiety as mo
 from moiety.loop.virtual_time import AsynchronousLoop
@@ -52,7 +53,7 @@ def begin(clock: Any, algorithm: str, out: Path | None, **options: Any) -> mo.Ru
     model = mlp()
     split = None if algorithm == "fedavg" else mo.split.output_layer(model)
     given = {"rounds": 7, "seed": 7, "engine": "sequential", "evaluate_every": 2, "checkpoint_every": 1} | options
-    return mo.fit(model, FED, ALGORITHMS[algorithm](), split=split, clock=clock, out=out, **given)
+    return mo.fit(model, FED, ALGORITHMS[algorithm](), **with_settings(split=split, clock=clock, out=out, **given))
 
 
 @pytest.mark.usefixtures("without_fsync")

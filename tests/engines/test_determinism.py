@@ -19,6 +19,7 @@ from engine_cases import (
     same_runs,
     without_fsync,
 )
+from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
@@ -35,7 +36,7 @@ def fit(model: nn.Module | None = None, data: mo.FederatedData = FED, **options:
     split = mo.split.by_name(model, personal=["head"])
     algorithm = mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5))
     options = {"rounds": 3, "cohort": 3, "seed": 2, "engine": "sequential"} | options
-    return mo.fit(model, data, algorithm, split=split, **options)
+    return mo.fit(model, data, algorithm, **with_settings(split=split, **options))
 
 
 SEQUENTIAL = [(mlp, "sequential"), (dropout_net, "sequential"), (batch_norm_net, "sequential")]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from engine_cases import federation, mlp, refused, same_folders, tree_hash, without_fsync
+from run_settings import with_settings
 
 import moiety as mo
 from moiety.files import LOCK
@@ -30,7 +31,7 @@ def begin(out: Path, **options: Any) -> mo.Run:
         shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5), server=mo.server.adam(lr=0.05)
     )
     options = {"rounds": 4, "cohort": 3, "engine": "sequential", "evaluate_every": 1} | options
-    return mo.fit(model, FED, algorithm, split=split, out=out, **options)
+    return mo.fit(model, FED, algorithm, **with_settings(split=split, out=out, **options))
 
 
 def go_on(out: Path) -> mo.Run:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from engine_cases import batch_norm_net, federation, mlp, refused
+from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
@@ -32,7 +33,9 @@ def numbered(**columns: Any) -> mo.FederatedData:
 
 def fit(data: mo.FederatedData, model: nn.Module | None = None, algorithm: Any = None, **options: Any) -> mo.Run:
     chosen = algorithm or mo.fedavg(shared=mo.sgd(0.1, batch_size=4))
-    return mo.fit(model or mlp(), data, chosen, **{"rounds": 2, "engine": "sequential", "workers": 2} | options)
+    return mo.fit(
+        model or mlp(), data, chosen, **with_settings(**{"rounds": 2, "engine": "sequential", "workers": 2} | options)
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)

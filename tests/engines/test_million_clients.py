@@ -28,8 +28,7 @@ def test_personal_states_of_a_million_clients_survive_resume(tmp_path):
             rounds=rounds,
             cohort=25,
             engine="sequential",
-            evaluate_every=rounds,
-            evaluate_clients=10,
+            settings=mo.Settings(evaluate_every=rounds, evaluate_clients=10),
             out=tmp_path / folder,
             on_round=lambda record, total: asked.extend(record.cohort),
         )

@@ -23,6 +23,7 @@ from engine_cases import (
     tree_hash,
     without_fsync,
 )
+from run_settings import with_settings
 from safetensors.torch import load_file
 
 import moiety as mo
@@ -43,7 +44,7 @@ def fit(algorithm: mo.Algorithm, split: str | None = "output_layer", **options: 
     model = options.pop("model", None) or mlp()
     made = None if split is None else getattr(mo.split, split)(model)
     options = {"rounds": 3, "cohort": 3, "seed": 7, "engine": "sequential", "evaluate_every": 1} | options
-    return mo.fit(model, FED, algorithm, split=made, **options)
+    return mo.fit(model, FED, algorithm, **with_settings(split=made, **options))
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +205,10 @@ def test_other_rows_of_the_same_clients(earlier, tmp_path):
     for data in (more, fewer):
         model = mlp()
         run = mo.fit(
-            model, data, mo.finetune(personal=1e-30), split=mo.split.output_layer(model), start=earlier, **once
+            model,
+            data,
+            mo.finetune(personal=1e-30),
+            **with_settings(split=mo.split.output_layer(model), start=earlier, **once),
         )
         assert exact(run.parameters(1)) == exact(earlier.parameters(1))
 
@@ -266,10 +270,10 @@ def test_folders_that_cannot_name_what_they_were_of(tmp_path):
     run = mo.fit(model, FED, alt(), split=own, rounds=1, cohort=3, engine="sequential", out=tmp_path / "run")
     assert json.loads((tmp_path / "run/identity.json").read_text())["personal"] == list(own.personal)
     options = {"split": own, "rounds": 1, "engine": "sequential"}
-    again = mo.fit(model, FED, mo.finetune(personal=1e-30), start=tmp_path / "run", **options)
+    again = mo.fit(model, FED, mo.finetune(personal=1e-30), **with_settings(start=tmp_path / "run", **options))
     for client in range(len(FED)):
         assert all(torch.equal(again.parameters(client)[n], run.parameters(client)[n]) for n in own.trained_personal)
     text = (tmp_path / "run/config.toml").read_text()
     (tmp_path / "run/config.toml").write_text(text.replace('name = "fedalt"', 'own = "mine"\nname = "fedalt"'))
-    call = lambda: mo.fit(model, FED, mo.finetune(personal=0.1), start=tmp_path / "run", **options)  # noqa: E731
+    call = lambda: mo.fit(model, FED, mo.finetune(personal=0.1), **with_settings(start=tmp_path / "run", **options))  # noqa: E731
     refused(call, "`start`.*names its algorithm.*moiety.resume")

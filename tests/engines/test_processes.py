@@ -22,6 +22,7 @@ import torch
 from engine_cases import batch_norm_net, contents, dropout_net, federation, mlp, refused, same_runs, seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_settings import with_settings
 from torch import Tensor, nn
 
 import moiety as mo
@@ -95,7 +96,7 @@ def fit(engine: str, algorithm: mo.Algorithm | None = None, model: nn.Module | N
     algorithm, model = algorithm or fedalt(), model or net()
     split = mo.split.nothing(model) if algorithm.name == "fedavg" else mo.split.by_name(model, personal=["head"])
     options = {"rounds": 3, "cohort": 5, "evaluate_every": 1, "seed": 4, "data": DATA, **options}
-    return mo.fit(model, options.pop("data"), algorithm, split=split, engine=engine, **options)
+    return mo.fit(model, options.pop("data"), algorithm, **with_settings(split=split, engine=engine, **options))
 
 
 def close(one: mo.Run, other: mo.Run, tolerance: float = 1e-5) -> None:
@@ -208,14 +209,14 @@ def test_in_a_folder_and_resumed(tmp_path):
     for first, second in (("sequential", "processes:sequential"), ("processes:sequential", "sequential")):
         out = tmp_path / first.partition(":")[0]
         fit(first, model=mlp(), rounds=2, out=out, workers=2)
-        run = mo.resume(out, rounds=4, data=DATA, engine=second, workers=2)
+        run = mo.resume(out, rounds=4, data=DATA, engine=second, settings=mo.Settings(workers=2))
         assert run.engine == second
         same_runs(whole, run)
 
 
 def test_resume_with_the_choice_open(tmp_path):
     fit("sequential", model=mlp(), rounds=1, out=tmp_path / "run")
-    run = mo.resume(tmp_path / "run", rounds=2, data=DATA, engine="processes", workers=2)
+    run = mo.resume(tmp_path / "run", rounds=2, data=DATA, engine="processes", settings=mo.Settings(workers=2))
     assert run.engine.startswith("processes:")
     close(fit("sequential", model=mlp(), rounds=2), run)
 

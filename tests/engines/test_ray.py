@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flat_options import flat
+from run_settings import with_settings
 from torch import Tensor, nn
 
 import moiety as mo
@@ -112,7 +112,7 @@ def fedalt(**options: Any) -> mo.Algorithm:
 def fit(engine: str, algorithm: mo.Algorithm, model: nn.Module, **options: Any) -> mo.Run:
     split = mo.split.nothing(model) if algorithm.name == "fedavg" else mo.split.by_name(model, personal=["head"])
     options = {"rounds": 3, "cohort": 5, "evaluate_every": 1, **options}
-    return mo.fit(model, federation(), algorithm, split=split, engine=engine, **options)
+    return mo.fit(model, federation(), algorithm, **with_settings(split=split, engine=engine, **options))
 
 
 def same(one: mo.Run, other: mo.Run) -> None:

@@ -23,7 +23,7 @@ from engine_cases import (
     stop_after,
     without_fsync,
 )
-from flat_options import flat
+from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
@@ -120,12 +120,12 @@ def fit(case: Case, engine: str, out: Path, **options: Any) -> mo.Run:
     model = case.model()
     split = case.split(model) if case.split else None
     options = {"rounds": 2 * K, "cohort": 3, "seed": 7, "evaluate_every": 1} | options
-    return mo.fit(model, case.data, case.algorithm(), split=split, engine=engine, out=out, **options)
+    return mo.fit(model, case.data, case.algorithm(), **with_settings(split=split, engine=engine, out=out, **options))
 
 
 def resume(case: Case, out: Path, **options: Any) -> mo.Run:
     given = {"data": case.data} | ({} if case.model is mlp else {"model": case.model()})
-    return mo.resume(out, **given, **options)
+    return mo.resume(out, **with_settings(**given, **options))
 
 
 @pytest.mark.parametrize(("case", "engine"), PAIRS)
@@ -260,7 +260,7 @@ def test_clients_that_were_dropped_are_remembered_across_a_checkpoint(tmp_path: 
     def begin(out: Path, **options: Any) -> mo.Run:
         model = mo.models.linear(2, 1, seed=1).double()
         options |= {"rounds": 4, "evaluate_every": 4, "checkpoint_every": 1, "engine": "sequential"}
-        return mo.fit(model, data, mo.fedavg(shared=0.1), out=out, **options)
+        return mo.fit(model, data, mo.fedavg(shared=0.1), **with_settings(out=out, **options))
 
     whole = begin(tmp_path / "whole")
     with pytest.raises(StopHereError):
@@ -305,7 +305,12 @@ def test_a_data_set_and_a_model_of_the_library_are_made_again(tmp_path: Path) ->
         model = mo.models.linear(64, 10)
         split = mo.split.by_name(model, personal=["head.bias"])
         algorithm = mo.fedsim(shared=0.1, personal=0.1)
-        return mo.fit(model, data, algorithm, split=split, rounds=4, cohort=3, evaluate_every=2, out=out, **options)
+        return mo.fit(
+            model,
+            data,
+            algorithm,
+            **with_settings(split=split, rounds=4, cohort=3, evaluate_every=2, out=out, **options),
+        )
 
     whole = begin(tmp_path / "whole", engine="vectorised")
     with pytest.raises(StopHereError):

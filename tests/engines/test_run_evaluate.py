@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from oracle_problems import federated, image_clients
+from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
@@ -16,7 +17,9 @@ FED = federated(image_clients(SIZES), image_clients(TESTED, seed=5))
 def trained(engine="sequential", data=FED, algorithm=None, **options):
     net = mo.models.mlp(4, 3, hidden=(6,), seed=1)
     algorithm = algorithm or mo.fedalt(shared=0.5, personal=0.5)
-    return mo.fit(net, data, algorithm, split=mo.split.output_layer(net), rounds=2, engine=engine, **options)
+    return mo.fit(
+        net, data, algorithm, **with_settings(split=mo.split.output_layer(net), rounds=2, engine=engine, **options)
+    )
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised", "processes:sequential"])

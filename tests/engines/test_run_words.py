@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import federation, mlp
+from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
@@ -63,7 +64,7 @@ def test_a_run_without_an_evaluation_is_one_line_too(tmp_path: Path) -> None:
 
     options: dict[str, Any] = {"rounds": 10, "engine": "sequential", "out": tmp_path / "run"}
     with pytest.raises(KeyboardInterrupt):
-        mo.fit(mlp(), FED, mo.fedavg(shared=0.1), evaluate_every=100, on_round=stop, **options)
+        mo.fit(mlp(), FED, mo.fedavg(shared=0.1), **with_settings(evaluate_every=100, on_round=stop, **options))
     run = mo.resume(tmp_path / "run", rounds=3, model=mlp(), data=FED)
     assert repr(run) == f"Run(fedavg, 3 rounds, {len(FED)} clients; not evaluated)"
 
@@ -71,12 +72,12 @@ def test_a_run_without_an_evaluation_is_one_line_too(tmp_path: Path) -> None:
 def test_an_algorithm_from_elsewhere_in_a_pipeline_and_as_a_start(tmp_path: Path) -> None:
     own = replace(mo.fedavg(shared=0.1), name="mine", spec={"name": "mine", "lr": 0.1})
     options: dict[str, Any] = {"engine": "sequential"}
-    mo.pipeline([mo.stage(own, rounds=1)], mlp(), FED, out=tmp_path / "stages", **options)
+    mo.pipeline([mo.Stage(own, rounds=1)], mlp(), FED, **with_settings(out=tmp_path / "stages", **options))
     with pytest.raises(mo.MoietyError, match=r"`stages` must be given again, got nothing for the algorithm of stage 1"):
         mo.resume(tmp_path / "stages", model=mlp(), data=FED)
-    mo.fit(mlp(), FED, own, rounds=1, out=tmp_path / "run", **options)
+    mo.fit(mlp(), FED, own, **with_settings(rounds=1, out=tmp_path / "run", **options))
     with pytest.raises(mo.MoietyError, match=r"`start` must be a run whose folder names its algorithm"):
-        mo.fit(mlp(), FED, mo.fedavg(shared=0.1), rounds=1, start=tmp_path / "run", **options)
+        mo.fit(mlp(), FED, mo.fedavg(shared=0.1), **with_settings(rounds=1, start=tmp_path / "run", **options))
 
 
 def test_a_wrong_number_of_clients_leaves_no_folder(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from oracle_problems import federated, image_clients
+from run_settings import with_settings
 from scipy import optimize, stats
 from torch import nn
 from torch.nn import functional
@@ -24,7 +25,7 @@ def fedpop(**options):
 def trained(engine="sequential", algorithm=None, **options):
     net = mo.models.mlp(4, 3, hidden=(6,), seed=1).double()
     split = mo.split.by_name(net, personal=["head"])
-    return mo.fit(net, DATA, algorithm or fedpop(), split=split, rounds=3, engine=engine, **options)
+    return mo.fit(net, DATA, algorithm or fedpop(), **with_settings(split=split, rounds=3, engine=engine, **options))
 
 
 @functools.cache

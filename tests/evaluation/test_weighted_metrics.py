@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from oracle_problems import federated, split_of
+from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
@@ -54,7 +55,7 @@ def test_weights_by_hand(engine, tmp_path):
         split=split_of(["u"], ["v"]),
         rounds=1,
         engine=engine,
-        workers=2 if engine.startswith("processes") else None,
+        settings=mo.Settings(workers=2 if engine.startswith("processes") else None),
         out=tmp_path / "run",
     )
     one, two, three, four = run.clients
@@ -79,7 +80,7 @@ def test_a_weight_of_one_each_is_no_weight(engine):
             split=split_of(["u"], ["v"]),
             rounds=1,
             engine=engine,
-            workers=2 if engine.startswith("processes") else None,
+            settings=mo.Settings(workers=2 if engine.startswith("processes") else None),
         )
         for weight in (None, lambda batch: torch.ones_like(batch["y"]))
     )
@@ -146,7 +147,7 @@ def test_token_accuracy_of_a_run_is_the_share_of_all_tokens(engine):
         split=mo.split.output_layer(net),
         rounds=2,
         engine=engine,
-        workers=2 if engine.startswith("processes") else None,
+        settings=mo.Settings(workers=2 if engine.startswith("processes") else None),
         metric="token_accuracy",
     )
     right = tokens = 0
@@ -198,7 +199,9 @@ def heard(rounds, engine, **options):
     net = Ears()
     algorithm = mo.fedalt(shared=mo.sgd(0.2, batch_size=4), personal=mo.sgd(0.2, batch_size=4))
     split = mo.split.output_layer(net)
-    return mo.fit(net, SPEECH, algorithm, split=split, rounds=rounds, engine=engine, loss="ctc", **options)
+    return mo.fit(
+        net, SPEECH, algorithm, **with_settings(split=split, rounds=rounds, engine=engine, loss="ctc", **options)
+    )
 
 
 @pytest.mark.parametrize("engine", ["sequential", "processes:sequential"])

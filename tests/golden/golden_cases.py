@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from flat_options import flat
+from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
@@ -87,7 +88,7 @@ class Case:
             return mo.pipeline(made, model, data, engine=engine, seed=5)[-1]
         split = None if self.split is None else self.split(model)
         ways: dict[str, Any] = {"rounds": self.rounds, "cohort": self.cohort, **self.options()}
-        return mo.fit(model, data, made, split=split, engine=engine, seed=5, **ways)
+        return mo.fit(model, data, made, **with_settings(split=split, engine=engine, seed=5, **ways))
 
     def numbers(self, engine: str = "sequential") -> dict[str, dict[str, Any]]:
         """What a run ends with: tensors, columns of the history, and the ledger."""
@@ -517,20 +518,20 @@ CASES: dict[str, Case] = {
     # Stages, each from where the one before has ended.
     "pipeline": Case(
         lambda: [
-            mo.stage(mo.fedavg(shared=mo.sgd(0.2, batch_size=4)), rounds=2, cohort=5),
-            mo.stage(
+            mo.Stage(mo.fedavg(shared=mo.sgd(0.2, batch_size=4)), rounds=2, cohort=5),
+            mo.Stage(
                 mo.fedalt(shared=mo.sgd(0.1, batch_size=4), personal=mo.sgd(0.2, batch_size=4)),
                 rounds=2,
                 cohort=4,
                 split=head,
             ),
-            mo.stage(mo.finetune(personal=mo.sgd(0.1, steps=2, batch_size=4)), rounds=1),
+            mo.Stage(mo.finetune(personal=mo.sgd(0.1, steps=2, batch_size=4)), rounds=1),
         ]
     ),
     "pipeline-lora": Case(
         lambda: [
-            mo.stage(mo.fedavg(shared=mo.sgd(0.2, batch_size=4)), rounds=2, cohort=5),
-            mo.stage(
+            mo.Stage(mo.fedavg(shared=mo.sgd(0.2, batch_size=4)), rounds=2, cohort=5),
+            mo.Stage(
                 mo.fedsim(shared=mo.sgd(0.1, batch_size=4), personal=0.2),
                 rounds=2,
                 cohort=4,

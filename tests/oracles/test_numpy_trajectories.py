@@ -33,7 +33,15 @@ def factor(t):
 
 def fit(algorithm, split, engine, rounds=4):
     task = vector_task(U0, V0)
-    return mo.fit(task, federated(CLIENTS), algorithm, split=split, rounds=rounds, engine=engine, evaluate_every=rounds)
+    return mo.fit(
+        task,
+        federated(CLIENTS),
+        algorithm,
+        split=split,
+        rounds=rounds,
+        engine=engine,
+        settings=mo.Settings(evaluate_every=rounds),
+    )
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])

@@ -12,6 +12,7 @@ import jiwer
 import numpy as np
 import pytest
 import torch
+from run_settings import with_settings
 from sklearn.datasets import load_digits
 
 import moiety as mo
@@ -157,7 +158,12 @@ def test_scale_paper_runs():
     model = connected.model(0)
     split = split_of(connected, "adapter", model)
     step = personalised(connected.stages, "adapter", "fedalt", 1e-2)
-    run = mo.fit(model, fed, step.algorithm, split=split, rounds=2, cohort=1, engine="sequential", **connected.fit)
+    run = mo.fit(
+        model,
+        fed,
+        step.algorithm,
+        **with_settings(split=split, rounds=2, cohort=1, engine="sequential", **connected.fit),
+    )
     before, after = model.state_dict(), run.export(run.clients[0]["client"]).state_dict()
     moved = (after["head.weight"] - before["head.weight"]).abs().max()
     # Adam's step is its rate whatever the gradient; in the first round, at factor 0, there is none to divide by.
@@ -176,5 +182,5 @@ def test_scale_laptop_runs_on_its_data():
         step = personalised(setting.stages, "output", "fedalt", 0.1)
         split = split_of(setting, "output", model)
         options = {"rounds": 1, "cohort": 1, "evaluate_clients": 2, "evaluate_on": "validation", "engine": "sequential"}
-        run = mo.fit(model, data, step.algorithm, split=split, **options, **setting.fit)
+        run = mo.fit(model, data, step.algorithm, **with_settings(split=split, **options, **setting.fit))
         assert len(run.clients) == 2

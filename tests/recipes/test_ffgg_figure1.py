@@ -73,8 +73,7 @@ def run(algorithm, rounds, personal=False, curvature=False):
         split=split(FOUND, personal=personal),
         rounds=rounds,
         engine="vectorised",
-        evaluate_on="train",
-        evaluate_every=rounds,
+        settings=mo.Settings(evaluate_on="train", evaluate_every=rounds),
     )
     return made.history[-1]["loss"]
 

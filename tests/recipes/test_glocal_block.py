@@ -51,11 +51,9 @@ def fitted(fed, method, lr, tau, alignment, seed, rounds=ROUNDS, outputs=1):
         split=split,
         rounds=rounds,
         seed=seed,
-        clock=clock,
+        settings=mo.Settings(clock=clock, evaluate_every=rounds, evaluate_on="test"),
         engine="vectorised",
         loss="one_versus_all",
-        evaluate_every=rounds,
-        evaluate_on="test",
         on_round=lambda record, _: losses.append(record.train_loss),
     )
     return run, losses

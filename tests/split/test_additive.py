@@ -125,7 +125,9 @@ def test_fedalt_finds_the_joint_least_squares() -> None:
     split = additive(shared, local, global_features=[0, 2], local_features=[1])
     algorithm = mo.fedalt(shared=mo.sgd(0.3, steps=1, batch_size=64), personal=mo.sgd(0.3, steps=8, batch_size=64))
     fed = mo.data.from_clients(rows, test=0.0)
-    run = mo.fit(shared, fed, algorithm, split=split, rounds=40, evaluate_every=40, engine="sequential")
+    run = mo.fit(
+        shared, fed, algorithm, split=split, rounds=40, settings=mo.Settings(evaluate_every=40), engine="sequential"
+    )
     for i in range(3):
         found = run.parameters(i)
         got = [*found["shared.weight"][0], found["personal.weight"][0, 0], found["personal.bias"][0]]

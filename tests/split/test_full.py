@@ -66,7 +66,13 @@ def test_it_converges_to_the_closed_form_of_equation_2(name: str, weighting: str
     fed = mo.data.from_clients(clients(), test=0.0)
     rounds = 25 if name == "fedalt" else 250
     run = mo.fit(
-        model, fed, ALGORITHMS[name](weighting), split=split, rounds=rounds, evaluate_every=rounds, engine="sequential"
+        model,
+        fed,
+        ALGORITHMS[name](weighting),
+        split=split,
+        rounds=rounds,
+        settings=mo.Settings(evaluate_every=rounds),
+        engine="sequential",
     )
     alpha = np.array(SIZES) / sum(SIZES) if weighting == "examples" else np.full(3, 1 / 3)
     centre, own = optimum(0.5, alpha)

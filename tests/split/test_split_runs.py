@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from example_models import Block
+from run_settings import with_settings
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -83,7 +84,7 @@ def alt() -> mo.Algorithm:
 def fit(case: Case, model: nn.Module | None = None, **options: Any) -> mo.Run:
     model = case.model() if model is None else model
     options = {"algorithm": alt(), "split": case.split(case.model()), "rounds": 2, "engine": "sequential"} | options
-    return mo.fit(model, case.data, **options)
+    return mo.fit(model, case.data, **with_settings(**options))
 
 
 def whole(run: mo.Run) -> list[dict[str, Tensor]]:

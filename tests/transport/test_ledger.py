@@ -90,6 +90,8 @@ def test_operations_do_not_depend_on_the_engine():
 def test_the_history_shows_the_sums_so_far():
     net = mo.models.mlp(4, 3, hidden=(6,))
     data = federated(image_clients(SIZES))
-    run = mo.fit(net, data, mo.fedavg(shared=0.1), rounds=3, engine="sequential", evaluate_every=1)
+    run = mo.fit(
+        net, data, mo.fedavg(shared=0.1), rounds=3, engine="sequential", settings=mo.Settings(evaluate_every=1)
+    )
     assert [row["up_values"] for row in run.history] == [3 * 51 * 4 * k for k in (1, 2, 3)]
     assert [row["flops"] for row in run.history] == [15 * WHOLE * k for k in (1, 2, 3)]

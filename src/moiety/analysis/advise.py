@@ -16,8 +16,9 @@ from moiety.data import FederatedData
 from moiety.engines.problem import Problem
 from moiety.errors import choice, kind, must, number, whole
 from moiety.random import generator
-from moiety.run.build import default_loss, problem_for
-from moiety.run.checks import check_data, check_kinds, check_numbers
+from moiety.run.build import make_problem
+from moiety.run.checks import check_kinds
+from moiety.run.settings import Options, Settings, complete_options
 from moiety.split import Split
 from moiety.types import Task
 
@@ -142,13 +143,12 @@ def _problem(
     algorithm = fedalt(shared=1.0, personal=1.0)  # not run: the checks ask which algorithm a split is for
     check_kinds(model, data, algorithm, split)
     kind("split", split, Split, "a Split", "For instance moiety.split.output_layer(model).")
-    check_numbers(data, rounds, cohort, seed, {})
-    check_data(data)
+    settings = Settings(inputs=inputs, device=device, partial=False)
+    options = complete_options(Options(rounds, cohort, seed, loss=loss, settings=settings), model, data, algorithm)
     must(len(data) >= 2, "data", "those of at least two clients", len(data))
     got = f"{len(split.trained_shared)} shared and {len(split.trained_personal)} personal parameters"
     must(bool(split.trained_shared and split.trained_personal), "split", "one with shared and personal parts", got)
-    chosen = loss or (default_loss(data) if isinstance(model, nn.Module) else "its own")
-    problem = problem_for(model, data, algorithm, split, seed, chosen, None, inputs, device, False)
+    problem = make_problem(model, data, algorithm, split, options)
     hint = "GroupNorm or LayerNorm in its place would do."
     must(
         not problem.task.mixes_examples,

@@ -23,8 +23,8 @@ from moiety.local.solvers import Solver, draw_start, lbfgs, solver_work
 from moiety.local.verbs import mean_loss
 from moiety.loop.evaluate import score_clients, scoring
 from moiety.random import generator
-from moiety.run.build import default_loss, problem_for
-from moiety.run.checks import check_data, check_numbers
+from moiety.run.build import make_problem
+from moiety.run.settings import Options, Settings, complete_options
 from moiety.split import Split
 from moiety.types import Algorithm, Metric, Names, Params, Phase, Task, Tree, Work
 
@@ -86,16 +86,15 @@ def diagnose_split(
         check_rate("lr", lr)
     number("close", close, "> 0 and < 1", lambda c: 0 < c < 1)
     whole("clients", clients, 1)
-    kind("inputs", inputs, (list, tuple), "a list of column names")
-    check_numbers(data, max(1, rounds), 1, seed, {})
-    check_data(data)
+    settings = Settings(inputs=inputs, device=device)
     asked = Asked(find, random_start, rounds, rate, close, clients)
     algorithm = ffgg(shared=1.0, personal=find, random_start=random_start)
-    chosen = loss or (default_loss(data) if isinstance(model, nn.Module) else "its own")
+    options = Options(max(1, rounds), 1, seed, loss=loss, metric=metric, settings=settings)
+    options = complete_options(options, model, data, algorithm)
     found = []
     for name, split in splits.items():
         kind(f"splits.{name}", split, Split, "a Split", "For instance moiety.split.output_layer(model).")
-        problem = problem_for(model, data, algorithm, split, seed, chosen, metric, inputs, device, True)
+        problem = make_problem(model, data, algorithm, split, options)
         found.append(_diagnosed(str(name), problem, algorithm, asked))
     how = problem.task.metric
     return Diagnosis(tuple(found), close, min(clients, len(data)), how.name, how.higher_is_better)

@@ -22,7 +22,8 @@ from moiety.engines.sequential import Sequential
 from moiety.errors import number, whole
 from moiety.loop.costs import count_by_module
 from moiety.loop.evaluate import client_functions
-from moiety.run.build import default_loss, problem_for
+from moiety.run.build import make_problem
+from moiety.run.settings import Options, complete_options
 from moiety.split.masks import layer_counts, maskable, volume
 from moiety.types import Algorithm
 
@@ -145,7 +146,8 @@ def _turn(
     model: nn.Module, data: FederatedData, algorithm: Algorithm, seed: int, clients: range
 ) -> Callable[[], object]:
     """The local work of some clients, ready to be timed."""
-    problem = problem_for(model, data, algorithm, None, seed, default_loss(data), None, ("x",), "cpu", True)
+    options = complete_options(Options(rounds=1, seed=seed), model, data, algorithm)
+    problem = make_problem(model, data, algorithm, None, options)
     received = algorithm.broadcast(problem.first_server(algorithm))
     states = [problem.first_state(algorithm) for _ in clients]
     jobs = problem.make_jobs(algorithm.phases, clients, states, "train", 0, part="train")

@@ -11,7 +11,7 @@ import typer
 
 from moiety import __version__
 from moiety.cli import Interrupted
-from moiety.cli.kinds import KINDS
+from moiety.cli.listing import KINDS
 from moiety.errors import must
 
 app = typer.Typer(
@@ -148,15 +148,15 @@ def run(
     request = Request(target, tuple(sets or ()), rounds, seed, engine, workers, scale, where, resume, quiet)
     folder: list[Path] = []
     try:
-        from moiety.cli.training import train
+        from moiety.cli.run import run_target
 
-        train(request, begun=folder.append)
+        run_target(request, on_folder=folder.append)
     except KeyboardInterrupt:
         raise Interrupted(_how_to_continue(request, folder)) from None
 
 
 def _how_to_continue(request: Request, begun: list[Path]) -> str:
-    from moiety.cli.places import holds_run
+    from moiety.cli.folders import holds_run
 
     if not begun or not holds_run(begun[0]):
         return "interrupted before anything was written"
@@ -171,9 +171,9 @@ def list_(
 
     For data sets, say whether their file is found in the folder that MOIETY_DATA names.
     """
-    from moiety.cli.listing import show
+    from moiety.cli.listing import show_kind
 
-    show(what)
+    show_kind(what)
 
 
 @app.command(context_settings=_HELP)
@@ -186,6 +186,6 @@ def compare(
 
     One row for each run, and then the clients of each against the same clients of the first.
     """
-    from moiety.cli.comparing import show
+    from moiety.cli.compare import compare_folders
 
-    show(folders)
+    compare_folders(folders)

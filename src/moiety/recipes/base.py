@@ -112,5 +112,6 @@ def begin_or_continue(
 
     options: dict[str, Any] = {"rounds": rounds, "on_round": on_round}
     if folder is not None and is_run(folder):
-        return resume(folder, engine=engine, **options)
+        run: Run = resume(folder, engine=engine, **options)
+        return run
     return begin(out=folder, engine=engine or "auto", **options)

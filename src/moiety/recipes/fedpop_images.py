@@ -118,7 +118,7 @@ def accuracy(plan: Plan, method: str, fed: FederatedData, seed: int, engine: str
         cohort=plan.cohort,
         seed=seed,
         engine=engine or "auto",
-        evaluate_every=plan.rounds,
+        settings=mo.Settings(evaluate_every=plan.rounds),
         on_round=on_round,
     )
     return float(run.history[-1]["metric_unweighted"])

@@ -131,7 +131,7 @@ def trained(plan: Plan, known: FederatedData, seed: int, engine: str, watch: Wat
     head = mo.split.output_layer(net)
 
     def fit(name: str, algorithm: Any, split: Any, rounds: int, **options: Any) -> Run:
-        options |= {"seed": seed, "engine": engine, "evaluate_every": rounds}
+        options |= {"seed": seed, "engine": engine, "settings": mo.Settings(evaluate_every=rounds)}
         return mo.fit(
             net, known, algorithm, split=split, rounds=rounds, on_round=watch(f"seed {seed} {name}", None), **options
         )

@@ -184,7 +184,8 @@ def run(
     net = model(toy, seed)
     split = mo.split.nothing(net) if method == "FedAvg" else mo.split.by_name(net, personal=["head"])
     # What crosses is counted and evaluated once: all that is asked of a run is its last models.
-    options: dict[str, Any] = {"rounds": rounds, "seed": seed, "engine": engine, "evaluate_every": rounds}
+    options: dict[str, Any] = {"rounds": rounds, "seed": seed, "engine": engine}
+    options["settings"] = mo.Settings(evaluate_every=rounds)
     found = mo.fit(net, data, algorithm(toy, method), split=split, on_round=on_round, **options)
     models = [found.parameters(i) for i in range(toy.clients)]
     body = models[0]["body.weight"].numpy().T

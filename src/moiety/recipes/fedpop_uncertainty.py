@@ -134,7 +134,8 @@ def _seed(
     for method in SHOWN:
         net = network(fed, seed)
         algorithm, split = METHODS[method](ImagePlan(settings=(), seeds=1, rounds=1, cohort=1), net)
-        options: dict[str, Any] = {"rounds": plan.rounds, "cohort": plan.cohort, "evaluate_every": plan.rounds}
+        options: dict[str, Any] = {"rounds": plan.rounds, "cohort": plan.cohort}
+        options["settings"] = mo.Settings(evaluate_every=plan.rounds)
         on_round = watch(f"{setting.name} seed {seed} {method}", None)
         run = mo.fit(net, fed, algorithm, split=split, seed=seed, engine=engine or "auto", on_round=on_round, **options)
         found[method] = looked_at(run, fed, other, plan.looked_at)

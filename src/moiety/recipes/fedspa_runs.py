@@ -154,7 +154,8 @@ def _run(
     if folder is not None and is_run(folder):
         run = mo.resume(folder, **parts, engine=engine)
     else:
-        how: dict[str, Any] = {"rounds": task.rounds, "cohort": task.cohort, "evaluate_every": task.every}
+        how: dict[str, Any] = {"rounds": task.rounds, "cohort": task.cohort}
+        how["settings"] = mo.Settings(evaluate_every=task.every)
         run = mo.fit(algorithm=task.methods[method], **parts, **how, seed=seed, engine=engine or "auto", out=folder)
     rounds, scores, shared = ([row[key] for row in run.history] for key in ("round", "metric", "shared_metric"))
     course = Course(rounds, scores, shared, dict(run.ledger), run.engine, time.perf_counter() - began)

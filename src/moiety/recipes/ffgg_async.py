@@ -167,11 +167,11 @@ def _how(made: Trial, method: str, form: str) -> dict[str, Any]:
     every = max(1, made.rounds // 30)
     if form == "synchronous":
         clock: Any = mo.clock.synchronous(**times)
-        how = {"rounds": made.rounds, "cohort": made.active, "evaluate_every": every}
-        return {**how, "clock": clock, "algorithm": made.algorithm(method, None)}
+        how = {"rounds": made.rounds, "cohort": made.active, "algorithm": made.algorithm(method, None)}
+        return {**how, "settings": mo.Settings(clock=clock, evaluate_every=every)}
     clock = mo.clock.asynchronous(active=made.active, **times)
-    how = {"rounds": made.rounds * made.active, "evaluate_every": every * made.active}
-    return {**how, "clock": clock, "algorithm": made.algorithm(method, mo.server.sgd(lr=1 / made.active))}
+    how = {"rounds": made.rounds * made.active, "algorithm": made.algorithm(method, mo.server.sgd(lr=1 / made.active))}
+    return {**how, "settings": mo.Settings(clock=clock, evaluate_every=every * made.active)}
 
 
 def read(file: Path) -> Course:

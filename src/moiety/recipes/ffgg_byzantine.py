@@ -127,7 +127,7 @@ def _cell(
     watch: Watch,
 ) -> Cell:
     """All seeds of one cell."""
-    from moiety.loop.uploads import pick_attackers
+    from moiety.run.settings import pick_attackers
 
     rows, seconds = [], 0.0
     for each in range(seed, seed + made.seeds):
@@ -164,9 +164,9 @@ def _run(
     else:
         chosen = made.attacks[attack]
         how: dict[str, Any] = {} if chosen is None else {"attack": chosen, "attackers": attackers}
-        how |= {"aggregator": made.aggregators[aggregator], "rounds": made.rounds, "evaluate_every": made.rounds}
-        how |= {"seed": seed, "engine": engine, "out": folder, "on_round": on_round}
-        run = mo.fit(algorithm=made.algorithm, **parts, **how)
+        settings = mo.Settings(aggregator=made.aggregators[aggregator], evaluate_every=made.rounds, **how)
+        options: dict[str, Any] = {"seed": seed, "engine": engine, "out": folder, "on_round": on_round}
+        run = mo.fit(algorithm=made.algorithm, **parts, rounds=made.rounds, settings=settings, **options)
     ended = Ended(run.clients, None, run.history[-1]["metric_name"], run.engine, time.perf_counter() - began)
     if file is not None:
         write(file, ended)

@@ -211,8 +211,7 @@ def _line(line: Line, plan: Plan, found: Quadratics, seed: int, engine: str, out
         rounds=line.rounds,
         seed=seed,
         engine=engine,
-        evaluate_on="train",
-        evaluate_every=max(1, line.rounds // plan.points),
+        settings=mo.Settings(evaluate_on="train", evaluate_every=max(1, line.rounds // plan.points)),
         on_round=watch(line.name, None),
     )
     points = [(row["round"], row["loss"]) for row in run.history if row["loss"] is not None]

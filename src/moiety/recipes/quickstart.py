@@ -33,7 +33,7 @@ import moiety as mo
 from moiety.analysis.versus import Rows, column, mean, versus
 from moiety.errors import must
 from moiety.recipes.base import Outcome, Settled, Watch, begin_or_continue, is_run, settle, unwatched
-from moiety.recipes.words import count, names, value
+from moiety.reports.words import count, names, value
 
 if TYPE_CHECKING:
     from moiety.run.result import Run
@@ -115,7 +115,7 @@ def _begin(
         seed=seed,
         engine=engine,
         out=out,
-        evaluate_every=evaluate_every,
+        settings=mo.Settings(evaluate_every=evaluate_every),
         on_round=on_round,
     )
 

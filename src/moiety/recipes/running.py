@@ -105,10 +105,10 @@ class Runner:
                 cohort=step.cohort,
                 seed=self.seed,
                 engine=self._engine(step) or "auto",
-                partial=not step.dropout,
+                settings=mo.Settings(
+                    partial=not step.dropout, evaluate_on=self.part, evaluate_every=max(10, step.rounds // 8)
+                ),
                 out=folder,
-                evaluate_on=self.part,
-                evaluate_every=max(10, step.rounds // 8),
                 start=self._start(step),
             )
         # A run is kept in memory for those that start from it: FedAvg for all, another for the step that follows.

@@ -9,20 +9,19 @@ from typing import Any
 from rich.table import Table
 
 from moiety.analysis.versus import column, higher_is_better, versus
-from moiety.cli.closing import SHOWN
-from moiety.cli.output import say, table
-from moiety.cli.output import show as show_table
-from moiety.cli.results import Result, of_folder
+from moiety.cli.output import say, show, table
+from moiety.cli.results import Result, read_result
+from moiety.cli.summary import SHARED_ALONE, count_changes, name_hurt, unit
 from moiety.errors import must
-from moiety.recipes.words import amount, gain, names, printable, value
+from moiety.reports.words import amount, gain, names, printable, value
 
 
-def show(folders: Sequence[Path]) -> None:
+def compare_folders(folders: Sequence[Path]) -> None:
     """Read the folders and print both tables."""
     must(len(folders) >= 2, "folders", "at least two", len(folders), "As in: moiety compare runs/a runs/b.")
     labels = [folder.resolve().name for folder in folders]
     unique = len(set(labels)) == len(labels)
-    results = [of_folder(f, label if unique else str(f)) for f, label in zip(folders, labels, strict=True)]
+    results = [read_result(f, label if unique else str(f)) for f, label in zip(folders, labels, strict=True)]
     show_results(results)
 
 
@@ -31,12 +30,12 @@ def show_results(results: Sequence[Result]) -> None:
     for other in results[1:]:
         check_alike(results[0], other)
     higher = higher_is_better(results[0].metric, *(result.clients for result in results))
-    show_table(_side_by_side(results))
-    say("shared alone: the shared model with the personal part as it was first")
+    show(_side_by_side(results))
+    say(SHARED_ALONE)
     say("below shared: clients whose own model is worse than that")
     say()
     say(f"client by client against {printable(results[0].name)}, gains in {unit(results[0].metric)} (+ is better):")
-    show_table(_against_first(results, higher))
+    show(_against_first(results, higher))
 
 
 def check_alike(first: Result, other: Result) -> None:
@@ -51,9 +50,9 @@ def check_alike(first: Result, other: Result) -> None:
     shown = " and ".join(f"{key} {_short(table.get(key))}" for key in odd[:1] for table in (ours, theirs))
     must(not odd, "data", same, f"{shown} in {pair}", "Clients of different data cannot be compared.")
     clients = [{str(row["client"]) for row in result.clients} for result in (first, other)]
-    alone = sorted(clients[0] ^ clients[1])
-    got = f"{names(alone, 3)} in only one of {pair}"
-    must(not alone, "clients", same, got, "Clients of different data cannot be compared.")
+    unpaired = sorted(clients[0] ^ clients[1])
+    got = f"{names(unpaired, 3)} in only one of {pair}"
+    must(not unpaired, "clients", same, got, "Clients of different data cannot be compared.")
 
 
 def _side_by_side(results: Sequence[Result]) -> Table:
@@ -81,17 +80,11 @@ def _against_first(results: Sequence[Result], higher: bool) -> Table:
     metric, base = results[0].metric, column(results[0].clients)
     rows = []
     for result in results[1:]:
-        found = versus(column(result.clients), base, higher_is_better=higher)
-        worst = names([f"{printable(name)} ({gain(change, metric)})" for name, change in found.hurt], SHOWN)
-        counts = (len(found.helped), len(found.unchanged), len(found.hurt))
-        rows.append([printable(result.name), *map(str, counts), gain(found.mean, metric), worst or "none"])
+        change = versus(column(result.clients), base, higher_is_better=higher)
+        worst = name_hurt(change, metric) or "none"
+        rows.append([printable(result.name), *count_changes(change), gain(change.mean, metric), worst])
     return table(["run", "better", "equal", "worse", "mean gain", "worst off"], rows, text=(0, 5))
 
 
-def unit(metric: str) -> str:
-    """What gains in a metric are counted in."""
-    return "percentage points" if value(1.0, metric).endswith("%") else metric
-
-
-def _short(found: Any) -> str:
-    return "none" if found is None else str(found)[:40]
+def _short(setting: Any) -> str:
+    return "none" if setting is None else str(setting)[:40]
