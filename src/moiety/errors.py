@@ -9,7 +9,10 @@ import difflib
 import math
 import numbers
 from collections.abc import Callable, Iterable
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class MoietyError(ValueError):
@@ -101,3 +104,13 @@ def kind(name: str, value: object, wanted: type | tuple[type, ...], described: s
     """Raise unless ``value`` is of one of the ``wanted`` types."""
     if not isinstance(value, wanted):  # the text of a large value takes a while to make
         refuse(name, described, f"{value!r:.60} ({type(value).__name__})", hint)
+
+
+def as_array(name: str, values: object, described: str = "an array", where: str = "") -> NDArray[Any]:
+    """The values as a NumPy array; raise where NumPy refuses them."""
+    import numpy as np  # here, so that the command's help need not load it
+
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        refuse(name, described, f"values that NumPy refuses{where} ({error})")

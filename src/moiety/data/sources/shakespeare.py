@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from moiety.data.checks import PADDING, check_count
+from moiety.data.checks import PADDING
 from moiety.data.federated import Array, FederatedData, Ints
-from moiety.data.sources._files import AGAIN, Source, read
-from moiety.errors import choice, must
+from moiety.data.sources.files import AGAIN, Source, check_range, read
+from moiety.errors import choice, must, whole
 
 _FILE = "shakespeare_roles.npz"
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
@@ -23,7 +24,7 @@ def shakespeare(
 ) -> Source:
     """The lines of 773 roles in 37 plays; x and y [80] characters, y one further on, 82 classes; or words.
 
-    Characters: a role's text is cut into sequences of ``length`` that do not overlap; a shorter rest is left out.
+    Characters: a role's text is cut into sequences of ``length`` that do not overlap; a shorter rest is dropped.
 
     Words, as in Pillutla et al. (2022), appendix B.1.1: a sequence is a sentence, in small letters and without
     punctuation, between a begin and an end token; it is cut or padded to ``length`` tokens. With a vocabulary of W
@@ -32,66 +33,76 @@ def shakespeare(
     ``counted`` marks the labels that are words of the vocabulary, for the metric ``token_accuracy``; the loss sees the
     out-of-vocabulary and end tokens too.
 
-    Roles with fewer than two sequences are left out (none with the default lengths). Sequences are later split into
+    Roles with fewer than two sequences are dropped (none with the default lengths). Sequences are later split into
     training and test at random, not by time.
 
     Args:
         unit: ``character`` or ``word``.
         length: of a sequence; 80 characters or 20 words by default.
         vocabulary: how many words; 10,000 by default.
-        roles: only so many roles, those with most text.
+        roles: use only this many roles, those with most text.
     """
     choice("unit", unit, ["character", "word"])
     length = {"character": 80, "word": 20}[unit] if length is None else length
-    check_count("length", length, 1)
+    whole("length", length, 1)
     must(vocabulary is None or unit == "word", "vocabulary", "left out for characters", vocabulary, "Use unit word.")
     vocabulary = 10_000 if vocabulary is None else vocabulary
-    check_count("vocabulary", vocabulary, 1)
-    codes, offsets, names, alphabet = _texts()
-    kept = np.arange(len(names))
+    whole("vocabulary", vocabulary, 1)
+    texts = _read_texts()
+    known = len(texts.names)
     if roles is not None:
-        check_count("roles", roles, 1)
-        must(roles <= len(names), "roles", f"at most the {len(names)} there are", roles)
-        kept = np.sort(np.argsort(-np.diff(offsets), kind="stable")[:roles])
+        whole("roles", roles, 1)
+        must(roles <= known, "roles", f"at most the {known} there are", roles)
+    longest = np.sort(np.argsort(-np.diff(texts.offsets), kind="stable")[: known if roles is None else roles])
     if unit == "character":
-        return _characters(codes, offsets, kept, names, len(alphabet), length)
-    return _words(codes, offsets, kept, names, alphabet, length, vocabulary)
+        return _characters(texts, longest, length)
+    return _words(texts, longest, length, vocabulary)
 
 
-def _texts() -> tuple[Ints, Ints, Array, str]:
+class Texts(NamedTuple):
     """The characters of all roles, where each role's begin, the roles' names, and what the characters are."""
+
+    codes: Ints
+    offsets: Ints
+    names: Array
+    alphabet: str
+
+
+def _read_texts() -> Texts:
     a = read(_FILE, {"codes": ("n",), "offsets": ("o",), "client_names": ("roles",), "vocab": ()})
     offsets, names, alphabet = a["offsets"].astype(np.int64), a["client_names"], str(a["vocab"])
     inside = len(offsets) == len(names) + 1 and offsets[0] >= 0 and offsets[-1] <= len(a["codes"])
     ascending = bool(inside) and bool((np.diff(offsets) >= 0).all())
     must(ascending, f"{_FILE}: offsets", "ascending, one more than roles", "others", AGAIN)
-    known = len(a["codes"]) > 0 and int(a["codes"].max()) < len(alphabet)
-    must(known, f"{_FILE}: codes", f"from 0 to {len(alphabet) - 1}", "others", AGAIN)
-    return a["codes"].astype(np.int64), offsets, names, alphabet
+    must(len(a["codes"]) > 0, f"{_FILE}: codes", "at least one", "none", AGAIN)
+    check_range(f"{_FILE}: codes", a["codes"], len(alphabet))
+    return Texts(a["codes"].astype(np.int64), offsets, names, alphabet)
 
 
-def _characters(codes: Ints, offsets: Ints, kept: Ints, names: Array, classes: int, length: int) -> Source:
+def _characters(texts: Texts, roles: Ints, length: int) -> Source:
+    codes, offsets, names, alphabet = texts
     size = np.zeros(len(names), dtype=np.int64)
-    size[kept] = np.diff(offsets)[kept]
+    size[roles] = np.diff(offsets)[roles]
     count = np.maximum(size - 1, 0) // length  # the last character of a sequence needs one to follow it
     count[count < 2] = 0
     must(bool(count.any()), "length", "such that some role has two sequences", length, "Use a smaller one.")
     role = np.repeat(np.arange(len(names)), count)
     place = np.arange(len(role)) - np.repeat(np.cumsum(count) - count, count)
     at = (offsets[role] + place * length)[:, None] + np.arange(length)
-    return Source({"x": codes[at], "y": codes[at + 1]}, classes=classes, client=role, names=names)
+    return Source({"x": codes[at], "y": codes[at + 1]}, classes=len(alphabet), client=role, names=names)
 
 
-def _words(codes: Ints, offsets: Ints, kept: Ints, names: Array, alphabet: str, length: int, vocabulary: int) -> Source:
+def _words(texts: Texts, roles: Ints, length: int, vocabulary: int) -> Source:
+    codes, offsets, names, alphabet = texts
     letters = np.array(list(alphabet.lower()))
     sentences: list[list[str]] = []
     role: list[int] = []
-    for i in kept.tolist():
+    for i in roles.tolist():
         text = "".join(letters[codes[offsets[i] : offsets[i + 1]]])
-        found = [words for part in _SENTENCE_ENDS.split(text) if (words := _WORD.findall(part))]
-        if len(found) >= 2:
-            sentences += found
-            role += [i] * len(found)
+        spoken = [words for part in _SENTENCE_ENDS.split(text) if (words := _WORD.findall(part))]
+        if len(spoken) >= 2:
+            sentences += spoken
+            role += [i] * len(spoken)
     must(len(sentences) > 0, "roles", "such that some role has two sentences", "none")
     dictionary = {word: i for i, word in enumerate(sorted({word for words in sentences for word in words}))}
     tokens = np.full((len(sentences), length + 1), _PAD, dtype=np.int64)
@@ -100,16 +111,16 @@ def _words(codes: Ints, offsets: Ints, kept: Ints, names: Array, alphabet: str, 
         row[: len(ids)] = ids
 
     def finish(fed: FederatedData) -> FederatedData:
-        return _numbered(fed, len(dictionary), vocabulary)
+        return _number_words(fed, len(dictionary), vocabulary)
 
     return Source({"tokens": tokens}, vocabulary + 4, client=np.array(role), names=names, finish=finish)
 
 
-def _numbered(fed: FederatedData, words: int, vocabulary: int) -> FederatedData:
+def _number_words(fed: FederatedData, words: int, vocabulary: int) -> FederatedData:
     """Inputs and labels from ``tokens``, with words numbered by their frequency in training, equals by alphabet."""
     tokens = fed.columns["tokens"]
-    trained = tokens[fed.all_rows("train")]
-    counts = np.bincount(trained[trained >= 0], minlength=words)
+    training = tokens[fed.all_rows("train")]
+    counts = np.bincount(training[training >= 0], minlength=words)
     frequent = np.argsort(-counts, kind="stable")[: min(vocabulary, int((counts > 0).sum()))]
     ids = np.full(words + 3, vocabulary)  # one that is not in the vocabulary
     ids[frequent] = np.arange(len(frequent))
