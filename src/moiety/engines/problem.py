@@ -72,7 +72,7 @@ class Problem:
     def alone(self, algorithm: Algorithm, received: Params) -> Params:
         """The shared model alone: the server's part, with the personal part as it was first."""
         parts = (algorithm.alone or algorithm.personal_model)(received, self.first(algorithm))
-        return self.compose(*self.split.alone(*parts))
+        return self.compose(*self.split.shared_model(*parts))
 
     def compose(self, shared: Params, personal: Params) -> Params:
         """A whole model of its two parts and the frozen one."""

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from moiety.errors import must, number
 from moiety.spec import recorded
-from moiety.split.base import Split, fingerprint
-from moiety.split.listing import Patterns, make, matched, read
+from moiety.split.base import Split
+from moiety.split.names import Patterns, read
 from moiety.types import Params
 
 
@@ -37,8 +37,8 @@ def full(model: nn.Module, *, pull: float, frozen: Patterns = (), running_stats:
     client's model w_i, and F_i(u, v_i) = F_i(v_i) + (pull / 2) ||v_i - u||^2. Predictions are those of v_i. So FedAlt
     and FedSim train it as they are; a device holds two models.
 
-    In a copy of the model, ``split.model``, its own parameters are personal, and beside each trained one stands its
-    centre, a shared parameter of the whole module: that of ``head.weight`` is ``centre/head/weight``.
+    In a copy of the model, ``split.model``, its own parameters are personal, and each trained one has a centre, a
+    shared parameter of the whole module: that of ``head.weight`` is ``centre/head/weight``.
 
     Args:
         model: the module to split; it is not changed. Its values are the first ones of both parts.
@@ -51,25 +51,19 @@ def full(model: nn.Module, *, pull: float, frozen: Patterns = (), running_stats:
     (('weight', 'bias'), ('centre/weight', 'centre/bias'))
     """
     number("pull", pull, ">= 0 and finite", lambda x: 0 <= x < math.inf)
-    base = read(model)
-    still = matched(base, "frozen", frozen)
-    own = set(base.trainable) - still
-    must(bool(own), "model", "one with parameters to train", f"{type(model).__name__} with none")
-    held = [name for name in base.parameters if name.startswith("centre/")]
-    must(
-        not held,
-        "model",
-        "one without centres of its own",
-        ", ".join(held[:3]),
-        "Make the split from the model itself.",
-    )
-    grown = copy.deepcopy(model)
-    centres = {name: "centre/" + name.replace(".", "/") for name in base.parameters if name in own}
-    for name, value in dict(grown.named_parameters()).items():
+    original = read(model)
+    fixed = original.match(frozen=frozen)["frozen"]
+    trained = set(original.trainable) - fixed
+    must(bool(trained), "model", "one with parameters to train", f"{type(model).__name__} with none")
+    old = [name for name in original.parameters if name.startswith("centre/")]
+    hint = "Make the split from the model itself."
+    must(not old, "model", "one without centres of its own", ", ".join(old[:3]), hint)
+    copied = copy.deepcopy(model)
+    centres = {name: "centre/" + name.replace(".", "/") for name in original.parameters if name in trained}
+    for name, value in dict(copied.named_parameters()).items():
         if name in centres:
-            grown.register_parameter(centres[name], nn.Parameter(value.detach().clone()))
-    others = set(base.buffers) - base.statistics - still
-    listing = read(grown)
+            copied.register_parameter(centres[name], nn.Parameter(value.detach().clone()))
+    personal = trained | original.other_buffers - fixed
+    split = read(copied).split({"personal": personal, "frozen": fixed}, running_stats, original=model)
     mirrors = {centre: name for name, centre in centres.items()}
-    split = make(listing, {"personal": own | others, "frozen": still}, running_stats)
-    return replace(split, model=grown, penalty=Pull(float(pull), centres), source=fingerprint(model), mirrors=mirrors)
+    return replace(split, penalty=Pull(float(pull), centres), mirrors=mirrors)
