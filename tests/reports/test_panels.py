@@ -6,7 +6,7 @@ from moiety.errors import MoietyError
 
 pytest.importorskip("matplotlib")
 
-from moiety.reports.panels import log_panels
+from moiety.reports.lines import log_panels
 
 SHOWN = {
     "one": {"a": [(1, 10.0), (2, 0.1)], "b": [(1, 5.0), (2, 0.0), (3, 0.5)]},
