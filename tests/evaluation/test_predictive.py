@@ -136,7 +136,7 @@ def test_the_variance_of_draws_moved_apart_is_that_of_a_further_one():
     for k in range(6):
         others = np.delete(values, k)
         off.append((values[k] - others.mean()) ** 2)
-        variance.append(Predictive(others[:, None])._apart().var())
+        variance.append(Predictive(others[:, None])._spread_out().var())
     assert np.mean(variance) == pytest.approx(np.mean(off), rel=1e-12)
 
 

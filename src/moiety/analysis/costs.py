@@ -1,29 +1,85 @@
-"""What a sparse federated run costs, without running it: the bytes and FLOPs of Table 1 of Huang et al. 2022 (FedSpa).
+"""What training costs, without running it: the memory of a device, and the bytes and FLOPs of a sparse run.
 
-Bytes are those of active values alone, as the paper counts. Arithmetic is 2 operations for each multiply-add; a
-backward pass is twice the forward one, also in the first layer; a layer costs its density times what it costs dense.
-The search for a mask adds one dense batch to each client's turn. What a run really did stands in its ledger.
+Memory is that of Table 10 and section B.4 of Pillutla et al. (2022): 3 size(u) + 2 size(v) + size(backprop). That is
+the broadcast shared part, its current value and its gradient; the personal part and its gradient; and what autograd
+stores for one row between the forward and the backward pass. Full personalisation has u and v both as large as the
+model.
+
+Bytes and FLOPs are those of Table 1 of Huang et al. 2022 (FedSpa). Bytes are those of active values only, as the paper
+counts. Arithmetic is 2 operations for each multiply-add; a backward pass is twice the forward one, also in the first
+layer; a layer costs its density times what it costs dense. The search for a mask adds one dense batch to each client's
+turn. A run's ledger has what it really cost.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from moiety import task as tasks
 from moiety.algorithms import fedspa
 from moiety.data import FederatedData
 from moiety.engines.sequential import Sequential
-from moiety.errors import number, whole
+from moiety.errors import must, number, whole
 from moiety.loop.costs import layers_at_work
 from moiety.loop.evaluate import served
 from moiety.run.build import default_loss, problem_for
+from moiety.split import Split
 from moiety.split.masks import layer_counts, maskable, volume
-from moiety.types import Algorithm
+from moiety.transport import device_memory
+from moiety.types import Algorithm, Batch, Params, Task
+
+NOTHING, EVERYTHING = "no personalisation", "full personalisation"
+
+
+def memory_rows(
+    model: nn.Module,
+    splits: Mapping[str, Split],
+    batch: Batch,
+    *,
+    loss: tasks.Loss = "cross_entropy",
+    inputs: Sequence[str] = ("x",),
+) -> list[dict[str, Any]]:
+    """A row for no personalisation, for each of ``splits``, and for full personalisation.
+
+    Args:
+        model: the model; a split that trains a changed copy of it (adapters) brings its own.
+        splits: by the name of the row.
+        batch: one row of data.
+        loss: as in ``fit``.
+        inputs: as in ``fit``.
+
+    Returns:
+        Rows with ``row``, numbers of ``shared`` and ``personal`` parameters, ``backprop`` and ``bytes`` in bytes,
+        ``megabytes`` (10^6 bytes), and ``saving``: the share of full personalisation's bytes that is not needed.
+    """
+    rows = len(next(iter(batch.values())))
+    must(rows == 1, "batch", "one row", f"{rows} rows", "The estimate is for batch size 1.")
+
+    def task_of(module: nn.Module, split: Split | None) -> Task:
+        return tasks.from_module(module, loss=loss, inputs=inputs, penalty=split.penalty if split else None)
+
+    def row(name: str, task: Task, shared: Params, personal: Params, trained: Sequence[str]) -> dict[str, Any]:
+        backprop = tasks.backprop_bytes(task, batch, trained)
+        counts = {k: sum(p.numel() for p in v.values()) for k, v in (("shared", shared), ("personal", personal))}
+        return {"row": name, **counts, "backprop": backprop, "bytes": device_memory(shared, personal, backprop)}
+
+    whole = task_of(model, None)
+    names = [name for name in whole.init if name not in whole.buffers]
+    table = [row(NOTHING, whole, whole.init, {}, names)]
+    for name, split in splits.items():
+        task = task_of(split.model or model, split)
+        must(task.init.keys() == split.sizes.keys(), f"splits[{name!r}]", "made for this model", "another's")
+        trained = (*split.trained_shared, *split.trained_personal)
+        table.append(row(name, task, *split.parts(task.init), trained))
+    table.append(row(EVERYTHING, whole, whole.init, whole.init, names))
+    full = table[-1]["bytes"]
+    return [{**r, "megabytes": r["bytes"] / 1e6, "saving": 1 - r["bytes"] / full} for r in table]
 
 
 def layer_flops(model: nn.Module, example: Tensor) -> dict[str, float]:
@@ -36,16 +92,9 @@ def layer_flops(model: nn.Module, example: Tensor) -> dict[str, float]:
     {'0': 30.0, '2': 20.0}
     """
     whole("example", len(example), 1, 1)
-    with torch.no_grad(), layers_at_work() as (found, _):
+    with torch.no_grad(), layers_at_work() as (flops, _):
         model(example)
-    own = {path: found.get(module, 0.0) for path, module in model.named_modules()}
-    return {path: flops for path, flops in own.items() if flops}
-
-
-def active_parameters(model: nn.Module, density: float = 1.0, densities: str = "erk") -> dict[str, int]:
-    """How many values of each parameter are active."""
-    params = dict(model.named_parameters())
-    return {name: p.numel() for name, p in params.items()} | layer_counts(params, density, densities)
+    return {path: flops[module] for path, module in model.named_modules() if flops.get(module)}
 
 
 def bytes_of_run(
@@ -55,10 +104,10 @@ def bytes_of_run(
 
     Args:
         model: the shared model.
-        rounds: how many.
-        clients: those asked in a round.
+        rounds: the number of rounds.
+        clients: the number of clients in a round.
         density: the share of parameters that is active.
-        up_density: on the way up, where it is another.
+        up_density: the share on the way up, where it differs.
 
     Returns:
         ``down``, ``up`` and ``total``.
@@ -91,13 +140,13 @@ def flops_of_run(
     Args:
         model: the shared model.
         example: an input of one row.
-        rounds: how many.
-        clients: those asked in a round.
+        rounds: the number of rounds.
+        clients: the number of clients in a round.
         epochs: passes over a client's examples in a round.
-        examples: of one client, or their mean.
+        examples: the examples of one client, or their mean.
         density: the share of parameters that is active.
-        densities: of the layers, ``erk`` or ``uniform``.
-        search_batch: rows of the dense batch with which a mask is searched in each turn; 0 where none is.
+        densities: how layers share the density, ``erk`` or ``uniform``.
+        search_batch: rows of the dense batch of the search for a mask in each turn; 0 where there is no search.
 
     Returns:
         ``training``, ``search`` and ``total``.
@@ -118,23 +167,23 @@ def search_share(
 ) -> float:
     """The time of a search for masks as a share of the time of local training (Huang et al. 2022: 5 to 20%).
 
-    Turns of a few clients are timed one by one, with the search and without, and the medians compared. It depends on
-    the machine and on what else it does.
+    Turns of a few clients are timed one by one, with the search and without, and the medians compared. The result
+    depends on the machine and on its other load.
 
     Args:
         model: the shared model.
         data: the examples of all clients.
-        clients: how many of them take a turn, the first ones.
-        repeats: turns of each.
-        seed: of their batches.
-        options: of ``moiety.fedspa``, but for ``search``.
+        clients: the number of clients that take a turn, the first ones.
+        repeats: the number of turns of each.
+        seed: seed of their batches.
+        options: options of ``moiety.fedspa``, except ``search``.
     """
     whole("clients", clients, 1, len(data))
     whole("repeats", repeats, 1)
     with_search, without = (
         _turn(model, data, fedspa(search=search, **options), seed, range(clients)) for search in ("dst", "rsm")
     )
-    # By turns, so that what else the machine does befalls both.
+    # In turns, so that other load of the machine slows both.
     times = [(_seconds(with_search), _seconds(without)) for _ in range(repeats)]
     one, other = statistics.median(t for t, _ in times), statistics.median(t for _, t in times)
     return max(0.0, one - other) / other
