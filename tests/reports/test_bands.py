@@ -36,5 +36,5 @@ def test_without_intervals_there_are_lines_alone():
 
 @pytest.mark.parametrize("shown", [{}, {"a": {}}, {"a": {str(k): line(1) for k in range(7)}}])
 def test_bad_input(shown):
-    with pytest.raises(MoietyError, match="`shown` must be"):
+    with pytest.raises(MoietyError, match="`series` must be"):
         bands(shown, x="x", y="y")

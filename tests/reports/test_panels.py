@@ -30,5 +30,5 @@ def test_lines_and_axes():
 
 @pytest.mark.parametrize("shown", [{}, {"one": {}}])
 def test_nothing_to_show(shown):
-    with pytest.raises(MoietyError, match=r"^`shown` must be panels with at least one line each, got none\.$"):
+    with pytest.raises(MoietyError, match=r"^`series` must be panels with at least one line each, got none\.$"):
         log_panels(shown, y="error")

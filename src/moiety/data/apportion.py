@@ -51,16 +51,16 @@ def assign_parts(
         part[test] = 2
     elif test > 0:
         wanted = np.minimum(np.maximum(_round_half_up(sizes * test), 1), sizes - 1)
-        part[stratified(np.arange(len(owner)), owner, labels, wanted, generator)] = 2
+        part[draw_stratified(np.arange(len(owner)), owner, labels, wanted, generator)] = 2
     if validation > 0:
         rest = np.flatnonzero(part == 0)
         room = np.bincount(owner[rest], minlength=clients) - 1
         wanted = np.minimum(_round_half_up(sizes * validation), np.maximum(room, 0))
-        part[stratified(rest, owner, labels, wanted, generator)] = 1
+        part[draw_stratified(rest, owner, labels, wanted, generator)] = 1
     return part
 
 
-def stratified(rows: Ints, owner: Ints, labels: Ints | None, wanted: Ints, generator: np.random.Generator) -> Ints:
+def draw_stratified(rows: Ints, owner: Ints, labels: Ints | None, wanted: Ints, generator: np.random.Generator) -> Ints:
     """``wanted[client]`` of each client's rows among ``rows``, in proportion to its labels among them."""
     client = owner[rows]
     label = np.zeros(len(rows), dtype=np.int64) if labels is None else labels[rows]

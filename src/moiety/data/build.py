@@ -201,6 +201,6 @@ def _check_alike(client: str, table: Columns, first: str, model: Columns) -> Non
     for name, column in table.items():
         want, got = model[name], column
         alike = want.dtype == got.dtype and want.shape[1:] == got.shape[1:]
-        shown = f"{got.dtype} {list(got.shape[1:])} a row in client {client!r}"
+        description = f"{got.dtype} {list(got.shape[1:])} a row in client {client!r}"
         constraint = f"{want.dtype} {list(want.shape[1:])} a row as in client {first!r}"
-        must(alike, f"columns.{name}", constraint, shown)
+        must(alike, f"columns.{name}", constraint, description)

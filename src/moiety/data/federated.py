@@ -163,7 +163,7 @@ class FederatedData:
         """
         at = self.position(client)
         name = str(self.ids[at])
-        if not isinstance(client, str) and name != str(at) and self._named(str(at)) is not None:
+        if not isinstance(client, str) and name != str(at) and self._position_of_name(str(at)) is not None:
             got = f"{at}, which is the name of one and the position of client {name!r}"
             refuse("client", "one client", got, f'Say "{at}" for the name, or data.ids[{at}] for the position.')
         return at
@@ -175,13 +175,13 @@ class FederatedData:
             hint = f'A client\'s name is a str, as in "{client}".' if whole else "A client's name is a str."
             must(whole and 0 <= client < len(self), "client", f"a position from 0 to {len(self) - 1}", client, hint)
             return int(client)
-        at = self._named(client)
+        at = self._position_of_name(client)
         if at is None:
             hint = near(client, (str(name) for name in itertools.islice(self.ids, _NAMES_SEARCHED)))
             refuse("client", "the name of a client", repr(client), hint)
         return at
 
-    def _named(self, name: str) -> int | None:
+    def _position_of_name(self, name: str) -> int | None:
         """The position of the client of that name, if there is one."""
         if isinstance(self.ids, np.ndarray):
             places = np.flatnonzero(self.ids == name)

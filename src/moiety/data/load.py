@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from moiety.data.apportion import assign_parts, largest_remainder, stratified
+from moiety.data.apportion import assign_parts, draw_stratified, largest_remainder
 from moiety.data.build import Piece, as_names, gather, labels_of, make
 from moiety.data.checks import check_fractions
 from moiety.data.federated import FOLDER, Columns, FederatedData, Ints, Names, Numbered, open_folder
@@ -17,7 +17,7 @@ from moiety.data.partition import PARTITIONS, Partition, deal, iid, natural
 from moiety.data.sources import SOURCES, Source
 from moiety.errors import choice, kind, must, near, refuse, whole
 from moiety.random import generator
-from moiety.spec import build, checked
+from moiety.spec import build, check_arguments
 
 _TEST = 0.2
 _TEST_PER_CLIENT = 100
@@ -146,7 +146,7 @@ def _source_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
     common = [k for k, p in inspect.signature(load).parameters.items() if p.kind is not p.VAR_KEYWORD]
     for key in options:
         must(key in known, "data", f"a table of known keys for {name}", key, near(key, known + common))
-    return checked("data", SOURCES[name], options, {})
+    return check_arguments("data", SOURCES[name], options, {})
 
 
 def _owners(name: str, source: Source, clients: int | None, partition: Partition, seed: int) -> tuple[Ints, Names]:
@@ -177,7 +177,7 @@ def _limit_rows(owner: Ints, labels: Ints | None, clients: int, most: int, seed:
     """The client of each row, with no more than ``most`` rows for any; the others are unused."""
     rows = np.flatnonzero(owner >= 0)
     wanted = np.minimum(np.bincount(owner[rows], minlength=clients), most)
-    sample = stratified(rows, owner, labels, wanted, generator(int(seed), "data", "rows"))
+    sample = draw_stratified(rows, owner, labels, wanted, generator(int(seed), "data", "rows"))
     limited = np.full_like(owner, -1)
     limited[sample] = owner[sample]
     return limited

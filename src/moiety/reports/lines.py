@@ -20,20 +20,20 @@ MARKED = 20
 """Lines of up to this many points have marks."""
 
 
-def bands(shown: Mapping[str, Mapping[str, Rows]], *, x: str, y: str, columns: int = 3) -> Figure:
+def bands(series: Mapping[str, Mapping[str, Rows]], *, x: str, y: str, columns: int = 3) -> Figure:
     """Means as lines and their intervals as bands, in panels; a name has its colour and mark in all of them.
 
     Args:
-        shown: for each panel its lines by name: rows with ``x``, ``mean`` and, where they are known, ``low`` and
+        series: for each panel its lines by name: rows with ``x``, ``mean`` and, where they are known, ``low`` and
             ``high``.
         x: label of the horizontal axes.
         y: label of the vertical axes.
         columns: the most panels in a row.
     """
-    must(len(shown) > 0 and all(shown.values()), "shown", "panels with at least one line each", "none")
-    names = list(dict.fromkeys(name for lines in shown.values() for name in lines))
-    must(len(names) <= len(COLOURS), "shown", f"lines of at most {len(COLOURS)} names", len(names))
-    figure, places = panels(shown, columns=columns, margin=0.8, height=2.9, x=x, y=y)
+    must(len(series) > 0 and all(series.values()), "series", "panels with at least one line each", "none")
+    names = list(dict.fromkeys(name for lines in series.values() for name in lines))
+    must(len(names) <= len(COLOURS), "series", f"lines of at most {len(COLOURS)} names", len(names))
+    figure, places = panels(series, columns=columns, margin=0.8, height=2.9, x=x, y=y)
     for axes, lines in places:
         for name, points in lines.items():
             colour, mark = COLOURS[names.index(name)], MARKS[names.index(name)]
@@ -78,19 +78,19 @@ def courses(
 
 
 def log_panels(
-    shown: Mapping[str, Mapping[str, Points]], *, x: str = "rounds", y: str, columns: int = 2, title: str = ""
+    series: Mapping[str, Mapping[str, Points]], *, x: str = "rounds", y: str, columns: int = 2, title: str = ""
 ) -> Figure:
     """Lines in panels with a logarithmic vertical axis, on which numbers that are not positive are left out.
 
     Args:
-        shown: for each panel its lines by name, each as points (round, number).
+        series: for each panel its lines by name, each as points (round, number).
         x: label of the horizontal axes.
         y: label of the vertical axes.
         columns: the most panels in a row.
         title: above all panels.
     """
-    must(len(shown) > 0 and all(shown.values()), "shown", "panels with at least one line each", "none")
-    figure, places = panels(shown, columns=columns, margin=0.4, height=3.6, x=x, y=y, title=title)
+    must(len(series) > 0 and all(series.values()), "series", "panels with at least one line each", "none")
+    figure, places = panels(series, columns=columns, margin=0.4, height=3.6, x=x, y=y, title=title)
     for axes, lines in places:
         for i, (label, points) in enumerate(lines.items()):
             positive = [(a, b) for a, b in points if b > 0]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from moiety.split.adapters import adapters, lora
 from moiety.split.base import Split
-from moiety.split.full import full
 from moiety.split.layers import (
     fedbn,
     first_block,
@@ -18,7 +17,7 @@ from moiety.split.layers import (
     representation,
 )
 from moiety.split.names import by_name, everything, nothing
-from moiety.split.two_parts import additive, horizontal
+from moiety.split.two_parts import additive, full, horizontal
 
 __all__ = [
     "SPLITS",

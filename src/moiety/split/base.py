@@ -163,10 +163,10 @@ def fingerprint(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def rounded(count: int) -> str:
+def short_count(count: int) -> str:
     """A count in the style of Tables 5 to 7 of Pillutla et al. (2022).
 
-    >>> [rounded(n) for n in (788_736, 4_942_356, 71_808, 704, 31_806, 9_536, 1_040_364, 12)]
+    >>> [short_count(n) for n in (788_736, 4_942_356, 71_808, 704, 31_806, 9_536, 1_040_364, 12)]
     ['0.8M', '4.9M', '0.07M', '0.7K', '0.03M', '0.01M', '1M', '12']
     """
     if count < 100:
@@ -180,7 +180,7 @@ def rounded(count: int) -> str:
 
 def _number(count: int) -> str:
     """The exact count, followed by the rounded one where that differs."""
-    short = rounded(count)
+    short = short_count(count)
     return f"{count:,}" if short == str(count) else f"{count:,} ({short})"
 
 

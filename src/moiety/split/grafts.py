@@ -130,7 +130,7 @@ def graft(
     groups = original.match(frozen=frozen, shared=shared)
     copied = copy.deepcopy(model)
     like = next(copied.parameters())
-    kept = personal(copied).difference(*groups.values())
+    personal_names = personal(copied).difference(*groups.values())
     spots = list(find(copied))
     with torch_seed(seed, purpose):
         for spot in spots:
@@ -147,4 +147,4 @@ def graft(
             spot.module.register_forward_hook(spot.hook, with_kwargs=True)
     listing = read(copied)
     new = set(listing.parameters) - set(original.parameters)
-    return listing.split({"personal": new | kept, **groups}, running_stats, original=model)
+    return listing.split({"personal": new | personal_names, **groups}, running_stats, original=model)

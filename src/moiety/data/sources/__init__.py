@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from moiety.data.sources.connected_digits import connected_digits
 from moiety.data.sources.files import Source
 from moiety.data.sources.plain import PLAIN, cifar10, covtype, digits, uci_har
-from moiety.data.sources.shakespeare import shakespeare
+from moiety.data.sources.sequences import connected_digits, shakespeare
 
 __all__ = ["SOURCES", "Source"]
 

@@ -1,4 +1,4 @@
-"""Shakespeare's plays by speaking role, for prediction of the next character or of the next word."""
+"""Data sets of sequences: Shakespeare's plays by speaking role, as characters or words, and spoken numbers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 
 from moiety.data.checks import PADDING
 from moiety.data.federated import Array, FederatedData, Ints
-from moiety.data.sources.files import AGAIN, Source, check_range, read
+from moiety.data.sources.files import AGAIN, Source, check_range, images, labelled, read
 from moiety.errors import choice, must, whole
+from moiety.random import generator
 
-_FILE = "shakespeare_roles.npz"
+_ROLES, _SPEECH = "shakespeare_roles.npz", "audiomnist_mel32.npz"
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 _SENTENCE_ENDS = re.compile(r"[.?!\n]")
 _PAD, _BEGIN, _END = -1, -2, -3  # until the vocabulary is known
@@ -69,13 +70,13 @@ class Texts(NamedTuple):
 
 
 def _read_texts() -> Texts:
-    a = read(_FILE, {"codes": ("n",), "offsets": ("o",), "client_names": ("roles",), "vocab": ()})
+    a = read(_ROLES, {"codes": ("n",), "offsets": ("o",), "client_names": ("roles",), "vocab": ()})
     offsets, names, alphabet = a["offsets"].astype(np.int64), a["client_names"], str(a["vocab"])
     inside = len(offsets) == len(names) + 1 and offsets[0] >= 0 and offsets[-1] <= len(a["codes"])
     ascending = bool(inside) and bool((np.diff(offsets) >= 0).all())
-    must(ascending, f"{_FILE}: offsets", "ascending, one more than roles", "others", AGAIN)
-    must(len(a["codes"]) > 0, f"{_FILE}: codes", "at least one", "none", AGAIN)
-    check_range(f"{_FILE}: codes", a["codes"], len(alphabet))
+    must(ascending, f"{_ROLES}: offsets", "ascending, one more than roles", "others", AGAIN)
+    must(len(a["codes"]) > 0, f"{_ROLES}: codes", "at least one", "none", AGAIN)
+    check_range(f"{_ROLES}: codes", a["codes"], len(alphabet))
     return Texts(a["codes"].astype(np.int64), offsets, names, alphabet)
 
 
@@ -128,3 +129,47 @@ def _number_words(fed: FederatedData, words: int, vocabulary: int) -> FederatedD
     x, y = ids[tokens[:, :-1]], ids[tokens[:, 1:]]
     columns = {"x": x, "y": np.where(y == vocabulary + 1, PADDING, y), "counted": y < vocabulary}
     return replace(fed, columns=columns)
+
+
+def connected_digits(shortest: int = 3, longest: int = 6, seed: int = 0) -> Source:
+    """Numbers of 3 to 6 digits said by 60 speakers, as mel spectrograms x [192, 32] in time, for ctc; 11 classes.
+
+    A speaker's clips are drawn in random order and joined to sequences of ``shortest`` to ``longest`` digits, every
+    length equally likely. Each clip is in one sequence only, so no clip is in two parts however sequences are split.
+    Clips that remain at the end are not used. The silence after a clip's last sound is cut off.
+
+    ``frames`` is the number of frames of a sequence; frames after it are 0. ``y`` [``longest``] holds the digits plus
+    1 (0 is the blank of CTC), and -100 after the last digit.
+
+    Args:
+        shortest: the smallest number of digits in a sequence.
+        longest: the largest number of digits.
+        seed: seed of the draw; ``load`` passes its own.
+    """
+    whole("shortest", shortest, 1)
+    whole("longest", longest, 1)
+    must(shortest <= longest, "shortest", f"at most {longest}, the longest", shortest)
+    a = read(_SPEECH, {"X": ("n", 32, 32), "y": ("n",), "client": ("n",)})
+    clips = labelled(_SPEECH, images(a["X"])[:, 0].transpose(0, 2, 1), a["y"], 10)
+    sound = clips["x"].max(axis=2) > 0
+    ends = np.where(sound.any(axis=1), 32 - sound[:, ::-1].argmax(axis=1), 1)
+    sequences: list[Ints] = []
+    for speaker in np.unique(a["client"]):
+        rng = generator(seed, "data", "sequences", int(speaker))
+        sequences += _cut_clips(rng.permutation(np.flatnonzero(a["client"] == speaker)), shortest, longest, rng)
+    must(len(sequences) > 0, "shortest", "such that some speaker has as many clips", shortest)
+    x = np.zeros((len(sequences), 32 * longest, 32), dtype=np.float32)
+    y = np.full((len(sequences), longest), PADDING)
+    frames = np.array([ends[sequence].sum() for sequence in sequences])
+    for i, sequence in enumerate(sequences):
+        x[i, : frames[i]] = np.concatenate([clips["x"][clip, : ends[clip]] for clip in sequence])
+        y[i, : len(sequence)] = clips["y"][sequence] + 1
+    speakers = a["client"][[sequence[0] for sequence in sequences]]
+    return Source({"x": x, "y": y, "frames": frames}, classes=11, client=speakers)
+
+
+def _cut_clips(clips: Ints, shortest: int, longest: int, rng: np.random.Generator) -> list[Ints]:
+    """The clips in order, cut into sequences of random length; a rest that is too short is dropped."""
+    lengths = rng.integers(shortest, longest, size=len(clips) // shortest, endpoint=True)
+    pieces = np.split(clips, np.cumsum(lengths))
+    return [piece for piece in pieces[: len(lengths)] if len(piece) >= shortest]
