@@ -4,7 +4,7 @@ BIN := .venv/bin
 # The data sets that are too large to ship; tests that need them skip where the folder is absent.
 export MOIETY_DATA ?= $(wildcard $(CURDIR)/../shared/data)
 
-.PHONY: demo test bench install format clean
+.PHONY: demo test pins bench install format clean
 
 demo: install
 	$(BIN)/moiety run quickstart
@@ -15,6 +15,10 @@ test: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2
+
+# Where numbers change on purpose: writes them to tests/golden/pins and says which changed.
+pins: install
+	$(BIN)/python tests/golden/pin.py
 
 # Builds an environment for each peer and takes the better part of an hour; tables go to docs/benchmarks.md.
 bench: install

@@ -16,7 +16,7 @@ from engine_cases import federation, mlp, refused, same_folders, tree_hash, with
 
 import moiety as mo
 from moiety.run.checkpoint import latest
-from moiety.run.folder import LOCK
+from moiety.files import LOCK
 
 __all__ = ["without_fsync"]
 
