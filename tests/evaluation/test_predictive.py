@@ -158,7 +158,7 @@ def test_only_outputs_of_cross_entropy_have_probabilities(loss):
             getattr(seen, asked)
         got = "a function of your own" if loss is None else loss
         assert str(caught.value).startswith(
-            f"`loss` must be cross_entropy where probabilities are asked for, got {got}. Where outputs are logits"
+            f"`loss` must be cross_entropy for probabilities, got {got}. Where outputs are logits"
         )
     assert seen.mean.shape == (3, 4)
 

@@ -85,8 +85,8 @@ def memory_rows(
 def layer_flops(model: nn.Module, example: Tensor) -> dict[str, float]:
     """Operations of one forward pass for one row, by the module that makes them, as ``FlopCounterMode`` counts them.
 
-    ``example`` is an input of one row. A module's number is its own, without those of the modules inside it; the
-    model itself, where it computes with parameters of its own, has the name "".
+    ``example`` is an input of one row. A module's number does not include those of the modules inside it; the model
+    itself has the name "".
 
     >>> layer_flops(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)), torch.zeros(1, 3))
     {'0': 30.0, '2': 20.0}
@@ -100,7 +100,7 @@ def layer_flops(model: nn.Module, example: Tensor) -> dict[str, float]:
 def bytes_of_run(
     model: nn.Module, *, rounds: int, clients: int, density: float = 1.0, up_density: float | None = None
 ) -> dict[str, int]:
-    """Bytes of values that cross in a run: what every client of a round is sent, and what it sends.
+    """Bytes of values that are sent in a run: to every client of a round, and back.
 
     Args:
         model: the shared model.

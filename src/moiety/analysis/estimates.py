@@ -143,7 +143,7 @@ def estimate(
 
 def _gram(vectors: Sequence[Tensor]) -> np.ndarray:
     rows = torch.stack(list(vectors))
-    # About the mean first: the distances between gradients may be small beside the gradients.
+    # Centred first: the distances between gradients may be small compared with the gradients.
     rows = rows - rows.mean(0)
     return (rows @ rows.T).numpy()
 

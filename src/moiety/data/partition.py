@@ -71,7 +71,7 @@ def dirichlet(alpha: float, balanced: bool = True, min_examples: int = 2) -> Par
     and draws its label ratios from Dir(alpha C prior), where the prior is each label's share of all rows and C is the
     number of labels: Dir(alpha, ..., alpha) where labels are equally frequent, as the field quotes ``alpha`` (Hsu et
     al. leave out C: their 1 is our 1 / C). Rows are drawn without replacement; a label that runs out is removed and
-    the ratios are scaled up. The few rows that do not divide are left out.
+    the ratios are scaled up. Rows that do not divide evenly are left out.
 
     Not ``balanced``: each label's rows are dealt over clients by Dir(alpha, ..., alpha). Sizes are uneven, and it is
     drawn again until every client has ``min_examples``.
@@ -157,7 +157,7 @@ def quantity(alpha: float, min_examples: int = 2) -> Partition:
 
 @recorded
 def natural(ids: ArrayLike | None = None) -> Partition:
-    """The clients that the data set has by nature (its writers, speakers, people), or those of the given ids."""
+    """The natural clients of the data set (its writers, speakers, people), or the clients that ``ids`` names."""
     names = None if ids is None else np.asarray(ids)
     if names is not None:
         fit = names.ndim == 1 and names.dtype.kind in "iuU"

@@ -108,7 +108,7 @@ class Predictive:
     def _log_probabilities(self) -> np.ndarray:
         hint = "Where outputs are logits, `Predictive(outputs)` takes them for such; else see `mean` and `interval`."
         got = "a function of your own" if self.loss is None else self.loss
-        must(self.loss == "cross_entropy", "loss", "cross_entropy where probabilities are asked for", got, hint)
+        must(self.loss == "cross_entropy", "loss", "cross_entropy for probabilities", got, hint)
         shape = self.outputs.shape
         must(len(shape) == 3, "outputs", "one row of logits per example for probabilities", shape[1:])
         must(shape[2] > 1, "outputs", "logits of two classes or more for probabilities", shape[2])

@@ -47,7 +47,7 @@ def cnn(image: tuple[int, int, int] = (1, 28, 28), classes: int = 62, *, hidden:
         image: channels, height and width.
         classes: number of classes.
         hidden: width of the hidden layer.
-        seed: of the first weights.
+        seed: seed of the first weights.
 
     Returns:
         A module with the layers ``conv1``, ``conv2``, ``hidden`` and ``head``.
@@ -86,7 +86,7 @@ def lenet5(
         image: channels, height and width.
         classes: number of classes.
         padding: around the image; 2 makes 28 x 28 into the 32 x 32 of the original, which itself wants 0.
-        seed: of the first weights.
+        seed: seed of the first weights.
 
     Returns:
         A module with the layers ``conv1``, ``conv2``, ``hidden1``, ``hidden2`` and ``head``.
@@ -123,17 +123,17 @@ def vgg11_gn(*, classes: int = 10, image: tuple[int, int, int] = (3, 32, 32), se
     """VGG-11 with group normalisation and one linear layer, as FedSpa uses it for CIFAR-10.
 
     The eight convolutions of Simonyan and Zisserman's (2014) configuration A, normalised as Huang et al. (2022) say.
-    They do not say how the rest is; their table does: 738.5 GB sent over 1,000 rounds by 10 clients, both ways, 4 bytes
-    a number, are 9.2306 to 9.2319 million parameters. Convolutions with bias, normalisations with weight and bias, and
-    one linear layer have 9,231,114; without the biases of the convolutions it would be 738.3 GB. Groups cost no
-    parameters: they are those of ``resnet18_gn``.
+    The rest follows from their table: 738.5 GB over 1,000 rounds with 10 clients, both ways, 4 bytes a number, are
+    9.2306 to 9.2319 million parameters. Convolutions with bias, normalisations with weight and bias, and one linear
+    layer have 9,231,114; without the biases of the convolutions it would be 738.3 GB. Groups have no parameters: they
+    are those of ``resnet18_gn``.
 
     Convolutions start from N(0, 2 / fan-out) with biases 0, normalisations as the identity, the head as torch draws it.
 
     Args:
         classes: number of classes.
-        image: channels, height and width, at least 32 x 32; what is left of a larger one is averaged.
-        seed: of the first weights.
+        image: channels, height and width, at least 32 x 32; the output of the last pooling is averaged.
+        seed: seed of the first weights.
 
     Returns:
         A module with the layers ``conv1`` and ``norm1`` to ``conv8`` and ``norm8``, and ``head``.
@@ -161,7 +161,7 @@ def vgg11_gn(*, classes: int = 10, image: tuple[int, int, int] = (3, 32, 32), se
 
 
 class ResidualBlock(nn.Module):
-    """Two 3 x 3 convolutions, and the input added to what they give; by a 1 x 1 convolution where sizes change."""
+    """Two 3 x 3 convolutions whose output is added to the input; a 1 x 1 convolution adapts it where sizes change."""
 
     def __init__(self, inputs: int, outputs: int, *, stride: int) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ def resnet18_gn(
         classes: number of classes.
         image: channels, height and width.
         width: channels of the first stage; each later stage doubles them. A multiple of 8, or of 16 above 64.
-        seed: of the first weights.
+        seed: seed of the first weights.
 
     Returns:
         A module with ``stem`` (``conv``, ``norm``), ``stage1`` to ``stage4`` of two blocks each (``conv1``, ``norm1``,

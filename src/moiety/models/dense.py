@@ -21,7 +21,7 @@ def linear(inputs: int, outputs: int, *, bias: bool = True, seed: int = 0) -> nn
         inputs: numbers per example.
         outputs: numbers predicted; the number of classes for logistic regression.
         bias: whether to add a constant.
-        seed: of the first weights.
+        seed: seed of the first weights.
 
     Returns:
         A module whose one layer is ``head``.
@@ -44,7 +44,7 @@ def mlp(inputs: int, outputs: int, hidden: Sequence[int] = (128,), *, seed: int 
         inputs: numbers per example.
         outputs: numbers predicted.
         hidden: the width of each hidden layer, from the input on; none gives a linear model.
-        seed: of the first weights.
+        seed: seed of the first weights.
 
     Returns:
         A module with the layers ``hidden1``, ``hidden2``, ... and ``head``.

@@ -30,11 +30,11 @@ def small_normal(model: nn.Module) -> None:
 
 
 class Attention(nn.Module):
-    """Self-attention of several heads, projections without bias; gives what is added to the hidden state.
+    """Self-attention of several heads, projections without bias; its output is added to the hidden state.
 
-    With ``causal`` a position attends to itself and to earlier ones. The mask is made from the scores, not from the
-    size of the input and not kept as a buffer: so it stays beside the scores when a model is cut for partial
-    evaluation, and no split has to place it.
+    With ``causal`` a position attends to itself and to earlier ones. The mask is computed from the scores, not from the
+    size of the input, and it is no buffer: so it stays next to the scores when a model is cut for partial evaluation,
+    and no split has to place it.
     """
 
     def __init__(self, width: int, *, heads: int, dropout: float, causal: bool) -> None:
@@ -59,7 +59,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with ReLU between them, for each position alone; gives what is added to the hidden state."""
+    """Two linear layers with ReLU between them, position by position; their output is added to the hidden state."""
 
     def __init__(self, width: int, hidden: int, *, dropout: float) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def transformer_blocks(
 
 @fx.wrap
 def add_positions(hidden: Tensor, positions: Tensor) -> Tensor:
-    """The hidden states with their positions added; one operation to ``torch.fx``, so that no size crosses a cut."""
+    """Add learned positions to the hidden states. One operation to ``torch.fx``, so that no size crosses a cut."""
     length, most = hidden.shape[-2], len(positions)
     must(length <= most, "x", f"sequences of at most {most} tokens", length, "Build the model with a larger `length`.")
     return hidden + positions[:length]
@@ -145,7 +145,7 @@ def transformer_lm(
     """A transformer that predicts the next word from those before it.
 
     The model of Pillutla et al. (2022) for Stack Overflow, of the size of BERT mini. Tokens [rows, positions] become
-    logits [rows, positions, vocabulary]; the logits of a position depend on it and on earlier ones alone. The word
+    logits [rows, positions, vocabulary]; the logits of a position depend only on it and on earlier ones. The word
     embedding times the square root of ``width``, with learned positions added, goes through a ReLU and the blocks; each
     block is u = norm1(x + attention(x)), norm2(u + feed_forward(u)), its attention without bias. The output layer's
     weight is the word embedding's, one parameter under the name ``embedding.weight``; its bias is ``head.bias``.
@@ -157,10 +157,10 @@ def transformer_lm(
         length: the most tokens in a sequence; shorter ones need no padding.
         width: numbers per position.
         blocks: number of blocks.
-        heads: of each attention; a divisor of ``width``.
+        heads: heads of each attention; a divisor of ``width``.
         feed_forward: width of each block's hidden layer.
         dropout: rate inside the blocks: of attention weights, of hidden layers, and of what each part adds.
-        seed: of the first weights.
+        seed: seed of the first weights.
 
     Returns:
         A module with ``embedding``, ``positions``, ``blocks.0``, ``blocks.1``, ... (``attention``, ``norm1``,
@@ -187,9 +187,9 @@ def speech_frames(frames: Count) -> Count:
 
 @fx.wrap
 def add_sinusoids(hidden: Tensor) -> Tensor:
-    """The hidden states with sines and cosines of their positions added, as in Vaswani et al. (2017), section 3.5.
+    """Add sines and cosines of the positions to the hidden states, as in Vaswani et al. (2017), section 3.5.
 
-    One operation to ``torch.fx``, and no buffer: neither a cut nor a split has to know of it.
+    It is one operation to ``torch.fx`` and no buffer, so neither a cut nor a split has to know about it.
     """
     length, width = hidden.shape[-2:]
     place = torch.arange(length, dtype=hidden.dtype, device=hidden.device)
@@ -254,8 +254,7 @@ def speech_transformer(
     al., 2019), then blocks as in ``transformer_lm`` in which each frame attends to all. Coefficients [rows, frames,
     mels] become logits [rows, ``speech_frames(frames)``, vocabulary].
 
-    Frames of nothing but zeros at the end are padding: the other frames do not see them, and their logits are those of
-    the utterance without them.
+    Frames of zeros at the end are padding: they do not affect the logits of the other frames.
 
     Table 8 of the paper fixes the convolutions to 0.8 million parameters, not their layout. Here it is the one of
     Synnaeve et al., kernels of 3 and gated units, for which ``channels`` lies between 589 and 667. The paper's text
@@ -269,13 +268,13 @@ def speech_transformer(
     Args:
         vocabulary: columns of the output; by default 5,000 subwords and the blank of CTC.
         mels: coefficients per frame.
-        channels: of the first convolution, an even number; its gated unit leaves half of them.
+        channels: channels of the first convolution, an even number; its gated unit leaves half of them.
         width: numbers per frame in the blocks.
         blocks: number of blocks.
-        heads: of each attention; a divisor of ``width``.
+        heads: heads of each attention; a divisor of ``width``.
         feed_forward: width of each block's hidden layer.
         dropout: rate inside the blocks: of attention weights, of hidden layers, and of what each part adds.
-        seed: of the first weights.
+        seed: seed of the first weights.
 
     Returns:
         A module with ``subsampler`` (``conv1``, ``conv2``), ``blocks.0``, ``blocks.1``, ... (``attention``, ``norm1``,

@@ -37,7 +37,7 @@ def adapters(
     the model itself, or ``split.model``.
 
     - Transformer blocks (modules with children ``attention`` and ``feed_forward``) get two bottleneck adapters of
-      Houlsby et al. (2019): one on the output of ``attention``, one beside ``feed_forward``, from the same input.
+      Houlsby et al. (2019): one on the output of ``attention``, one parallel to ``feed_forward``, on the same input.
       ``nn.TransformerEncoderLayer`` has no such module for the second: there it follows ``linear2``.
     - Residual blocks get a residual adapter of Rebuffi et al. (2017) after every 3 x 3 convolution. Its normalisation
       is like the one that follows the convolution; where none follows, it has one group.

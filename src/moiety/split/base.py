@@ -19,7 +19,7 @@ from moiety.types import Names, Params
 class Split:
     """The three groups into which a model's parameters and buffers fall.
 
-    Every name of the model stands in exactly one of ``shared``, ``personal`` and ``frozen``, in the model's order:
+    Every name of the model is in exactly one of ``shared``, ``personal`` and ``frozen``, in the model's order:
     parameters first, then buffers. Frozen values are the same for all clients, never trained and never sent.
     """
 
@@ -143,7 +143,7 @@ class Split:
         return "\n".join(lines)
 
     def _where(self, names: frozenset[str]) -> str:
-        """How many of the names stand in each group."""
+        """How many of the names are in each group."""
         counts = {group: len(names.intersection(self.groups[group])) for group in ("personal", "shared", "frozen")}
         return ", ".join(f"{count} {group}" for group, count in counts.items() if count) or "none"
 
