@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,16 @@ def write_file(path: Path, content: bytes) -> None:
         except BaseException:
             aside.unlink(missing_ok=True)
             raise
+
+
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Fill a new folder whole or not at all: under another name next to its place, which is renamed at the end."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
+        folder = Path(temporary) / "whole"
+        folder.mkdir()
+        yield folder
+        folder.rename(target)
 
 
 def append_line(path: Path, line: bytes) -> None:

@@ -231,9 +231,9 @@ def test_build_gives_what_files_cannot_hold():
     def table(model, width: int = 1):
         return (model, width)
 
-    assert build("split", {"table": table}, {"name": "table", "width": 2}, given={"model": "net"}) == ("net", 2)
+    assert build("split", {"table": table}, {"name": "table", "width": 2}, extra={"model": "net"}) == ("net", 2)
     with pytest.raises(MoietyError, match=r"known keys for table, got model"):
-        build("split", {"table": table}, {"name": "table", "model": 2}, given={"model": "net"})
+        build("split", {"table": table}, {"name": "table", "model": 2}, extra={"model": "net"})
 
 
 @pytest.mark.parametrize("kernel", [3, ["a"], None])

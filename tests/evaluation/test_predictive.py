@@ -137,7 +137,7 @@ def test_the_variance_of_draws_moved_apart_is_that_of_a_further_one():
     for k in range(6):
         others = np.delete(values, k)
         off.append((values[k] - others.mean()) ** 2)
-        variance.append(Predictive(others[:, None])._apart().var())
+        variance.append(Predictive(others[:, None])._spread_out().var())
     assert np.mean(variance) == pytest.approx(np.mean(off), rel=1e-12)
 
 
@@ -159,7 +159,7 @@ def test_only_outputs_of_cross_entropy_have_probabilities(loss):
             getattr(seen, asked)
         got = "a function of your own" if loss is None else loss
         assert str(caught.value).startswith(
-            f"`loss` must be cross_entropy where probabilities are asked for, got {got}. Where outputs are logits"
+            f"`loss` must be cross_entropy for probabilities, got {got}. Where outputs are logits"
         )
     assert seen.mean.shape == (3, 4)
 

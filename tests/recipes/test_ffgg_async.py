@@ -17,7 +17,7 @@ from moiety.errors import MoietyError
 from moiety.recipes.base import ONLY_RUNS
 from moiety.recipes.ffgg_async import FORMS, METHODS, Course, ffgg_async, trial
 from moiety.recipes.ffgg_async_report import TITLES, judged, sentence
-from moiety.reports.courses import courses
+from moiety.reports.lines import courses
 from moiety.run.folder import read_clients, read_config, read_history
 
 needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_DATA is not set")

@@ -17,7 +17,7 @@ from moiety.errors import MoietyError
 from moiety.recipes.base import ONLY_RUNS
 from moiety.recipes.ffgg_byzantine import NONE, ffgg_byzantine, trial
 from moiety.recipes.ffgg_byzantine_report import sentence
-from moiety.reports.matrix import heat_map
+from moiety.reports.lines import heat_map
 from moiety.run.folder import read_clients, read_config
 
 needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_DATA is not set")

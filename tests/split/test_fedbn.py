@@ -39,7 +39,7 @@ def test_where_all_norms_are_batchnorm_it_is_the_split_norms():
 def test_fedbn_is_made_again_from_a_file():
     split = mo.split.fedbn(network(), frozen=["0"])
     assert split.spec == {"name": "fedbn", "frozen": ["0"]}
-    again = build("split", SPLITS, split.spec, given={"model": network()})
+    again = build("split", SPLITS, split.spec, extra={"model": network()})
     assert (again.personal, again.frozen) == (split.personal, ("0.weight", "0.bias"))
 
 

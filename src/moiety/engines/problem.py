@@ -56,7 +56,7 @@ class Problem:
         """The model of a client without personal values: the server's part, and the first personal part."""
         dense = algorithm.sparsity and algorithm.sparsity.shared_model
         parts = (dense or algorithm.personal_model)(received, self.first_state(algorithm))
-        return self.compose(*self.split.alone(*parts))
+        return self.compose(*self.split.shared_model(*parts))
 
     def compose(self, shared: Params, personal: Params) -> Params:
         """A whole model from its two parts and the frozen one."""

@@ -135,8 +135,8 @@ def _wide(rows: Sequence[Row], measure: str) -> list[Row]:
 def _figure(plan: Plan, rows: Sequence[Row], out: Path) -> str:
     if importlib.util.find_spec("matplotlib") is None:
         return "The figure needs matplotlib: pip install 'moiety[report]'."
-    from moiety.reports.bands import bands
     from moiety.reports.figures import save
+    from moiety.reports.lines import bands
 
     shown = {
         text: {

@@ -132,7 +132,7 @@ _SEARCH = (
 
 def search_share(task: Task, seed: int) -> float:
     """Of the first clients of setting B."""
-    from moiety.analysis.sparse_bill import search_share as timed
+    from moiety.analysis.costs import search_share as timed
 
     options = {key: value for key, value in task.methods[DST].spec.items() if key in ("lr", "epochs", "batch_size")}
     return timed(task.model(seed), task.data(B, seed), **options)

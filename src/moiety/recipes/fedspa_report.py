@@ -160,8 +160,8 @@ def curves(task: Task, courses: Courses, methods: Sequence[str], file: str, out:
         return []
     if importlib.util.find_spec("matplotlib") is None:
         return ["No figure was drawn: it needs the extra `report`, as in `pip install moiety[report]`."]
-    from moiety.reports.bands import bands
     from moiety.reports.figures import save
+    from moiety.reports.lines import bands
 
     shown = {
         task.panel(setting): {method: _line(courses[setting, plain(method)], method) for method in methods}

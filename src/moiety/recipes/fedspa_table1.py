@@ -178,7 +178,7 @@ def accounting() -> list[Row]:
     """Bytes and FLOPs of the paper's runs on 32 x 32 pixels, computed and as printed."""
     import torch
 
-    from moiety.analysis.sparse_bill import bytes_of_run, flops_of_run
+    from moiety.analysis.costs import bytes_of_run, flops_of_run
 
     models = {
         "vgg11": mo.models.vgg11_gn(classes=10),

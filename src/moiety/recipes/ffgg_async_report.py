@@ -142,8 +142,8 @@ def _parts(made: Trial, courses: Courses, rows: Sequence[Row]) -> list[str]:
 def _figure(made: Trial, courses: Courses, out: Path) -> str:
     if importlib.util.find_spec("matplotlib") is None:
         return "No figure was drawn: it needs the extra `report`, as in `pip install moiety[report]`."
-    from moiety.reports.courses import courses as drawn
     from moiety.reports.figures import save
+    from moiety.reports.lines import courses as drawn
 
     series = {
         f"{TITLES[method]}, {form}": [

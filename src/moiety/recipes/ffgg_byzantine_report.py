@@ -158,7 +158,7 @@ def _figure(made: Trial, rows: Sequence[Row], out: Path) -> str:
     if importlib.util.find_spec("matplotlib") is None:
         return "No figure was drawn: it needs the extra `report`, as in `pip install moiety[report]`."
     from moiety.reports.figures import save
-    from moiety.reports.matrix import heat_map
+    from moiety.reports.lines import heat_map
 
     by = {attack: [row for row in rows if row["attack"] == attack] for attack in made.attacks}
     figure = heat_map(

@@ -156,7 +156,7 @@ def _figure(plan: Plan, made: Mapping[str, Drawn], out: Path) -> str:
     if importlib.util.find_spec("matplotlib") is None:
         return "Figures need matplotlib: pip install 'moiety[report]'."
     from moiety.reports.figures import save
-    from moiety.reports.panels import log_panels
+    from moiety.reports.lines import log_panels
 
     shown = {
         "(a) FFGG by steps of conjugate gradients": {f"{tau} steps": made[f"cg-{tau}"].points for tau in plan.inner}

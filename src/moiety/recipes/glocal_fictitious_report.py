@@ -86,9 +86,8 @@ def _lines(values: list[list[float]], shown: list[int]) -> list[Row]:
 def _figures(cells: Mapping[str, Result], out: Path) -> str:
     if importlib.util.find_spec("matplotlib") is None:
         return "\n\nThere are no figures: they need `pip install 'moiety[report]'`."
-    from moiety.reports.bands import bands
     from moiety.reports.figures import save
-    from moiety.reports.panels import log_panels
+    from moiety.reports.lines import bands, log_panels
 
     losses = {
         LABELS[key]: list(zip(found["shown"], np.mean(found["losses"], axis=0).tolist(), strict=True))

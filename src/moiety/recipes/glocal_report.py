@@ -245,8 +245,8 @@ def _drawn(figures: Mapping[str, tuple[Any, str, str]], out: Path) -> str:
         return ""
     if importlib.util.find_spec("matplotlib") is None:
         return "\n\nThere are no figures: they need `pip install 'moiety[report]'`."
-    from moiety.reports.bands import bands
     from moiety.reports.figures import save
+    from moiety.reports.lines import bands
 
     lines = ["\n\n## Figures", ""]
     for file, (shown, x, y) in figures.items():

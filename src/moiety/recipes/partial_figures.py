@@ -63,8 +63,8 @@ def _drawn(found: Found) -> Iterator[tuple[str, str, Figure]]:
 
 
 def _by_parameters(found: Found) -> list[dict[str, Any]]:
-    from moiety.analysis.effects import against_parameters
-    from moiety.analysis.memory import EVERYTHING
+    from moiety.analysis.costs import EVERYTHING
+    from moiety.analysis.versus import against_parameters
 
     plain, parts = found.rows("fedavg"), {}
     for row in found.memory:

@@ -121,7 +121,7 @@ def _memory(setting: Setting, data: FederatedData, seed: int) -> list[dict[str, 
     """Table 10: what one device needs, by split."""
     import torch
 
-    from moiety.analysis.memory import memory_rows
+    from moiety.analysis.costs import memory_rows
 
     model = setting.model(seed)
     batch = {name: torch.as_tensor(column[:1]) for name, column in data.at(0).items()}

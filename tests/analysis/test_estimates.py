@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from moiety.analysis.curvature import block_norms, gradient_spread
+from moiety.analysis.estimates import block_norms, gradient_spread
 from moiety.task import from_module
 
 

@@ -5,7 +5,8 @@ import torch
 from oracle_problems import federated, image_clients
 
 import moiety as mo
-from moiety.analysis.sparse_bill import active_parameters, bytes_of_run, flops_of_run, layer_flops, search_share
+from moiety.analysis.costs import bytes_of_run, flops_of_run, layer_flops, search_share
+from moiety.split.masks import layer_counts
 
 VGG = mo.models.vgg11_gn()
 IMAGE = torch.zeros(1, 3, 32, 32)
@@ -20,7 +21,9 @@ def test_bytes_of_table_1():
     assert round(bytes_of_run(VGG, **RUN)["total"] / 1e9, 1) == 738.5
     assert round(bytes_of_run(VGG, density=0.5, **RUN)["total"] / 1e9, 1) == 369.2
     assert round(bytes_of_run(VGG, up_density=0.5, **RUN)["total"] / 1e9, 1) == 553.9  # subsampling
-    assert 8 * 10_000 * sum(active_parameters(VGG, 0.5).values()) == bytes_of_run(VGG, density=0.5, **RUN)["total"]
+    params = dict(VGG.named_parameters())
+    active = {name: p.numel() for name, p in params.items()} | layer_counts(params, 0.5, "erk")
+    assert 8 * 10_000 * sum(active.values()) == bytes_of_run(VGG, density=0.5, **RUN)["total"]
 
 
 def test_flops_of_table_1():
