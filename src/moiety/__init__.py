@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from moiety.clients import clock as clock
     from moiety.data import FederatedData as FederatedData
     from moiety.errors import MoietyError as MoietyError
-    from moiety.local import kernels as kernel
-    from moiety.local import priors as prior
-    from moiety.local import schedules as schedule
-    from moiety.local import solvers as solver
+    from moiety.local import kernels as kernel  # noqa: F401
+    from moiety.local import priors as prior  # noqa: F401
+    from moiety.local import schedules as schedule  # noqa: F401
+    from moiety.local import solvers as solver  # noqa: F401
     from moiety.local.online import online as online
     from moiety.local.sgd import sgd as sgd
     from moiety.run.fit import fit as fit
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from moiety.run.result import Run as Run
     from moiety.run.resume import resume as resume
     from moiety.run.settings import Settings as Settings
-    from moiety.server import aggregators as aggregator
-    from moiety.server import attacks as attack
+    from moiety.server import aggregators as aggregator  # noqa: F401
+    from moiety.server import attacks as attack  # noqa: F401
     from moiety.split import Split as Split
-    from moiety.transport import codecs as codec
+    from moiety.transport import codecs as codec  # noqa: F401
     from moiety.types import Algorithm as Algorithm
     from moiety.types import Metric as Metric
     from moiety.types import Task as Task
