@@ -16,8 +16,8 @@ from engine_cases import federation, mlp, refused, same_folders, tree_hash, with
 from run_settings import with_settings
 
 import moiety as mo
-from moiety.run.checkpoint import latest
 from moiety.files import LOCK
+from moiety.run.checkpoint import latest
 
 __all__ = ["without_fsync"]
 
