@@ -14,7 +14,7 @@ import tomli_w
 from cli_command import PERSONAL, SMALL, call, one_line, start
 
 import moiety as mo
-from moiety.cli.config import check_tables, make_parts, sized
+from moiety.cli.config import check_tables, fill_sizes, make_parts
 from moiety.run.folder import read_clients, read_config, read_history
 
 
@@ -158,11 +158,11 @@ def test_lower_is_better_keeps_signs_and_words_right(capsys, here):
 def test_sizes_follow_from_the_data():
     config = check_tables({**tomllib.loads(SMALL), "run": {"rounds": 1}})
     data = make_parts(config).data
-    assert sized({"name": "mlp"}, data, config.options) == {"name": "mlp", "inputs": 64, "outputs": 10}
-    assert sized({"name": "mlp", "outputs": 12}, data, config.options)["outputs"] == 12
-    assert sized({"name": "cnn"}, data, config.options) == {"name": "cnn", "classes": 10}
+    assert fill_sizes({"name": "mlp"}, data, config.options) == {"name": "mlp", "inputs": 64, "outputs": 10}
+    assert fill_sizes({"name": "mlp", "outputs": 12}, data, config.options)["outputs"] == 12
+    assert fill_sizes({"name": "cnn"}, data, config.options) == {"name": "cnn", "classes": 10}
     regression = replace(config.options, loss="mse")
-    assert sized({"name": "linear"}, data, regression)["outputs"] == 1
+    assert fill_sizes({"name": "linear"}, data, regression)["outputs"] == 1
 
 
 def test_interrupted_says_how_to_continue_and_can_be_continued(capsys, here):

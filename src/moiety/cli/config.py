@@ -176,12 +176,12 @@ def make_parts(config: Config) -> Parts:
     data = from_spec(tables["data"])
     check_part(data, options.settings.evaluate_on)
     check_inputs(options.settings.inputs, data.columns)
-    model = _make_model(sized(tables["model"], data, options))
+    model = _make_model(fill_sizes(tables["model"], data, options))
     split = split_from(tables["split"], model) if "split" in tables else None
     return Parts(model, data, algorithm, split, stages)
 
 
-def sized(model: Table, data: FederatedData, options: Options) -> Table:
+def fill_sizes(model: Table, data: FederatedData, options: Options) -> Table:
     """The model's table with the sizes that follow from the data, where the file leaves them out."""
     shape = [int(side) for side in data.columns[options.settings.inputs[0]].shape[1:]]
     sizes: Table = {"inputs": math.prod(shape)}

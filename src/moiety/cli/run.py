@@ -52,7 +52,7 @@ def _run_recipe(request: Request, on_folder: OnFolder) -> None:
     must(not is_run(folder), "out", f"a folder of the recipe {name}", f"{folder}, a single run")
     on_folder(folder)
 
-    outcome = _watched(
+    outcome = _with_progress(
         request,
         lambda watch: RECIPES[name](
             out=folder,
@@ -88,12 +88,12 @@ def _run_file(request: Request, on_folder: OnFolder) -> None:
     def work(watch: Watch) -> list[Run]:
         # Interrupted in its first round, a run has not written down what it was told.
         watch = watch if before else keep_assignments(watch, folder, sets)
-        return (
-            _continue(folder, config, tables, given, watch) if request.resume else _begin(name, folder, config, watch)
-        )
+        if not request.resume:
+            return _begin(name, folder, config, watch)
+        check_same(_without_attackers(tables), read_config(folder, PIPELINE if "stage" in tables else CONFIG), folder)
+        return _continue(name, folder, config, given, watch)
 
-    runs = _watched(request, work)
-    show_end(runs, name, folder, quiet=request.quiet)
+    show_end(_with_progress(request, work), name, folder, quiet=request.quiet)
 
 
 def _assignments(request: Request) -> list[str]:
@@ -126,22 +126,22 @@ def _begin(name: str, folder: Path, config: Config, watch: Watch) -> list[Run]:
     return [fit(model, data, algorithm, split=split, out=folder, on_round=on_round, **options)]
 
 
-def _continue(folder: Path, config: Config, tables: Table, given: Table, watch: Watch) -> list[Run]:
+def _continue(name: str, folder: Path, config: Config, given: Table, watch: Watch) -> list[Run]:
     """Continue the run or the pipeline in a folder; ``given`` are the keys of ``[run]`` that the command line sets."""
-    staged = "stage" in config.tables
-    # The folder names the attackers that a share or positions in the file mean: ``resume`` compares them.
-    same = {**tables, "run": {key: value for key, value in tables.get("run", {}).items() if key != "attackers"}}
-    check_same(same, read_config(folder, PIPELINE if staged else CONFIG), folder)
     settings = Settings(workers=given.get("workers"), attackers=config.options.settings.attackers)
-    if staged:
+    if "stage" in config.tables:
         runs: list[Run] = resume(folder, engine=given.get("engine"), watch=watch, settings=settings)
         return runs
-    on_round = watch(folder.name, folder)
     rounds, engine = given.get("rounds"), given.get("engine")
-    return [resume(folder, rounds=rounds, engine=engine, on_round=on_round, settings=settings)]
+    return [resume(folder, rounds=rounds, engine=engine, on_round=watch(name, folder), settings=settings)]
 
 
-def _watched(request: Request, work: Callable[[Watch], T]) -> T:
+def _without_attackers(tables: Table) -> Table:
+    """The tables to compare: the folder names the attackers that a share or positions mean, and ``resume`` compares."""
+    return {**tables, "run": {key: value for key, value in tables.get("run", {}).items() if key != "attackers"}}
+
+
+def _with_progress(request: Request, work: Callable[[Watch], T]) -> T:
     """Do the work while a bar or lines show how it goes on."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # a client's batches are small: more threads cost more than they give

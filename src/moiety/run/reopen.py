@@ -156,6 +156,7 @@ def _check_attackers(data: FederatedData, options: Options, given: Settings | No
     """Check attackers that are given again: the folder names them."""
     if given is None or given.attackers is None:
         return
-    known, again = (pick_attackers(data, each.attackers, options.seed) for each in (options.settings, given))
+    known = options.settings.attackers
+    again = sorted(str(data.ids[client]) for client in pick_attackers(data, given.attackers, options.seed))
     hint = "Leave them out, or begin another run."
     must(known == again, "attackers", "those that the run began with", given.attackers, hint)
