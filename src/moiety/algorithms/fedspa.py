@@ -45,11 +45,11 @@ from moiety.server.optimisers import chosen as chosen_server
 from moiety.spec import recorded
 from moiety.split.masks import (
     DENSITIES,
-    annealed,
+    annealed_rate,
+    apply_masks,
     check_density,
     common_masks,
     layer_counts,
-    masked,
     next_mask,
     random_masks,
 )
@@ -152,7 +152,7 @@ def fedspa(
         """NEXT_MASKS of Algorithm 2 or of Algorithm 3."""
         if search == "rsm":
             return {name: m.clone() for name, m in mask.items()}  # Algorithm 3, line 4: m_{k,t+1} = m_{k,t}
-        rate = annealed(prune_rate, work.elapsed)  # Algorithm 2, line 4
+        rate = annealed_rate(prune_rate, work.elapsed)  # Algorithm 2, line 4
         if by_gradient:
             score = {name: g.abs() for name, g in dense_gradient(work, model, counts).items()}  # line 5
         else:
@@ -166,7 +166,7 @@ def fedspa(
     def client_update(work: Work, received: Params, state: Masked) -> tuple[ClientUpdate, Masked]:
         counts = volumes(received)
         mask = own_mask(work.key, received, state)
-        start = masked(received, mask)  # 9: w_{k,t,0} = m_{k,t} * w_t: the server's weights, dense under any mask
+        start = apply_masks(received, mask)  # 9: w_{k,t,0} = m_{k,t} * w_t: the server's weights, dense under any mask
         # 13 to 16: w_{k,t,tau+1} = w_{k,t,tau} - eta m_{k,t} * g_{k,t,tau}
         model, loss = sgd(
             masked_work(work, mask),

@@ -45,7 +45,7 @@ from moiety.local.schedules import chosen as chosen_schedule
 from moiety.server import averaging, check_weighting, client_weight
 from moiety.server.optimisers import chosen as chosen_server
 from moiety.spec import recorded
-from moiety.split.masks import check_density, layer_counts, least, masked
+from moiety.split.masks import apply_masks, check_density, layer_counts, least
 from moiety.split.masks import distance as hamming
 from moiety.transport.sparse import active, sparse_bytes
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Schedule, ServerOptimiser, Traffic, Work
@@ -118,7 +118,7 @@ def sub_fedavg(
 
     def client_update(work: Work, received: Params, state: Masked) -> tuple[ClientUpdate, Masked]:
         final = layer_counts(received, density, "uniform")
-        start = masked(received, state.mask)  # download theta_g * m_k
+        start = apply_masks(received, state.mask)  # download theta_g * m_k
         sparse, lrs = masked_work(work, state.mask), rates(work, work.shared, lr)
         model = work.compose(start, state.personal)
         model, loss = sgd(sparse, model, work.batches("first"), lr=lrs, options=options)
@@ -131,7 +131,7 @@ def sub_fedavg(
         prunes = good_enough(work, model, work.batches("check")) & (hamming(after_first, after_last) >= distance)
         mask = either(prunes, after_last, state.mask)
         trained, statistics = work.parts(model)
-        change = masked(difference(trained, start), mask)  # upload theta_k * m_k, and m_k
+        change = apply_masks(difference(trained, start), mask)  # upload theta_k * m_k, and m_k
         kept = {MASK + name: m.byte() for name, m in mask.items()}
         info = {"loss": loss, "new_mask": differ(state, mask, state.mask)}
         update = ClientUpdate(change | kept, client_weight(work, weighting, batch_size), info)
