@@ -43,7 +43,15 @@ from moiety.random import uniform
 from moiety.server.averaging import assemble
 from moiety.server.mean import client_weights
 from moiety.spec import recorded
-from moiety.split.masks import DENSITIES, annealed, check_density, common_masks, layer_counts, next_mask, random_masks
+from moiety.split.masks import (
+    DENSITIES,
+    annealed_rate,
+    check_density,
+    common_masks,
+    layer_counts,
+    next_mask,
+    random_masks,
+)
 from moiety.transport.sparse import sparse_bytes
 from moiety.types import (
     Algorithm,
@@ -133,7 +141,7 @@ def fedspa(
         """NEXT_MASKS of Algorithm 2 or of Algorithm 3."""
         if search == "rsm":
             return {name: m.clone() for name, m in mask.items()}  # Algorithm 3, line 4: m_{k,t+1} = m_{k,t}
-        rate = annealed(prune_rate, work.elapsed)  # Algorithm 2, line 4
+        rate = annealed_rate(prune_rate, work.elapsed)  # Algorithm 2, line 4
         if by_gradient:
             score = {name: g.abs() for name, g in dense_gradient(work, model, counts).items()}  # line 5
         else:

@@ -154,15 +154,10 @@ def _common(
     return tuple(drawn.items())
 
 
-def masked(params: Params, masks: Params) -> Params:
-    """The parameters with weights that are not active set to 0; tensors without a mask do not change."""
-    return {name: torch.where(masks[name], p, 0) if name in masks else p for name, p in params.items()}
-
-
-def annealed(rate: float, elapsed: float) -> float:
+def annealed_rate(rate: float, elapsed: float) -> float:
     """The share of active weights to prune: ``rate / 2 (1 + cos(pi elapsed))``, with elapsed = t / (T - 1).
 
-    >>> [round(annealed(0.5, t / 4), 4) for t in range(5)]
+    >>> [round(annealed_rate(0.5, t / 4), 4) for t in range(5)]
     [0.5, 0.4268, 0.25, 0.0732, 0.0]
     """
     return 0.5 * rate * (1 + math.cos(math.pi * elapsed))
