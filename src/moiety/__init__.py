@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from moiety import data, models, split
+    from moiety import analysis, data, evaluation, experiments, models, reports, split, task
     from moiety import kernels as kernel
     from moiety import priors as prior
+    from moiety import rng as random
     from moiety import schedules as schedule
     from moiety import solvers as solver
     from moiety.aggregation import aggregators as aggregator
@@ -66,6 +67,7 @@ _WHERE = {
     "Split": "moiety.split:Split",
     "Task": "moiety.types:Task",
     "aggregator": "moiety.aggregation.aggregators",
+    "analysis": "moiety.analysis",
     "apfl": "moiety.algorithms:apfl",
     "attack": "moiety.aggregation.attacks",
     "clock": "moiety.clients.clock",
@@ -75,6 +77,11 @@ _WHERE = {
     "central": "moiety.algorithms:central",
     "data": "moiety.data",
     "ditto": "moiety.algorithms:ditto",
+    "evaluation": "moiety.evaluation",
+    "experiments": "moiety.experiments",
+    "random": "moiety.rng",
+    "reports": "moiety.reports",
+    "task": "moiety.task",
     "fedalt": "moiety.algorithms:fedalt",
     "fedavg": "moiety.algorithms:fedavg",
     "fedper": "moiety.algorithms:fedper",
@@ -121,6 +128,7 @@ __all__ = [
     "Task",
     "advise",
     "aggregator",
+    "analysis",
     "apfl",
     "attack",
     "central",
@@ -129,6 +137,8 @@ __all__ = [
     "data",
     "diagnose_split",
     "ditto",
+    "evaluation",
+    "experiments",
     "fedalt",
     "fedavg",
     "fedper",
@@ -154,6 +164,8 @@ __all__ = [
     "pfedme",
     "pipeline",
     "prior",
+    "random",
+    "reports",
     "resume",
     "scaffold",
     "schedule",
@@ -163,6 +175,7 @@ __all__ = [
     "stage",
     "sub_fedavg",
     "subsampling",
+    "task",
 ]
 
 

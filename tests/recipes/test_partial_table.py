@@ -14,7 +14,7 @@ from moiety.recipes.rates import Chosen
 from moiety.recipes.running import Ended, Runner
 from moiety.recipes.setting import Sweep
 from moiety.recipes.steps import federated, finetuned, personalised, steps
-from moiety.recipes.words import per_cent
+from moiety.reports.words import per_cent
 
 SETTING = settings("ci")[0]
 NAMES = ["fedavg", "fedavg-longer", "full-finetune", "full-pfedme"]

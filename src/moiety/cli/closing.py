@@ -9,7 +9,7 @@ from rich.table import Table
 from moiety.analysis.versus import Versus
 from moiety.cli.output import table
 from moiety.cli.results import Result
-from moiety.recipes.words import amount, count, gain, names, printable, value
+from moiety.reports.words import amount, count, gain, names, printable, value
 
 SHOWN = 10
 

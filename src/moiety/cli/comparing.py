@@ -14,7 +14,7 @@ from moiety.cli.output import say, table
 from moiety.cli.output import show as show_table
 from moiety.cli.results import Result, of_folder
 from moiety.errors import must
-from moiety.recipes.words import amount, gain, names, printable, value
+from moiety.reports.words import amount, gain, names, printable, value
 
 
 def show(folders: Sequence[Path]) -> None:

@@ -15,7 +15,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "algorithms": Kind("moiety.algorithms", "ALGORITHMS", "name in [algorithm]"),
-    "recipes": Kind("moiety.recipes", "RECIPES", ""),
+    "recipes": Kind("moiety.experiments", "", ""),
     "datasets": Kind("moiety.data", "SOURCES", "name in [data]"),
     "partitions": Kind("moiety.data.partition", "PARTITIONS", "partition in [data]"),
     "models": Kind("moiety.models", "MODELS", "name in [model]"),

@@ -10,7 +10,8 @@ from pathlib import Path
 from moiety.cli.kinds import KINDS
 from moiety.cli.output import say, table
 from moiety.cli.output import show as show_table
-from moiety.errors import must
+from moiety.errors import MoietyError, must
+from moiety.experiments.registry import list_recipes, load_recipe
 from moiety.spec import nearest
 
 FILES = {
@@ -65,9 +66,19 @@ def lines(what: str) -> dict[str, str]:
     """What there is of a kind, each with the first line of its docstring."""
     if what == "engines":
         return ENGINES
+    if what == "recipes":
+        return {name: recipe_line(name) for name in list_recipes()}
     found = getattr(importlib.import_module(KINDS[what].module), KINDS[what].table)
     # A metric is a record; what it measures is said by its function.
     return {name: first_line(getattr(made, "per_example", made)) for name, made in found.items()}
+
+
+def recipe_line(name: str) -> str:
+    """What a recipe compares; or why it cannot be imported, so that one bad package does not hide the others."""
+    try:
+        return load_recipe(name).summary
+    except MoietyError as error:
+        return f"cannot be run: {error}"
 
 
 def first_line(made: object) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moiety.errors import MoietyError, message, must
-from moiety.recipes.base import RECIPE, is_recipe, is_run
+from moiety.experiments.runner import RECIPE, is_experiment
 
 RUNS = Path("runs")
 PIPELINE = "pipeline.toml"
@@ -44,8 +44,16 @@ def called(config: Mapping[str, Any], section: str) -> str:
 def holds_run(folder: Path) -> bool:
     """Whether a run is in the folder, or (as recipes and pipelines leave them) in folders below."""
     return (
-        is_run(folder) or is_recipe(folder) or is_pipeline(folder) or any(is_run(below) for below in _folders(folder))
+        is_run(folder)
+        or is_experiment(folder)
+        or is_pipeline(folder)
+        or any(is_run(below) for below in _folders(folder))
     )
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run has begun in this folder."""
+    return (folder / "config.toml").is_file()
 
 
 def is_pipeline(folder: Path) -> bool:
@@ -74,7 +82,7 @@ def newest(name: str) -> Path:
 
 def _touched(folder: Path) -> float:
     files = [place / "config.toml" for place in (folder, *_folders(folder)) if is_run(place)]
-    files += [folder / RECIPE] if is_recipe(folder) else []
+    files += [folder / RECIPE] if is_experiment(folder) else []
     files += [folder / PIPELINE] if is_pipeline(folder) else []
     return max(file.stat().st_mtime for file in files)
 

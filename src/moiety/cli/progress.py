@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from moiety.cli.output import NARROW, console, on_terminal, say
 from moiety.cli.places import called
 from moiety.errors import MoietyError
-from moiety.recipes.words import printable, value
+from moiety.reports.words import printable, value
 
 if TYPE_CHECKING:
     from moiety.engines.training import OnRound

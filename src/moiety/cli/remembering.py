@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moiety.errors import MoietyError, message, must
-from moiety.recipes import Watch
+from moiety.experiments import Watch
 
 if TYPE_CHECKING:
     from moiety.engines.training import OnRound

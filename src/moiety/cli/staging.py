@@ -13,8 +13,8 @@ from moiety.cli.comparing import unit
 from moiety.cli.config import Config, Table, check_same
 from moiety.cli.output import say, show, table
 from moiety.cli.results import Result, of_run
-from moiety.recipes import Watch
-from moiety.recipes.words import amount, count, gain, names, printable, value
+from moiety.experiments import Watch
+from moiety.reports.words import amount, count, gain, names, printable, value
 
 if TYPE_CHECKING:
     from moiety.engines import Run

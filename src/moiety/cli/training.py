@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from moiety.cli.commands import Request
-from moiety.cli.config import Config, Table, assign, check, check_same, read
+from moiety.cli.config import Config, Table, assign, check, check_same, read, read_assignment
 from moiety.cli.output import say, show, show_page
-from moiety.cli.places import folder_for, name_of
+from moiety.cli.places import folder_for, is_run, name_of
 from moiety.cli.progress import reporter
 from moiety.cli.remembering import remembered, remembering
 from moiety.errors import must
-from moiety.recipes import RECIPES, Watch
-from moiety.recipes.base import is_run
+from moiety.experiments import Watch, list_recipes, load_recipe
 
 if TYPE_CHECKING:
     from moiety.engines import Run
@@ -27,50 +26,71 @@ Begun = Callable[[Path], None]
 
 def train(request: Request, begun: Begun) -> None:
     """Do what was asked and print how it ended."""
-    if request.target in RECIPES:
+    if request.target in list_recipes():
         _recipe(request, begun)
+    elif not request.target.endswith(".toml") and _is_unported(request.target):
+        _unported(request, begun)
     else:
         _file(request, begun)
 
 
+def _is_unported(name: str) -> bool:
+    from moiety.recipes import RECIPES
+
+    return name in RECIPES
+
+
+def _unported(request: Request, begun: Begun) -> None:
+    """A recipe that is no ``Experiment`` yet."""
+    from moiety.recipes import RECIPES
+
+    given = {"out": request.out, "rounds": request.rounds, "seed": request.seed, "engine": request.engine}
+    folder = folder_for(request.target, request.out, resume=request.resume)
+    begun(folder)
+    options = {**given, "out": folder, "resume": request.resume, "scale": request.scale}
+    outcome = _watched(request, lambda watch: RECIPES[request.target](**options, watch=watch))  # type: ignore[arg-type]
+    if not request.quiet:
+        show_page(f"\n{outcome.report}\n")
+    say(outcome.closing)
+    say(f"results in {folder}")
+
+
 def _recipe(request: Request, begun: Begun) -> None:
     name = request.target
-    hint = "Only --scale, --rounds, --seed, --engine and --out may be given with a recipe."
-    must(not request.sets, "--set", f"left out for the recipe {name}", ", ".join(request.sets), hint)
+    hint = "A recipe chooses them by itself."
     must(request.workers is None, "--workers", f"left out for the recipe {name}", request.workers, hint)
+    recipe = load_recipe(name)
+    changes = dict(read_assignment(each) for each in request.sets)
     folder = folder_for(name, request.out, resume=request.resume)
     must(not is_run(folder), "out", f"a folder of the recipe {name}", f"{folder}, a single run")
     begun(folder)
-
     outcome = _watched(
         request,
-        lambda watch: RECIPES[name](
+        lambda watch: recipe.run(
             out=folder,
+            scale=request.scale,
             rounds=request.rounds,
             seed=request.seed,
+            seeds=request.seeds,
+            changes=changes,
             engine=request.engine,
+            device=request.device,
             resume=request.resume,
             watch=watch,
-            scale=request.scale,
         ),
     )
-    from moiety.cli.comparing import show_results
-    from moiety.cli.results import of_run
-
     if not request.quiet:
         say()
-        if outcome.report:
-            show_page(outcome.report)
-        else:
-            show_results([of_run(each, run) for each, run in outcome.runs.items()])
+        show_page(outcome.page)
         say()
-    say(outcome.closing)
+    say(outcome.sentence)
     say(f"results in {folder}")
 
 
 def _file(request: Request, begun: Begun) -> None:
     must(bool(request.target), "target", "a recipe or a TOML file", "nothing")
-    must(request.scale is None, "--scale", "left out for a file", request.scale, "Only recipes have scales.")
+    for option, value in {"--scale": request.scale, "--seeds": request.seeds}.items():
+        must(value is None, option, "left out for a file", value, "Only recipes have it.")
     path = Path(request.target)
     name = name_of(path)
     tables = read(path)
@@ -108,7 +128,13 @@ def _file(request: Request, begun: Begun) -> None:
 
 def _assignments(request: Request) -> list[str]:
     """All that the command line sets, as --set has it."""
-    options = {"rounds": request.rounds, "seed": request.seed, "engine": request.engine, "workers": request.workers}
+    options: dict[str, object] = {
+        "rounds": request.rounds,
+        "seed": request.seed,
+        "engine": request.engine,
+        "workers": request.workers,
+    }
+    options |= {"device": request.device}
     return [*request.sets, *(f"run.{key}={value}" for key, value in options.items() if value is not None)]
 
 

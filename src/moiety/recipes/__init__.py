@@ -15,17 +15,12 @@ from moiety.recipes.fedspa_ablations import fedspa_ablations
 from moiety.recipes.fedspa_sparsity import fedspa_sparsity
 from moiety.recipes.fedspa_table1 import fedspa_table1
 from moiety.recipes.fedspa_table2 import fedspa_table2
-from moiety.recipes.ffgg_async import ffgg_async
-from moiety.recipes.ffgg_byzantine import ffgg_byzantine
-from moiety.recipes.ffgg_figure1 import ffgg_figure1
 from moiety.recipes.ffgg_table1 import ffgg_table1
 from moiety.recipes.glocal_curves import glocal_clients, glocal_delay, glocal_features
 from moiety.recipes.glocal_fictitious import glocal_fictitious
 from moiety.recipes.glocal_table1 import glocal_table1
-from moiety.recipes.quickstart import quickstart
 
 RECIPES: dict[str, Recipe] = {
-    "quickstart": quickstart,
     "fedalt-images": fedalt_images,
     "fedalt-speech": fedalt_speech,
     "fedalt-text": fedalt_text,
@@ -34,9 +29,6 @@ RECIPES: dict[str, Recipe] = {
     "fedpop-small": fedpop_small,
     "fedpop-toy": fedpop_toy,
     "fedpop-uncertainty": fedpop_uncertainty,
-    "ffgg-async": ffgg_async,
-    "ffgg-byzantine": ffgg_byzantine,
-    "ffgg-figure1": ffgg_figure1,
     "ffgg-table1": ffgg_table1,
     "glocal-table1": glocal_table1,
     "glocal-clients": glocal_clients,
@@ -67,14 +59,10 @@ __all__ = [
     "fedspa_sparsity",
     "fedspa_table1",
     "fedspa_table2",
-    "ffgg_async",
-    "ffgg_byzantine",
-    "ffgg_figure1",
     "ffgg_table1",
     "glocal_clients",
     "glocal_delay",
     "glocal_features",
     "glocal_fictitious",
     "glocal_table1",
-    "quickstart",
 ]

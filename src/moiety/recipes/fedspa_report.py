@@ -11,7 +11,7 @@ from typing import Any
 
 from moiety.recipes.fedspa_runs import SETTINGS, Course, Courses, Found, Task
 from moiety.recipes.partial_report import head
-from moiety.recipes.words import amount
+from moiety.reports.words import amount
 
 Row = dict[str, Any]
 Numbers = Mapping[str, Mapping[str, float | None]]

@@ -11,7 +11,7 @@ from typing import Any
 from moiety.recipes.partial_report import head, sentence
 from moiety.recipes.partial_summary import Found, finite
 from moiety.recipes.steps import LONGER
-from moiety.recipes.words import per_cent
+from moiety.reports.words import per_cent
 
 Table = dict[str, Any]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from moiety.recipes.partial_summary import Found
 from moiety.recipes.setting import FULL
 from moiety.recipes.steps import swept_name
-from moiety.recipes.words import per_cent
+from moiety.reports.words import per_cent
 
 if TYPE_CHECKING:
     from moiety.reports.figures import Figure

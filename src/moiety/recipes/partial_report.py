@@ -13,7 +13,7 @@ from typing import Any
 from moiety.recipes.base import ONLY_RUNS
 from moiety.recipes.partial_summary import BASELINES, COLUMNS, Found, summary
 from moiety.recipes.setting import FULL, Paper
-from moiety.recipes.words import per_cent
+from moiety.reports.words import per_cent
 
 Table = dict[str, Any]
 ABOUT = (

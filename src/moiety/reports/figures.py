@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moiety.engines.checkpoint import write_file, writing
 from moiety.errors import MoietyError, must
 
 if TYPE_CHECKING:
@@ -60,6 +59,8 @@ def panels(height: float, rows: int, columns: int) -> tuple[Figure, list[Axes]]:
 
 def save(figure: Figure, path: str | Path) -> None:
     """Write a figure as PNG, whole or not at all; the same figure gives the same bytes."""
+    from moiety.engines.checkpoint import write_file, writing  # with torch
+
     target = Path(path)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
