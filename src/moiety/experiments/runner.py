@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,13 +86,13 @@ def _settle(experiment: Experiment[Any], request: Request, out: Path | None) -> 
         choice("scale", settled["scale"], SCALES)
         return settled
     must(request.resume, "out", "a folder that holds no run yet", out, "Resume it, or choose another folder.")
-    began = read_json(file, "recipe", "Begin in another folder.")
-    must(began.get("recipe") == experiment.name, "out", f"a folder of {experiment.name}", f"one of {began['recipe']}")
-    settled = {key: began.get(key) if value in (None, {}) else value for key, value in asked.items()}
+    began = read_json(file, ("recipe", *asked), "Begin in another folder.")
+    must(began["recipe"] == experiment.name, "out", f"a folder of {experiment.name}", f"one of {began['recipe']}")
+    settled = {key: began[key] if value in (None, {}) else value for key, value in asked.items()}
     for key, value in settled.items():
-        more = experiment.extensible and key == "rounds" and (began.get(key) or 0) < (value or 0)
+        more = experiment.extensible and key == "rounds" and (began[key] or 0) < (value or 0)
         hint = "Leave it out, or begin in another folder."
-        must(more or value == began.get(key), key, f"{began.get(key)}, as the recipe began", value, hint)
+        must(more or value == began[key], key, f"{began[key]}, as the recipe began", value, hint)
     choice("scale", settled["scale"], SCALES)
     return settled
 
@@ -115,14 +115,14 @@ def _write_request(out: Path | None, experiment: Experiment[Any], settled: Row) 
         write_json(out / RECIPE, {"recipe": experiment.name, **settled}, indent=1)
 
 
-def read_json(file: Path, key: str, hint: str) -> Row:
-    """A table from a file, which must have ``key``; one clear line where it is damaged."""
+def read_json(file: Path, keys: Iterable[str], hint: str) -> Row:
+    """A table from a file, which must have ``keys``; one clear line where it is damaged."""
     try:
         content = json.loads(file.read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise MoietyError(message(file.name, "as it was written", f"{file}: {error}", hint)) from None
-    ok = isinstance(content, dict) and key in content
-    must(ok, file.name, "as it was written", f"{file}, which has no {key}", hint)
+    missing = [key for key in keys if not isinstance(content, dict) or key not in content]
+    must(not missing, file.name, "as it was written", f"{file}, which has no {', '.join(missing)}", hint)
     return dict(content)
 
 
@@ -157,7 +157,7 @@ class Runner:
         file = None if self.out is None else self.out / f"{cell.place}.json"
         row = None
         if file is not None and file.is_file():
-            row = read_json(file, "seconds", "Remove the file: the cell is then run again.")
+            row = read_json(file, ("seconds",), "Remove the file: the cell is then run again.")
         if row is None or (self.experiment.extensible and row["rounds"] < self.plan.rounds):
             began = time.perf_counter()
             row = cell.work() if cell.work else self._fit(cell)
