@@ -88,7 +88,11 @@ Cells = Generator[Cell, Row, None]
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of the page: a heading, text, a table and notes, each of them optional."""
+    """A part of the page: a heading, text, a table and notes, each of them optional.
+
+    ``columns`` are keys of the rows with their headings. By default they are those of rows as ``table_row`` gives them,
+    or, where rows have no ``ours``, all keys.
+    """
 
     title: str = ""
     text: str = ""

@@ -73,7 +73,10 @@ def _opening(experiment: Experiment[Any], head: Mapping[str, Any]) -> Iterator[s
 
 def show_section(section: Section) -> str:
     """A section as Markdown."""
-    table = markdown(section.rows, columns=section.columns, digits=section.digits) if section.rows else ""
+    columns = section.columns
+    if columns is None and section.rows and "ours" not in section.rows[0]:
+        columns = {key: key for key in section.rows[0]}
+    table = markdown(section.rows, columns=columns, digits=section.digits) if section.rows else ""
     title = f"{'#' * section.level} {section.title}" if section.title else ""
     notes = "\n".join(f"- {note}" for note in section.notes)
     return "\n\n".join(part for part in (title, section.text, table, notes) if part)

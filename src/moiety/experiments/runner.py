@@ -68,7 +68,7 @@ def is_experiment(folder: Path) -> bool:
 
 def _check_options(experiment: Experiment[Any], request: Request) -> None:
     for name, reason in experiment.refused.items():
-        value = getattr(request, name) or request.changes.get(name)
+        value = getattr(request, name, None) or request.changes.get(name)
         must(value is None, name, f"left out for {experiment.name}", value, reason)
     for name in ("rounds", "seeds"):
         if getattr(request, name) is not None:
