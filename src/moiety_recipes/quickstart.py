@@ -86,9 +86,9 @@ def fit_options(plan: Plan, method: str, seed: int) -> dict[str, Any]:
 
 
 def keep(run: mo.Run) -> Row:
-    """A row per client, what crossed, and how long it was trained."""
+    """A row per client, the evaluations, what crossed, and how long it was trained."""
     crossed = run.ledger["down_payload"] + run.ledger["up_payload"]
-    return {"clients": run.clients, "bytes": crossed, "rounds": run.history[-1]["round"]}
+    return {"clients": run.clients, "history": run.history, "bytes": crossed, "rounds": run.history[-1]["round"]}
 
 
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
@@ -97,21 +97,21 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     for (*seed, method), kept in results.items():
         own = [{**row, "client": " ".join([*map(str, seed), row["client"]])} for row in kept["clients"]]
         clients[str(method)] += own
-    rows = []
+    lines = []
     for method, label in METHODS.items():
         score = mo.evaluation.summarise(clients[method], higher_is_better=True)
         sent = sum(kept["bytes"] for key, kept in results.items() if key[-1] == method)
-        means = {"ours": 100 * score["metric_unweighted"], "worst": 100 * score["worst_decile"]}
-        rows.append({"row": label, "paper": None, **means, "bytes": sent})
+        numbers = {"mean": 100 * score["metric_unweighted"], "worst": 100 * score["worst_decile"]}
+        lines.append({"row": label, **numbers, "sent": mo.reports.amount(sent, "B")})
     change = mo.analysis.versus(*(mo.analysis.column(clients[m]) for m in ("fedalt", "fedavg")), higher_is_better=True)
     hurt = [f"{client} loses {-100 * points:.1f} points." for client, points in change.hurt]
-    shown = [{**row, "sent": mo.reports.amount(row["bytes"], "B")} for row in rows]
-    columns = {"row": "", "ours": "test accuracy, mean over clients (%)", "worst": "worst tenth of clients (%)"}
+    columns = {"row": "", "mean": "test accuracy, mean over clients (%)", "worst": "worst tenth of clients (%)"}
+    runs = {Cell(key=key).place: kept["history"] for key, kept in results.items()}
     return Page(
         about=ABOUT.format(plan=plan),
-        rows=rows,
+        rows=[{"run": name, **row} for name in sorted(runs) for row in runs[name]],
         sections=[
-            Section(rows=shown, columns={**columns, "sent": "sent"}, digits=1),
+            Section(rows=lines, columns={**columns, "sent": "sent"}, digits=1),
             Section(title="Who is hurt by the personal part", notes=hurt or ["Nobody."]),
         ],
         sentence=sentence(clients["fedavg"], clients["fedalt"]),
