@@ -267,15 +267,21 @@ def name_sweep(stages: Stages, sweep: Sweep, value: float) -> str:
     return f"{sweep.split}-{sweep.option}-{value:g}"
 
 
-def list_families(setting: Setting) -> Families:
-    """The steps whose rates are chosen."""
+def common_families(setting: Setting, *splits: str) -> dict[str, tuple[tuple[float, ...], Callable[[float], Step]]]:
+    """FedAvg, its longer training, and the finetuning of each split."""
     stages = setting.stages
     families = {"fedavg": (stages.lr, partial(train_together, stages))}
     families[LONGER] = stages.personal_lr, partial(train_longer, stages)
-    families[f"{FULL}-finetune"] = stages.finetune_lr, partial(finetune, stages, FULL)
+    for split in splits:
+        families[f"{split}-finetune"] = stages.finetune_lr, partial(finetune, stages, split)
+    return families
+
+
+def list_families(setting: Setting) -> Families:
+    """The steps whose rates are chosen."""
+    stages, families = setting.stages, common_families(setting, FULL, *setting.splits)
     families[f"{FULL}-pfedme"] = stages.personal_lr, partial(pfedme, stages)
     for split in setting.splits:
-        families[f"{split}-finetune"] = stages.finetune_lr, partial(finetune, stages, split)
         for method in ("fedalt", "fedsim"):
             families[f"{split}-{method}"] = stages.personal_lr, partial(personalise, stages, split, method)
     return families
