@@ -25,11 +25,11 @@ def test_the_usual_columns():
 
 
 def test_other_columns_and_values():
-    rows = [{"value": 0.1, "names": ["a", "b"]}, {"value": 1, "names": []}]
-    table = markdown(rows, columns={"value": "weight decay", "names": "hurt"}, digits=1)
-    assert table == "| weight decay | hurt |\n|---:|---:|\n| 0.1 | ['a', 'b'] |\n| 1 | [] |"
+    rows = [{"value": 0.1, "names": ["a", "b"], "deep": {1: (math.inf, 2)}}, {"value": 1, "names": [], "deep": None}]
+    shown = markdown(rows, columns={"value": "weight decay", "names": "hurt"}, digits=1)
+    assert shown == "| weight decay | hurt |\n|---:|---:|\n| 0.1 | ['a', 'b'] |\n| 1 | [] |"
 
 
-def test_no_columns_are_refused():
+def test_bad_input():
     with pytest.raises(MoietyError, match="`columns` must be at least one"):
         markdown(ROWS, columns={})

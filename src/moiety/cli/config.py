@@ -62,9 +62,9 @@ def read_file(path: Path) -> Table:
 
 
 def _no_such(path: Path) -> MoietyError:
-    from moiety.recipes import RECIPES
+    from moiety.experiments.registry import list_recipes
 
-    hint = near(str(path), RECIPES).replace("Known:", "Recipes:")
+    hint = near(str(path), list_recipes()).replace("Known:", "Recipes:")
     return MoietyError(message("target", "a recipe or a TOML file", f"{path}, which is neither", hint))
 
 
@@ -101,6 +101,17 @@ def _stage_table(tables: Table, keys: Sequence[str], assignment: str) -> Table:
     table = stages[int(keys[1]) - 1]
     must(isinstance(table, dict), "--set", "for a key of a table", f"stage.{keys[1]}, which is none")
     return table  # type: ignore[no-any-return]
+
+
+def read_assignment(assignment: str) -> tuple[str, Any]:
+    """The name and the value of ``name=value``; the value is TOML, or else a text.
+
+    >>> read_assignment("rounds=5"), read_assignment("source=mnist")
+    (('rounds', 5), ('source', 'mnist'))
+    """
+    name, equals, text = assignment.partition("=")
+    must(bool(equals) and bool(name.strip()), "--set", "of the form name=value", assignment or "nothing")
+    return name.strip(), _value(text.strip())
 
 
 def _value(text: str) -> Any:

@@ -21,7 +21,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "algorithms": Kind("moiety.algorithms", "ALGORITHMS", "name in [algorithm]"),
-    "recipes": Kind("moiety.recipes", "RECIPES", ""),
+    "recipes": Kind("moiety.experiments.registry", "", ""),
     "datasets": Kind("moiety.data", "SOURCES", "name in [data]"),
     "partitions": Kind("moiety.data.partition", "PARTITIONS", "partition in [data]"),
     "models": Kind("moiety.models", "MODELS", "name in [model]"),
@@ -97,6 +97,10 @@ def lines(what: str) -> dict[str, str]:
     """What there is of a kind, each with the first line of its docstring."""
     if what == "engines":
         return ENGINES
+    if what == "recipes":
+        from moiety.experiments.registry import describe_recipes
+
+        return describe_recipes()
     builders = getattr(importlib.import_module(KINDS[what].module), KINDS[what].table)
     # A metric is a record; what it measures is said by its function.
     return {name: first_line(getattr(builder, "per_example", builder)) for name, builder in builders.items()}

@@ -10,14 +10,13 @@ from typing import TypeVar
 import torch
 
 from moiety.cli.commands import Request
-from moiety.cli.compare import show_results
-from moiety.cli.config import Config, Table, assign, check_same, check_tables, make_parts, read_file
+from moiety.cli.config import Config, Table, assign, check_same, check_tables, make_parts, read_assignment, read_file
 from moiety.cli.folders import folder_for, is_run, keep_assignments, name_of, read_assignments
 from moiety.cli.output import say, show_page
 from moiety.cli.progress import show_progress
-from moiety.cli.results import result_of
 from moiety.cli.summary import show_end
 from moiety.errors import must
+from moiety.experiments.registry import list_recipes, load_recipe
 from moiety.run.fit import fit
 from moiety.run.folder import CONFIG, PIPELINE, read_config
 from moiety.run.pipeline import Watch, pipeline
@@ -33,50 +32,45 @@ OnFolder = Callable[[Path], None]
 def run_target(request: Request, on_folder: OnFolder) -> None:
     """Run the recipe or the file that was named, and print how it ended."""
     must(bool(request.target), "target", "a recipe or a TOML file", "nothing")
-    if not request.target.endswith(".toml"):  # files need no recipe to be imported
-        from moiety.recipes import RECIPES
-
-        if request.target in RECIPES:
-            return _run_recipe(request, on_folder)
+    if not request.target.endswith(".toml") and request.target in list_recipes():
+        return _run_recipe(request, on_folder)
     return _run_file(request, on_folder)
 
 
 def _run_recipe(request: Request, on_folder: OnFolder) -> None:
-    from moiety.recipes import RECIPES
-
-    name = request.target
-    hint = "Only --scale, --rounds, --seed, --engine and --out may be given with a recipe."
-    must(not request.sets, "--set", f"left out for the recipe {name}", ", ".join(request.sets), hint)
+    name, hint = request.target, "A recipe chooses them by itself."
     must(request.workers is None, "--workers", f"left out for the recipe {name}", request.workers, hint)
+    recipe = load_recipe(name)
+    changes = dict(read_assignment(each) for each in request.sets)
     folder = folder_for(name, request.out, resume=request.resume)
     must(not is_run(folder), "out", f"a folder of the recipe {name}", f"{folder}, a single run")
     on_folder(folder)
-
     outcome = _with_progress(
         request,
-        lambda watch: RECIPES[name](
+        lambda watch: recipe.run(
             out=folder,
+            scale=request.scale,
             rounds=request.rounds,
             seed=request.seed,
+            seeds=request.seeds,
+            changes=changes,
             engine=request.engine,
+            device=request.device,
             resume=request.resume,
             watch=watch,
-            scale=request.scale,
         ),
     )
     if not request.quiet:
         say()
-        if outcome.report:
-            show_page(outcome.report)
-        else:
-            show_results([result_of(run, each) for each, run in outcome.runs.items()])
+        show_page(outcome.page)
         say()
-    say(outcome.closing)
+    say(outcome.sentence)
     say(f"results in {folder}")
 
 
 def _run_file(request: Request, on_folder: OnFolder) -> None:
-    must(request.scale is None, "--scale", "left out for a file", request.scale, "Only recipes have scales.")
+    for option, value in {"--scale": request.scale, "--seeds": request.seeds}.items():
+        must(value is None, option, "left out for a file", value, "Only recipes have it.")
     path = Path(request.target)
     name, tables = name_of(path), read_file(path)
     folder = folder_for(name, request.out, resume=request.resume)
@@ -98,7 +92,8 @@ def _run_file(request: Request, on_folder: OnFolder) -> None:
 
 def _assignments(request: Request) -> list[str]:
     """All that the command line sets, as --set has it."""
-    options = {"rounds": request.rounds, "seed": request.seed, "engine": request.engine, "workers": request.workers}
+    names = ("rounds", "seed", "engine", "workers", "device")
+    options = {name: getattr(request, name) for name in names}
     return [*request.sets, *(f"run.{key}={value}" for key, value in options.items() if value is not None)]
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from moiety.recipes.base import Outcome, Recipe, Watch
-from moiety.recipes.fedalt_images import fedalt_images
-from moiety.recipes.fedalt_speech import fedalt_speech
-from moiety.recipes.fedalt_text import fedalt_text
 from moiety.recipes.fedpop_full import fedpop_full
 from moiety.recipes.fedpop_people import fedpop_people
 from moiety.recipes.fedpop_small import fedpop_small
@@ -15,29 +12,16 @@ from moiety.recipes.fedspa_ablations import fedspa_ablations
 from moiety.recipes.fedspa_sparsity import fedspa_sparsity
 from moiety.recipes.fedspa_table1 import fedspa_table1
 from moiety.recipes.fedspa_table2 import fedspa_table2
-from moiety.recipes.ffgg_async import ffgg_async
-from moiety.recipes.ffgg_byzantine import ffgg_byzantine
-from moiety.recipes.ffgg_figure1 import ffgg_figure1
-from moiety.recipes.ffgg_table1 import ffgg_table1
 from moiety.recipes.glocal_curves import glocal_clients, glocal_delay, glocal_features
 from moiety.recipes.glocal_fictitious import glocal_fictitious
 from moiety.recipes.glocal_table1 import glocal_table1
-from moiety.recipes.quickstart import quickstart
 
 RECIPES: dict[str, Recipe] = {
-    "quickstart": quickstart,
-    "fedalt-images": fedalt_images,
-    "fedalt-speech": fedalt_speech,
-    "fedalt-text": fedalt_text,
     "fedpop-full": fedpop_full,
     "fedpop-people": fedpop_people,
     "fedpop-small": fedpop_small,
     "fedpop-toy": fedpop_toy,
     "fedpop-uncertainty": fedpop_uncertainty,
-    "ffgg-async": ffgg_async,
-    "ffgg-byzantine": ffgg_byzantine,
-    "ffgg-figure1": ffgg_figure1,
-    "ffgg-table1": ffgg_table1,
     "glocal-table1": glocal_table1,
     "glocal-clients": glocal_clients,
     "glocal-delay": glocal_delay,
@@ -55,9 +39,6 @@ __all__ = [
     "Outcome",
     "Recipe",
     "Watch",
-    "fedalt_images",
-    "fedalt_speech",
-    "fedalt_text",
     "fedpop_full",
     "fedpop_people",
     "fedpop_small",
@@ -67,14 +48,9 @@ __all__ = [
     "fedspa_sparsity",
     "fedspa_table1",
     "fedspa_table2",
-    "ffgg_async",
-    "ffgg_byzantine",
-    "ffgg_figure1",
-    "ffgg_table1",
     "glocal_clients",
     "glocal_delay",
     "glocal_features",
     "glocal_fictitious",
     "glocal_table1",
-    "quickstart",
 ]

@@ -95,6 +95,8 @@ def legend_below(figure: Figure, columns: int) -> None:
 
 def save(figure: Figure, path: str | Path) -> None:
     """Write a figure as PNG, whole or not at all; the same figure gives the same bytes."""
+    from moiety.engines.checkpoint import write_file, writing  # with torch
+
     target = Path(path)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})

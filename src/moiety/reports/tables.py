@@ -1,4 +1,4 @@
-"""Tables of results as Markdown: the paper's number next to ours, the interval over seeds, the verdict."""
+"""Tables of results, as Markdown: the paper's number beside ours, the interval over seeds, the verdict."""
 
 from __future__ import annotations
 

@@ -17,21 +17,18 @@ the place of frames, and shows that everything runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import moiety as mo
-from moiety.recipes.base import Outcome, Watch, unwatched
-from moiety.recipes.fedalt_images import averaged
-from moiety.recipes.partial_table import partial_table
-from moiety.recipes.setting import Paper, Setting, Stages
+from moiety.experiments import Experiment
+from moiety_recipes import fedalt_page, fedalt_stages
+from moiety_recipes.fedalt_stages import ONE_DEAL, Paper, Plan, Setting, Stages
+from moiety_recipes.pictures import average_pixels
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from moiety.data import FederatedData
-    from moiety.split import Split
 
 LIBRISPEECH = Paper(
     task="LibriSpeech",
@@ -44,33 +41,16 @@ PARTS: dict[str, Any] = {"test": 0.3, "validation": 0.14}
 """Shares of a speaker's rows: the paper tests on about 30% of the audio, and holds out 20% of the rest for tuning."""
 
 
-def fedalt_speech(
-    *,
-    out: Path | None = None,
-    rounds: int | None = None,
-    seed: int | None = None,
-    engine: str | None = None,
-    resume: bool = False,
-    watch: Watch = unwatched,
-    scale: str | None = None,
-) -> Outcome:
-    """FedAlt and FedSim against finetuning, full personalisation and FedAvg, on spoken digits, one and several.
-
-    The arguments are those of ``partial_table``.
-    """
-    options: dict[str, Any] = {"scale": scale, "out": out, "rounds": rounds, "seed": seed, "engine": engine}
-    return partial_table("fedalt-speech", settings, **options, resume=resume, watch=watch)
-
-
-def settings(scale: str) -> list[Setting]:
+def plan(scale: str) -> Plan:
     """Single and connected digits; at scale ``ci`` handwritten ones, connected."""
-    return [_joined_digits()] if scale == "ci" else [_audiomnist(scale == "paper"), _connected_digits(scale == "paper")]
+    large = scale == "paper"
+    return Plan((_joined_digits(),) if scale == "ci" else (_audiomnist(large), _connected_digits(large)))
 
 
 def _joined_digits() -> Setting:
     """Small enough to end in seconds: it shows that everything runs, and nothing else."""
 
-    def data(seed: int) -> FederatedData:
+    def data(seed: int) -> mo.FederatedData:
         import numpy as np
 
         fed = mo.data.load("digits", clients=4, per_client=48, seed=seed)
@@ -110,16 +90,16 @@ def _joined_digits() -> Setting:
 
 
 def _audiomnist(paper: bool) -> Setting:
-    def data(seed: int) -> FederatedData:
+    def data(seed: int) -> mo.FederatedData:
         if paper:
             return mo.data.load("audiomnist", **PARTS, seed=seed)
-        return averaged(mo.data.load("audiomnist", per_client=68, **PARTS, seed=seed))
+        return average_pixels(mo.data.load("audiomnist", per_client=68, **PARTS, seed=seed))
 
     few: dict[str, Any] = {"rounds": 60, "cohort": 10, "batch_size": 16, "personal_rounds": 10, "finetune_epochs": 2}
     stages = _table9() if paper else _laptop(**few, lr=(0.3, 0.6), finetune_lr=(0.03, 0.1))
     image, width = ((1, 32, 32), 64) if paper else ((1, 16, 16), 8)
     alone = "The paper tells no single words apart, so there are no numbers of it beside these."
-    said = (
+    network = (
         f"ResNet-18 with group normalisation, {width} channels in the first stage, on {image[1]} mel bands x {image[2]}"
         " frames."
     )
@@ -133,12 +113,12 @@ def _audiomnist(paper: bool) -> Setting:
         stages=stages,
         paper=NO_SUCH_TASK,
         margin=0.01,
-        notes=[alone, said, *rates, *_notes(stages)],
+        notes=partial(_notes, [alone, network, *rates]),
     )
 
 
 def _connected_digits(paper: bool) -> Setting:
-    def data(seed: int) -> FederatedData:
+    def data(seed: int) -> mo.FederatedData:
         if paper:
             return mo.data.load("connected_digits", **PARTS, seed=seed)
         return mo.data.load("connected_digits", shortest=3, longest=4, per_client=57, **PARTS, seed=seed)
@@ -172,11 +152,11 @@ def _connected_digits(paper: bool) -> Setting:
         paper=LIBRISPEECH,
         margin=0.01,
         fit=CTC,
-        notes=[*notes, *_notes(stages)],
+        notes=partial(_notes, notes),
     )
 
 
-def _transformer_splits() -> dict[str, Callable[[nn.Module], Split]]:
+def _transformer_splits() -> dict[str, Callable[[nn.Module], mo.Split]]:
     """The rows of Table 8; its 0.15 million of adapters leave no room for the norms, which stay shared."""
     return {
         "input": lambda model: mo.split.by_name(model, personal=["subsampler"]),
@@ -211,18 +191,24 @@ def _laptop(**sizes: Any) -> Stages:
     return Stages(seeds=3, personal_lr=(0.1, 0.3), **options, **sizes)
 
 
-def _notes(stages: Stages) -> list[str]:
+def _notes(notes: Sequence[str], stages: Stages) -> list[str]:
     if stages.seeds == 1:
         seeds = "One seed, as in the paper for speech: nothing can be said of chance."
     else:
-        seeds = (
-            "One deal of the data serves all seeds, as in the paper; they differ in first weights, cohorts and"
-            " shuffles. Sizes and grids were settled before on validation rows of the first."
-        )
+        seeds = f"{ONE_DEAL} Sizes and grids were settled before on validation rows of the first."
     return [
-        f"{stages.rounds} rounds of FedAvg, {stages.personal_rounds} of FedAlt and FedSim, {stages.cohort} clients a"
-        f" round, batches of {stages.batch_size}, {stages.finetune_epochs} epochs of finetuning.",
+        *notes,
+        stages.sizes,
         seeds,
         f"The paper has neither Ditto nor pFedMe for speech: their weight {stages.pull:g}, the rate of pFedMe's shared"
         f" model, {stages.pfedme_lr:g}, and its {stages.pfedme_steps} steps on a batch are ours.",
     ]
+
+
+fedalt_speech = Experiment(
+    name="fedalt-speech",
+    summary="FedAlt and FedSim against finetuning, full personalisation and FedAvg, on spoken digits, one and several.",
+    plan=plan,
+    cells=fedalt_stages.cells,
+    page=fedalt_page.page,
+)

@@ -14,19 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import moiety as mo
-from moiety.recipes.base import Outcome, Watch, unwatched
-from moiety.recipes.partial_table import partial_table
-from moiety.recipes.setting import Paper, Setting, Stages, Sweep
+from moiety.experiments import Experiment
+from moiety_recipes import fedalt_page, fedalt_stages
+from moiety_recipes.fedalt_stages import LONGER_AND_SWEPT, ONE_DEAL, Paper, Plan, Setting, Stages, Sweep
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from moiety.data import FederatedData
-    from moiety.split import Split
 
 STACK_OVERFLOW = Paper(
     task="Stack Overflow",
@@ -42,27 +38,9 @@ MARGIN = 0.0025
 tenth or two of one."""
 
 
-def fedalt_text(
-    *,
-    out: Path | None = None,
-    rounds: int | None = None,
-    seed: int | None = None,
-    engine: str | None = None,
-    resume: bool = False,
-    watch: Watch = unwatched,
-    scale: str | None = None,
-) -> Outcome:
-    """FedAlt and FedSim against finetuning, full personalisation and FedAvg, on the next word in Shakespeare's plays.
-
-    The arguments are those of ``partial_table``.
-    """
-    options: dict[str, Any] = {"scale": scale, "out": out, "rounds": rounds, "seed": seed, "engine": engine}
-    return partial_table("fedalt-text", settings, **options, resume=resume, watch=watch)
-
-
-def settings(scale: str) -> list[Setting]:
+def plan(scale: str) -> Plan:
     """Shakespeare's words; at scale ``ci`` made-up ones."""
-    return [_made_up()] if scale == "ci" else [_shakespeare(scale == "paper")]
+    return Plan((_made_up() if scale == "ci" else _shakespeare(scale == "paper"),))
 
 
 def _made_up() -> Setting:
@@ -97,16 +75,14 @@ def _made_up() -> Setting:
     )
 
 
-def _counting(seed: int) -> FederatedData:
+def _counting(seed: int) -> mo.FederatedData:
     """Client k says every k-th of twelve words, two to six of them; one in ten is out of the vocabulary.
 
     Tokens are numbered as in ``load("shakespeare", unit="word", vocabulary=12, length=6)``.
     """
     import numpy as np
 
-    from moiety.random import generator
-
-    rng = generator(seed, "made-up words")
+    rng = mo.random.generator(seed, "made-up words")
     words, length, unknown, padding, begin, end = 12, 6, 12, 13, 14, 15
     client = np.repeat(np.arange(1, 5), 25)[:, None]
     place = np.arange(1, length + 1)
@@ -125,7 +101,7 @@ def _shakespeare(paper: bool) -> Setting:
     small = {"width": 32, "blocks": 3, "heads": 4, "feed_forward": 64}
     sizes = {"vocabulary": words + 4, "length": length, **({} if paper else small)}
 
-    def data(seed: int) -> FederatedData:
+    def data(seed: int) -> mo.FederatedData:
         kept = {"roles": 100} if paper else {"roles": 40, "per_client": 200}
         options: dict[str, Any] = {"unit": "word", "vocabulary": words, "length": length, **kept}
         return mo.data.load("shakespeare", **options, test=0.2, validation=0.16, seed=seed)
@@ -140,7 +116,7 @@ def _shakespeare(paper: bool) -> Setting:
         paper=STACK_OVERFLOW,
         margin=MARGIN,
         fit=NEXT_WORD,
-        notes=_notes(paper, stages, sizes),
+        notes=partial(_notes, paper, sizes),
     )
 
 
@@ -148,7 +124,7 @@ def _model(sizes: dict[str, int], seed: int, *, dropout: float = 0.0) -> nn.Modu
     return mo.models.transformer_lm(**sizes, dropout=dropout, seed=seed)
 
 
-def _splits() -> dict[str, Callable[[nn.Module], Split]]:
+def _splits() -> dict[str, Callable[[nn.Module], mo.Split]]:
     """The rows of Table 5."""
     return {"input": mo.split.first_block, "output": mo.split.last_block, "adapter": mo.split.adapters}
 
@@ -207,7 +183,7 @@ def _laptop() -> Stages:
     )
 
 
-def _notes(paper: bool, stages: Stages, sizes: Mapping[str, int]) -> list[str]:
+def _notes(paper: bool, sizes: Mapping[str, int], stages: Stages) -> list[str]:
     words, length = sizes["vocabulary"] - 4, sizes["length"]
     notes = [
         "The paper's numbers are of Stack Overflow: what 1,000 users of a site for programmers wrote, many times more"
@@ -217,21 +193,16 @@ def _notes(paper: bool, stages: Stages, sizes: Mapping[str, int]) -> list[str]:
         f"The vocabulary is the {words:,} words that are most frequent in the training rows of these roles; sentences"
         f" are cut at {length} tokens. Accuracy is that of words of the vocabulary; a role's is weighted by how many of"
         " them its test rows hold.",
-        f"{stages.rounds} rounds of FedAvg, {stages.personal_rounds} of FedAlt and FedSim, {stages.cohort} clients a"
-        f" round, batches of {stages.batch_size}, {stages.finetune_epochs} epochs of finetuning.",
-        "One deal of the data serves all seeds, as in the paper; they differ in first weights, cohorts and shuffles.",
+        stages.sizes,
+        ONE_DEAL,
         f"The weights of Ditto ({stages.pull:g}) and pFedMe ({stages.pfedme_pull:g}) are the paper's (appendix B.3);"
         f" the rate of pFedMe's shared model, {stages.pfedme_lr:g}, and its {stages.pfedme_steps} steps on a batch are"
         " ours.",
-        "FedAvg, longer: as many rounds more as FedAlt and FedSim have, which the paper does not show. What it gains"
-        " on FedAvg, FedAlt and FedSim may gain by longer training of the shared part alone.",
-        "What is swept is the finetuning from FedAvg, not FedAlt's own training.",
+        *LONGER_AND_SWEPT,
     ]
     if paper:
-        fewest = (
-            "These are the 100 roles with most text. Three of them have fewer training rows than the paper asks for,"
-        )
-        return [*notes, fewest + " which is 100."]
+        few = "These are the 100 roles with most text. Three of them have fewer training rows than the 100 that"
+        return [*notes, f"{few} the paper asks for."]
     return [
         *notes,
         "With so small a vocabulary, a word outside it is the likeliest of all labels (one in ten), and wherever a"
@@ -242,3 +213,12 @@ def _notes(paper: bool, stages: Stages, sizes: Mapping[str, int]) -> list[str]:
         " clipped at norm 1, not 0.1. In so few rounds Adam on the server learns far less: at a server rate of 0.01 it"
         " ended at a loss of 5.08 on validation rows, where averaging ended at 4.82 (one seed).",
     ]
+
+
+fedalt_text = Experiment(
+    name="fedalt-text",
+    summary="FedAlt and FedSim against finetuning, full personalisation and FedAvg, on words of Shakespeare's plays.",
+    plan=plan,
+    cells=fedalt_stages.cells,
+    page=fedalt_page.page,
+)

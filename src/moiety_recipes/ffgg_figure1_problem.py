@@ -12,18 +12,30 @@ needed of the n rows. It is made once, from all rows, and is a client's only exa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+import moiety as mo
+
 if TYPE_CHECKING:
-    from moiety.data import FederatedData
-    from moiety.recipes.ffgg_figure1 import Size
-    from moiety.split import Split
-    from moiety.types import Task
+    from torch import Tensor
 
 THETA, W = "theta", "w"
+Values = Mapping[str, "Tensor"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """Clients, rows n of each, shared dimensions d and personal dimensions e."""
+
+    clients: int
+    rows: int
+    shared: int
+    personal: int
 
 
 @dataclass(frozen=True)
@@ -56,41 +68,42 @@ class Quadratics:
         """The largest curvature of any f_m in w."""
         return float(np.linalg.norm(self.gram[:, self.d :, self.d :], 2, axis=(1, 2)).max())
 
+    def stars(self) -> np.ndarray:
+        """x_m* = (theta*, w_m*), where f_m is 0."""
+        return np.hstack([np.tile(self.theta, (len(self.w), 1)), self.w])
+
     def distance(self, theta: np.ndarray) -> tuple[float, float]:
         """||F(theta)||^2 and ||theta - theta*||^2."""
         gap = np.asarray(theta) - self.theta
         return float(np.sum((self.operators().mean(0) @ gap) ** 2)), float(np.sum(gap**2))
 
 
-def drawn(size: Size, seed: int) -> Quadratics:
+@lru_cache(maxsize=1)
+def draw_problem(size: Size, seed: int) -> Quadratics:
     """The problem of a seed, from all of its rows."""
-    from moiety.random import generator
-
     d, e = size.shared, size.personal
     grams = []
     for m in range(size.clients):
-        draw = generator(seed, "ffgg-figure1", m)
+        draw = mo.random.generator(seed, "ffgg-figure1", m)
         h, a = (draw.random((size.rows, d)) / d for _ in range(2))
         both = np.hstack([a, draw.random((size.rows, e)) / e])
         gram = both.T @ both
         gram[:d, :d] += h.T @ h
         grams.append(gram)
-    stars = generator(seed, "ffgg-figure1", "stars")
+    stars = mo.random.generator(seed, "ffgg-figure1", "stars")
     return Quadratics(np.stack(grams), stars.random(d), stars.random((size.clients, e)))
 
 
-def federated(found: Quadratics) -> FederatedData:
+def deal(problem: Quadratics) -> mo.FederatedData:
     """Each client with one example: its matrix, and where its loss is 0."""
-    from moiety.data import FederatedData
-
-    count = len(found.gram)
-    stars = np.hstack([np.tile(found.theta, (count, 1)), found.w])
+    count = len(problem.gram)
     ends = np.arange(1, count + 1)
     bounds = np.stack([ends - 1, ends, ends, ends], axis=1)
-    return FederatedData({"gram": found.gram, "star": stars}, bounds, [f"client-{m}" for m in range(count)])
+    columns = {"gram": problem.gram, "star": problem.stars()}
+    return mo.FederatedData(columns, bounds, [f"client-{m}" for m in range(count)])
 
 
-def task(found: Quadratics, *, curvature: bool) -> Task:
+def build_task(problem: Quadratics, *, curvature: bool) -> mo.Task:
     """f_m as a function of theta and w, both 0 at first, in float64.
 
     The same numbers in two ways. With ``curvature`` f_m is written block by block, so that a product with the Hessian
@@ -98,34 +111,28 @@ def task(found: Quadratics, *, curvature: bool) -> Task:
     gradient come from one product with G instead of two, but no second derivative can be had.
     """
     import torch
-    from torch import Tensor
 
-    from moiety.task import from_functions
-    from moiety.types import Batch, Params
-
-    d = found.d
+    d = problem.d
 
     def times(vector: Tensor, matrix: Tensor) -> Tensor:
         return (vector.unsqueeze(-2) @ matrix).squeeze(-2)
 
-    def by_blocks(params: Params, batch: Batch) -> Tensor:
+    def by_blocks(params: Values, batch: Values) -> Tensor:
         gram, star = batch["gram"], batch["star"]
         t, w = params[THETA] - star[..., :d], params[W] - star[..., d:]
         slope = times(w, gram[..., d:, d:]) / 2 + times(t, gram[..., :d, d:])
         return (times(t, gram[..., :d, :d]) * t).sum(-1) / 2 + (slope * w).sum(-1)
 
-    def by_slope(params: Params, batch: Batch) -> Tensor:
+    def by_slope(params: Values, batch: Values) -> Tensor:
         gap = torch.cat([params[THETA], params[W]]) - batch["star"]
         held = gap.detach()
         return (times(held, batch["gram"]) * (gap - held / 2)).sum(-1)
 
-    zeros = {THETA: torch.zeros(found.d, dtype=torch.float64), W: torch.zeros(found.w.shape[1], dtype=torch.float64)}
-    return from_functions(zeros, by_blocks if curvature else by_slope)
+    zeros = {THETA: torch.zeros(d, dtype=torch.float64), W: torch.zeros(problem.w.shape[1], dtype=torch.float64)}
+    return mo.task.from_functions(zeros, by_blocks if curvature else by_slope)
 
 
-def split(found: Quadratics, *, personal: bool) -> Split:
+def build_split(problem: Quadratics, *, personal: bool) -> mo.Split:
     """w of each client's own, or all of the model shared."""
-    from moiety.split import Split
-
-    sizes = {THETA: found.d, W: found.w.shape[1]}
-    return Split((THETA,) if personal else (THETA, W), (W,) if personal else (), (), frozenset(), sizes)
+    sizes = {THETA: problem.d, W: problem.w.shape[1]}
+    return mo.Split((THETA,) if personal else (THETA, W), (W,) if personal else (), (), frozenset(), sizes)
