@@ -16,9 +16,6 @@ from moiety.recipes.fedspa_sparsity import fedspa_sparsity
 from moiety.recipes.fedspa_table1 import fedspa_table1
 from moiety.recipes.fedspa_table2 import fedspa_table2
 from moiety.recipes.ffgg_table1 import ffgg_table1
-from moiety.recipes.glocal_curves import glocal_clients, glocal_delay, glocal_features
-from moiety.recipes.glocal_fictitious import glocal_fictitious
-from moiety.recipes.glocal_table1 import glocal_table1
 
 RECIPES: dict[str, Recipe] = {
     "fedalt-images": fedalt_images,
@@ -30,11 +27,6 @@ RECIPES: dict[str, Recipe] = {
     "fedpop-toy": fedpop_toy,
     "fedpop-uncertainty": fedpop_uncertainty,
     "ffgg-table1": ffgg_table1,
-    "glocal-table1": glocal_table1,
-    "glocal-clients": glocal_clients,
-    "glocal-delay": glocal_delay,
-    "glocal-features": glocal_features,
-    "glocal-fictitious": glocal_fictitious,
     "fedspa-table1": fedspa_table1,
     "fedspa-table2": fedspa_table2,
     "fedspa-sparsity": fedspa_sparsity,
@@ -60,9 +52,4 @@ __all__ = [
     "fedspa_table1",
     "fedspa_table2",
     "ffgg_table1",
-    "glocal_clients",
-    "glocal_delay",
-    "glocal_features",
-    "glocal_fictitious",
-    "glocal_table1",
 ]
