@@ -12,9 +12,7 @@ from moiety.recipes.fedspa_ablations import fedspa_ablations
 from moiety.recipes.fedspa_sparsity import fedspa_sparsity
 from moiety.recipes.fedspa_table1 import fedspa_table1
 from moiety.recipes.fedspa_table2 import fedspa_table2
-from moiety.recipes.glocal_curves import glocal_clients, glocal_delay, glocal_features
-from moiety.recipes.glocal_fictitious import glocal_fictitious
-from moiety.recipes.glocal_table1 import glocal_table1
+from moiety.recipes.ffgg_table1 import ffgg_table1
 
 RECIPES: dict[str, Recipe] = {
     "fedpop-full": fedpop_full,
@@ -22,11 +20,7 @@ RECIPES: dict[str, Recipe] = {
     "fedpop-small": fedpop_small,
     "fedpop-toy": fedpop_toy,
     "fedpop-uncertainty": fedpop_uncertainty,
-    "glocal-table1": glocal_table1,
-    "glocal-clients": glocal_clients,
-    "glocal-delay": glocal_delay,
-    "glocal-features": glocal_features,
-    "glocal-fictitious": glocal_fictitious,
+    "ffgg-table1": ffgg_table1,
     "fedspa-table1": fedspa_table1,
     "fedspa-table2": fedspa_table2,
     "fedspa-sparsity": fedspa_sparsity,
@@ -48,9 +42,5 @@ __all__ = [
     "fedspa_sparsity",
     "fedspa_table1",
     "fedspa_table2",
-    "glocal_clients",
-    "glocal_delay",
-    "glocal_features",
-    "glocal_fictitious",
-    "glocal_table1",
+    "ffgg_table1",
 ]
