@@ -6,11 +6,6 @@ from moiety.recipes.base import Outcome, Recipe, Watch
 from moiety.recipes.fedalt_images import fedalt_images
 from moiety.recipes.fedalt_speech import fedalt_speech
 from moiety.recipes.fedalt_text import fedalt_text
-from moiety.recipes.fedpop_full import fedpop_full
-from moiety.recipes.fedpop_people import fedpop_people
-from moiety.recipes.fedpop_small import fedpop_small
-from moiety.recipes.fedpop_toy import fedpop_toy
-from moiety.recipes.fedpop_uncertainty import fedpop_uncertainty
 from moiety.recipes.fedspa_ablations import fedspa_ablations
 from moiety.recipes.fedspa_sparsity import fedspa_sparsity
 from moiety.recipes.fedspa_table1 import fedspa_table1
@@ -24,11 +19,6 @@ RECIPES: dict[str, Recipe] = {
     "fedalt-images": fedalt_images,
     "fedalt-speech": fedalt_speech,
     "fedalt-text": fedalt_text,
-    "fedpop-full": fedpop_full,
-    "fedpop-people": fedpop_people,
-    "fedpop-small": fedpop_small,
-    "fedpop-toy": fedpop_toy,
-    "fedpop-uncertainty": fedpop_uncertainty,
     "ffgg-table1": ffgg_table1,
     "glocal-table1": glocal_table1,
     "glocal-clients": glocal_clients,
@@ -50,11 +40,6 @@ __all__ = [
     "fedalt_images",
     "fedalt_speech",
     "fedalt_text",
-    "fedpop_full",
-    "fedpop_people",
-    "fedpop_small",
-    "fedpop_toy",
-    "fedpop_uncertainty",
     "fedspa_ablations",
     "fedspa_sparsity",
     "fedspa_table1",
