@@ -11,52 +11,43 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from moiety import analysis, data, evaluation, experiments, models, reports, split, task
-    from moiety import kernels as kernel
-    from moiety import priors as prior
-    from moiety import rng as random
-    from moiety import schedules as schedule
-    from moiety import solvers as solver
-    from moiety.aggregation import aggregators as aggregator
-    from moiety.aggregation import attacks as attack
-    from moiety.aggregation import server
-    from moiety.algorithms import (
-        apfl,
-        central,
-        ditto,
-        fedalt,
-        fedavg,
-        fedper,
-        fedpop,
-        fedrep,
-        fedsim,
-        fedspa,
-        ffgg,
-        finetune,
-        glocal_sgd,
-        independent,
-        l2gd,
-        lg_fedavg,
-        local_ffgg,
-        local_gd,
-        local_only,
-        per_fedavg,
-        pfedme,
-        scaffold,
-        sub_fedavg,
-        subsampling,
-    )
-    from moiety.analysis.advise import advise
-    from moiety.analysis.diagnose_split import diagnose_split
-    from moiety.analysis.glocal_erm import fictitious_play, glocal_erm
-    from moiety.clients import clock
-    from moiety.data import FederatedData
-    from moiety.engines import Run, fit
-    from moiety.engines.pipeline import pipeline, resume, stage
-    from moiety.errors import MoietyError
-    from moiety.split import Split
-    from moiety.transport import codecs as codec
-    from moiety.types import Algorithm, Metric, Task
+    from moiety import analysis as analysis
+    from moiety import data as data
+    from moiety import evaluation as evaluation
+    from moiety import experiments as experiments
+    from moiety import models as models
+    from moiety import random as random
+    from moiety import reports as reports
+    from moiety import server as server
+    from moiety import split as split
+    from moiety import task as task
+    from moiety.algorithms import *  # noqa: F403
+    from moiety.analysis.advise import advise as advise
+    from moiety.analysis.diagnose_split import diagnose_split as diagnose_split
+    from moiety.analysis.glocal_erm import fictitious_play as fictitious_play
+    from moiety.analysis.glocal_erm import glocal_erm as glocal_erm
+    from moiety.clients import clock as clock
+    from moiety.data import FederatedData as FederatedData
+    from moiety.errors import MoietyError as MoietyError
+    from moiety.local import kernels as kernel  # noqa: F401
+    from moiety.local import priors as prior  # noqa: F401
+    from moiety.local import schedules as schedule  # noqa: F401
+    from moiety.local import solvers as solver  # noqa: F401
+    from moiety.local.online import online as online
+    from moiety.local.sgd import sgd as sgd
+    from moiety.run.fit import fit as fit
+    from moiety.run.pipeline import Stage as Stage
+    from moiety.run.pipeline import pipeline as pipeline
+    from moiety.run.result import Run as Run
+    from moiety.run.resume import resume as resume
+    from moiety.run.settings import Settings as Settings
+    from moiety.server import aggregators as aggregator  # noqa: F401
+    from moiety.server import attacks as attack  # noqa: F401
+    from moiety.split import Split as Split
+    from moiety.transport import codecs as codec  # noqa: F401
+    from moiety.types import Algorithm as Algorithm
+    from moiety.types import Metric as Metric
+    from moiety.types import Task as Task
 
 _WHERE = {
     "Algorithm": "moiety.types:Algorithm",
@@ -68,29 +59,16 @@ _WHERE = {
     "Split": "moiety.split:Split",
     "Stage": "moiety.run.pipeline:Stage",
     "Task": "moiety.types:Task",
-    "aggregator": "moiety.aggregation.aggregators",
+    "advise": "moiety.analysis.advise:advise",
+    "aggregator": "moiety.server.aggregators",
     "analysis": "moiety.analysis",
-    "apfl": "moiety.algorithms:apfl",
-    "attack": "moiety.aggregation.attacks",
+    "attack": "moiety.server.attacks",
     "clock": "moiety.clients.clock",
     "codec": "moiety.transport.codecs",
     "data": "moiety.data",
-    "ditto": "moiety.algorithms:ditto",
+    "diagnose_split": "moiety.analysis.diagnose_split:diagnose_split",
     "evaluation": "moiety.evaluation",
     "experiments": "moiety.experiments",
-    "random": "moiety.rng",
-    "reports": "moiety.reports",
-    "task": "moiety.task",
-    "fedalt": "moiety.algorithms:fedalt",
-    "fedavg": "moiety.algorithms:fedavg",
-    "fedper": "moiety.algorithms:fedper",
-    "fedpop": "moiety.algorithms:fedpop",
-    "kernel": "moiety.kernels",
-    "prior": "moiety.priors",
-    "fedrep": "moiety.algorithms:fedrep",
-    "fedsim": "moiety.algorithms:fedsim",
-    "fedspa": "moiety.algorithms:fedspa",
-    "ffgg": "moiety.algorithms:ffgg",
     "fictitious_play": "moiety.analysis.glocal_erm:fictitious_play",
     "fit": "moiety.run.fit:fit",
     "glocal_erm": "moiety.analysis.glocal_erm:glocal_erm",
@@ -99,73 +77,17 @@ _WHERE = {
     "online": "moiety.local.online:online",
     "pipeline": "moiety.run.pipeline:pipeline",
     "prior": "moiety.local.priors",
+    "random": "moiety.random",
+    "reports": "moiety.reports",
     "resume": "moiety.run.resume:resume",
     "schedule": "moiety.local.schedules",
     "server": "moiety.server",
     "sgd": "moiety.local.sgd:sgd",
     "solver": "moiety.local.solvers",
     "split": "moiety.split",
+    "task": "moiety.task",
 }
-
-__all__ = [
-    "Algorithm",
-    "FederatedData",
-    "Metric",
-    "MoietyError",
-    "Run",
-    "Split",
-    "Task",
-    "advise",
-    "aggregator",
-    "analysis",
-    "apfl",
-    "attack",
-    "central",
-    "clock",
-    "codec",
-    "data",
-    "diagnose_split",
-    "ditto",
-    "evaluation",
-    "experiments",
-    "fedalt",
-    "fedavg",
-    "fedper",
-    "fedpop",
-    "fedrep",
-    "fedsim",
-    "fedspa",
-    "ffgg",
-    "fictitious_play",
-    "finetune",
-    "fit",
-    "glocal_erm",
-    "glocal_sgd",
-    "independent",
-    "kernel",
-    "l2gd",
-    "lg_fedavg",
-    "local_ffgg",
-    "local_gd",
-    "local_only",
-    "models",
-    "per_fedavg",
-    "pfedme",
-    "pipeline",
-    "prior",
-    "random",
-    "reports",
-    "resume",
-    "scaffold",
-    "schedule",
-    "server",
-    "solver",
-    "split",
-    "stage",
-    "sub_fedavg",
-    "subsampling",
-    "task",
-]
+"""Where public names are; those of algorithms stand in the table of ``moiety.algorithms``."""
 
 
 def __getattr__(name: str) -> Any:

@@ -183,20 +183,24 @@ def build_algorithms(plan: Plan, seed: int) -> dict[str, mo.Algorithm]:
     """
     batch = plan.batch_size
     return {
-        "local": mo.local_only(lr=0.15, epochs=5, batch_size=batch),
-        "FedAvg": mo.fedavg(lr=0.05, epochs=5, batch_size=batch),
-        "SCAFFOLD": mo.scaffold(lr=0.05, epochs=5, batch_size=batch),
-        "LG-FedAvg": mo.lg_fedavg(lr=0.05, epochs=5, batch_size=batch),
+        "local": mo.local_only(personal=mo.sgd(0.15, epochs=5, batch_size=batch)),
+        "FedAvg": mo.fedavg(shared=mo.sgd(0.05, epochs=5, batch_size=batch)),
+        "SCAFFOLD": mo.scaffold(shared=mo.sgd(0.05, epochs=5, batch_size=batch)),
+        "LG-FedAvg": mo.lg_fedavg(shared=mo.sgd(0.05, epochs=5, batch_size=batch)),
         "Per-FedAvg": mo.per_fedavg(
-            lr=0.02, personal_lr=0.02, personal_steps=5, epochs=5, form="first_order", batch_size=batch
+            shared=mo.sgd(0.02, epochs=5, batch_size=batch), personal=mo.sgd(0.02, steps=5), form="first_order"
         ),
-        "L2GD": mo.l2gd(lr=0.15, pull=0.2, probability=0.1, coins=seed),
-        "APFL": mo.apfl(lr=0.05, alpha=0.5, epochs=5, batch_size=batch),
-        "Ditto": mo.ditto(lr=0.05, personal_lr=0.05, pull=0.5, epochs=5, personal_epochs=5, batch_size=batch),
-        "FedRep": mo.fedrep(lr=0.15, personal_epochs=10, shared_epochs=1, batch_size=batch),
+        "L2GD": mo.l2gd(personal=mo.sgd(0.15, pull=0.2), probability=0.1, coins=seed),
+        "APFL": mo.apfl(shared=mo.sgd(0.05, epochs=5, batch_size=batch), alpha=0.5),
+        "Ditto": mo.ditto(
+            shared=mo.sgd(0.05, epochs=5, batch_size=batch), personal=mo.sgd(0.05, pull=0.5, epochs=5, batch_size=batch)
+        ),
+        "FedRep": mo.fedrep(
+            shared=mo.sgd(0.15, epochs=1, batch_size=batch), personal=mo.sgd(0.15, epochs=10, batch_size=batch)
+        ),
         FEDSOUL: mo.fedpop(
-            kernel=mo.kernel.langevin(step=0.0005),
-            shared_lr=1.0,
+            shared=1.0,
+            personal=mo.kernel.langevin(step=0.0005),
             server=mo.server.adam(lr=0.003),
             prior=mo.prior.gaussian(scale=0.3),
             samples=10,

@@ -104,18 +104,20 @@ def build_algorithms() -> dict[str, mo.Algorithm]:
     """The methods, in the order of their runs."""
     return {
         "FedPop": mo.fedpop(
-            kernel=mo.kernel.langevin(step=0.01),
-            shared_lr=1.0,
+            shared=1.0,
+            personal=mo.kernel.langevin(step=0.01),
             server=mo.server.adam(lr=0.01),
             prior=mo.prior.gaussian(scale=0.3),
             samples=20,
             thinning=2,
             burn_in=5,
         ),
-        "FedRep": mo.fedrep(lr=0.05, personal_epochs=10, batch_size=LABELLED),
-        "FedAvg": mo.fedavg(lr=0.05, epochs=5, batch_size=LABELLED),
-        "finetuning": mo.finetune(lr=0.05, epochs=50, batch_size=LABELLED),
-        "alone": mo.local_only(lr=0.05, epochs=100, batch_size=LABELLED),
+        "FedRep": mo.fedrep(
+            shared=mo.sgd(0.05, batch_size=LABELLED), personal=mo.sgd(0.05, epochs=10, batch_size=LABELLED)
+        ),
+        "FedAvg": mo.fedavg(shared=mo.sgd(0.05, epochs=5, batch_size=LABELLED)),
+        "finetuning": mo.finetune(personal=mo.sgd(0.05, epochs=50, batch_size=LABELLED)),
+        "alone": mo.local_only(personal=mo.sgd(0.05, epochs=100, batch_size=LABELLED)),
     }
 
 

@@ -126,12 +126,15 @@ def fit_options(plan: Plan, problem: Problem, method: str, seed: int) -> dict[st
 def build_algorithm(problem: Problem, method: str) -> mo.Algorithm:
     """A method with its steps: those of FedSOUL scale with the noise, as its log-likelihood does."""
     if method == "FedAvg":
-        return mo.fedavg(lr=0.01, steps=HEAD_STEPS, batch_size=problem.ample, weighting="uniform")
+        return mo.fedavg(shared=mo.sgd(0.01, steps=HEAD_STEPS, batch_size=problem.ample), weighting="uniform")
     if method == "FedRep":
-        return mo.fedrep(lr=0.02 * problem.scarce, personal_steps=HEAD_STEPS, shared_steps=1, batch_size=problem.ample)
+        return mo.fedrep(
+            shared=mo.sgd(0.02 * problem.scarce, steps=1, batch_size=problem.ample),
+            personal=mo.sgd(0.02 * problem.scarce, steps=HEAD_STEPS, batch_size=problem.ample),
+        )
     return mo.fedpop(
-        kernel=mo.kernel.langevin(step=0.2 * problem.variance / problem.ample),
-        shared_lr=0.4 * problem.variance / problem.scarce,
+        shared=0.4 * problem.variance / problem.scarce,
+        personal=mo.kernel.langevin(step=0.2 * problem.variance / problem.ample),
         prior_lr=0.02,
         prior=mo.prior.gaussian(scale=1.0, mean=0.0),
         loss_weight=1 / (2 * problem.variance),

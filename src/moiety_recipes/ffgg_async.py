@@ -95,11 +95,11 @@ def fit_options(plan: Plan, fed: mo.FederatedData, method: str, form: str, seed:
         clock = mo.clock.asynchronous(active=plan.active, **times)
         server, updates = mo.server.sgd(lr=1 / plan.active), plan.active
     if method == "ffgg":
-        solver = mo.solver.sgd(lr=plan.inner_lr, steps=plan.inner_steps)
-        algorithm, split = mo.ffgg(lr=plan.lr, solver=solver, server=server), mo.split.output_layer(model)
+        solver = mo.sgd(plan.inner_lr, steps=plan.inner_steps)
+        algorithm, split = mo.ffgg(shared=plan.lr, personal=solver, server=server), mo.split.output_layer(model)
     else:
         lr, steps = plan.lr / 4, plan.inner_steps
-        algorithm = mo.fedavg(lr=lr, steps=steps, batch_size=20, weighting="uniform", server=server)
+        algorithm = mo.fedavg(shared=mo.sgd(lr, steps=steps, batch_size=20), weighting="uniform", server=server)
         split = mo.split.nothing(model)
     return {
         "model": model,

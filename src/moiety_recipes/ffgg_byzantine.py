@@ -136,7 +136,7 @@ def fit_options(plan: Plan, fed: mo.FederatedData, attack: str, aggregator: str,
     return {
         "model": model,
         "data": fed,
-        "algorithm": mo.ffgg(lr=plan.lr, solver=mo.solver.sgd(lr=plan.inner_lr, steps=plan.inner_steps)),
+        "algorithm": mo.ffgg(shared=plan.lr, personal=mo.sgd(plan.inner_lr, steps=plan.inner_steps)),
         "split": mo.split.output_layer(model),
         "aggregator": aggregators[aggregator],
         "rounds": plan.rounds,

@@ -104,15 +104,17 @@ def build_lines(plan: Plan, problem: Quadratics, coins: int) -> list[Line]:
     step, top = 1 / problem.cocoercive(), problem.smooth()
     lines = []
     for tau in plan.inner:
-        algorithm = mo.ffgg(lr=step, solver=mo.solver.conjugate_gradient(steps=tau, tolerance=0.0))
+        algorithm = mo.ffgg(shared=step, personal=mo.solver.conjugate_gradient(steps=tau, tolerance=0.0))
         lines.append(Line(f"cg-{tau}", "FFGG", tau, algorithm, True, plan.first_rounds, curvature=True))
     for tau in plan.local:
         p, pull, lr = 1 / tau, plan.pull, 1 / (top * tau)
         algorithms = {
-            "FFGG": mo.ffgg(lr=step, solver=build_descent(1 / problem.smooth_in_w(), tau)),
-            "SCAFFOLD": mo.scaffold(lr=lr, steps=tau, batch_size=None, server=mo.server.sgd(lr=0.5)),
-            "Local GD": mo.local_gd(lr=lr, steps=tau),
-            "L2GD": mo.l2gd(lr=1 / (2 * max(top / (1 - p), pull / p)), pull=pull, probability=p, coins=coins),
+            "FFGG": mo.ffgg(shared=step, personal=build_descent(1 / problem.smooth_in_w(), tau)),
+            "SCAFFOLD": mo.scaffold(shared=mo.sgd(lr, steps=tau, batch_size="all"), server=mo.server.sgd(lr=0.5)),
+            "Local GD": mo.local_gd(shared=mo.sgd(lr, steps=tau)),
+            "L2GD": mo.l2gd(
+                personal=mo.sgd(1 / (2 * max(top / (1 - p), pull / p)), pull=pull), probability=p, coins=coins
+            ),
         }
         for method, algorithm in algorithms.items():
             lines.append(Line(name_line(method, tau), method, tau, algorithm, method == "FFGG", plan.rounds))
@@ -126,7 +128,7 @@ def name_line(method: str, tau: int) -> str:
 
 def build_descent(lr: float, steps: int) -> Any:
     """Algorithm 2 as ``moiety.solver.sgd`` has it, with a client's one batch fetched once and not in every step."""
-    one = mo.solver.sgd(lr=lr, steps=1)
+    one = mo.sgd(lr, steps=1)
     return replace(one, solve=lambda work, model, batches: one.solve(work, model, list(batches) * steps))
 
 

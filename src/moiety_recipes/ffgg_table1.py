@@ -133,7 +133,7 @@ def ffgg(stages: Stages, split: str, lr: float, personal_lr: float) -> Step:
 
 
 def _solver(stages: Stages, lr: float) -> Any:
-    return mo.solver.sgd(lr=lr, epochs=1, batch_size=stages.batch_size, clip=stages.personalised.get("clip"))
+    return mo.sgd(lr, epochs=1, batch_size=stages.batch_size, clip=stages.personalised.get("clip"))
 
 
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:

@@ -67,9 +67,9 @@ def fit_options(plan: Plan, method: str, seed: int) -> dict[str, Any]:
     how = mo.data.dirichlet(plan.alpha)
     model = mo.models.mlp(64, 10, hidden=(64,), seed=seed)
     if method == "fedavg":
-        algorithm, split = mo.fedavg(lr=0.5, epochs=2, batch_size=8), mo.split.nothing(model)
+        algorithm, split = mo.fedavg(shared=mo.sgd(0.5, epochs=2, batch_size=8)), mo.split.nothing(model)
     else:
-        algorithm = mo.fedalt(shared_lr=0.5, personal_lr=0.5, shared_epochs=1, personal_epochs=1, batch_size=8)
+        algorithm = mo.fedalt(shared=mo.sgd(0.5, epochs=1, batch_size=8), personal=mo.sgd(0.5, epochs=1, batch_size=8))
         split = mo.split.output_layer(model)
     return {
         "model": model,

@@ -13,14 +13,13 @@ from moiety.clients.clock import CLOCKS
 from moiety.clients.speed import TIMES
 from moiety.data import SOURCES
 from moiety.data.partition import PARTITIONS
-from moiety.engines.choose import ENGINES, OPEN
+from moiety.engines.auto import ENGINES, OPEN
 from moiety.experiments import list_recipes, load_recipe
-from moiety.kernels import KERNELS
+from moiety.local.kernels import KERNELS
+from moiety.local.priors import PRIORS
+from moiety.local.schedules import SCHEDULES
+from moiety.local.solvers import SOLVERS
 from moiety.models import MODELS
-from moiety.priors import PRIORS
-from moiety.schedules import SCHEDULES
-from moiety.scores import LOSSES, METRICS
-from moiety.solvers import SOLVERS
 from moiety.split import SPLITS
 from moiety.task.scores import LOSSES, METRICS
 from moiety.transport.codecs import CODECS

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import tomli_w
 from engine_cases import StopHereError, federation, mlp, refused, same_runs, stop_after, without_fsync
+from run_settings import with_settings
 
 import moiety as mo
 from moiety.run.folder import without_none
@@ -77,7 +78,7 @@ ALL = mo.Settings(
 def test_what_a_file_says_is_read_as_it_was() -> None:
     """Every setting that can be written is there again, also after a way through TOML."""
     options = Options(rounds=7, cohort=3, seed=5, engine="sequential", loss="mse", settings=ALL)
-    complete = complete_options(options, mlp(), FED, mo.fedavg(lr=0.1))
+    complete = complete_options(options, mlp(), FED, mo.fedavg(shared=0.1))
     for each in (options, complete):
         tables = option_tables(each)
         again = read_options(tomllib.loads(tomli_w.dumps(without_none(tables))))
@@ -88,19 +89,24 @@ def test_what_a_file_says_is_read_as_it_was() -> None:
 
 
 def test_what_is_left_out_is_filled_in() -> None:
-    complete = complete_options(Options(rounds=100), mlp(), FED, mo.fedavg(lr=0.1))
+    complete = complete_options(Options(rounds=100), mlp(), FED, mo.fedavg(shared=0.1))
     settings = complete.settings
     assert (complete.cohort, complete.loss, settings.evaluate_on) == (6, "cross_entropy", "test")
     assert (settings.evaluate_every, settings.checkpoint_every) == (5, 5)
-    assert complete_options(complete, mlp(), FED, mo.fedavg(lr=0.1)) == complete
+    assert complete_options(complete, mlp(), FED, mo.fedavg(shared=0.1)) == complete
     assert set(RUN_KEYS) - set(option_tables(complete)["run"]) <= set(LEFT_OUT)
 
 
 def test_on_resume_only_workers_may_change(tmp_path: Path) -> None:
-    algorithm, settings = mo.fedavg(lr=0.1), mo.Settings(evaluate_every=1, codec=mo.codec.qsgd(levels=7))
+    algorithm, settings = mo.fedavg(shared=0.1), mo.Settings(evaluate_every=1, codec=mo.codec.qsgd(levels=7))
 
     def begin(**options: Any) -> mo.Run:
-        return mo.fit(mlp(), FED, algorithm, rounds=3, cohort=2, engine="sequential", settings=settings, **options)
+        return mo.fit(
+            mlp(),
+            FED,
+            algorithm,
+            **with_settings(rounds=3, cohort=2, engine="sequential", settings=settings, **options),
+        )
 
     whole = begin()
     with pytest.raises(StopHereError):
@@ -120,7 +126,7 @@ def test_on_resume_only_workers_may_change(tmp_path: Path) -> None:
 
 
 def test_pipelines_refuse_what_their_stages_do_not_know() -> None:
-    stages = [mo.Stage(mo.fedavg(lr=0.1), rounds=1)]
+    stages = [mo.Stage(mo.fedavg(shared=0.1), rounds=1)]
     for settings, name in (
         (mo.Settings(evaluate_every=2), "evaluate_every"),
         (mo.Settings(participation="bernoulli"), "participation"),

@@ -229,7 +229,7 @@ def fit_options(plan, name):
     model = mo.models.mlp(64, 10, hidden=(4,), seed=0)
     split = mo.split.output_layer(model)
     fed = mo.data.load("digits", clients=4, per_client=10, partition=mo.data.iid(), seed=0)
-    algorithm = mo.fedavg(lr=0.1) if name == "base" else mo.finetune(lr=0.1)
+    algorithm = mo.fedavg(shared=0.1) if name == "base" else mo.finetune(personal=0.1)
     how = {"split": None if name == "base" else split, "rounds": 2, "seed": 0}
     return {"model": model, "data": fed, "algorithm": algorithm, **how}
 

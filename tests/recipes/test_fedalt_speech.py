@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 
 import moiety as mo
 from moiety.cli import main
-from moiety.engines.folder import read_clients
+from moiety.run.folder import read_clients
 from moiety_recipes.fedalt_speech import plan
 from moiety_recipes.fedalt_stages import personalise
 
@@ -157,7 +157,12 @@ def test_scale_paper_runs():
     model = connected.model(0)
     split = connected.split("adapter", model)
     step = personalise(connected.stages, "adapter", "fedalt", 1e-2)
-    run = mo.fit(model, fed, step.algorithm, split=split, rounds=2, cohort=1, engine="sequential", **connected.fit)
+    run = mo.fit(
+        model,
+        fed,
+        step.algorithm,
+        **with_settings(split=split, rounds=2, cohort=1, engine="sequential", **connected.fit),
+    )
     before, after = model.state_dict(), run.export(run.clients[0]["client"]).state_dict()
     moved = (after["head.weight"] - before["head.weight"]).abs().max()
     # Adam's step is its rate whatever the gradient; in the first round, at factor 0, there is none to divide by.

@@ -14,8 +14,8 @@ import torch
 
 import moiety as mo
 from moiety.cli import main
-from moiety.engines.folder import read_clients, read_config
 from moiety.experiments.runner import Runner
+from moiety.run.folder import read_clients, read_config
 from moiety_recipes.fedalt_stages import build_cell, finetune, list_steps, personalise, pfedme
 from moiety_recipes.fedalt_text import fedalt_text, plan
 

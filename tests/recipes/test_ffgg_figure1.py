@@ -11,7 +11,7 @@ from flat_options import flat
 
 import moiety as mo
 from moiety.cli import main
-from moiety.rng import generator
+from moiety.random import generator
 from moiety_recipes import ffgg_figure1_limits as limits
 from moiety_recipes.ffgg_figure1 import build_descent, build_lines, ffgg_figure1, plan
 from moiety_recipes.ffgg_figure1_problem import Size, build_split, build_task, deal, draw_problem
@@ -81,7 +81,9 @@ def run(algorithm, rounds, personal=False, curvature=False):
 def test_where_lines_lead_is_where_runs_end():
     """The formulas are by linear algebra, the runs by the algorithms: they meet."""
     inner = build_descent(1 / FOUND.smooth_in_w(), 7)
-    assert run(mo.ffgg(lr=STEP, solver=inner), 150, personal=True) == pytest.approx(limits.ffgg(FOUND, 7), rel=1e-5)
+    assert run(mo.ffgg(shared=STEP, personal=inner), 150, personal=True) == pytest.approx(
+        limits.ffgg(FOUND, 7), rel=1e-5
+    )
     local = {"lr": 1 / TOP, "steps": 6}
     assert run(mo.local_gd(**local), 60) == pytest.approx(limits.local_gd(FOUND, local["lr"], 6), rel=1e-5)
     assert run(flat(mo.scaffold, **local, batch_size=None), 60) == pytest.approx(limits.one_model(FOUND), rel=1e-5)

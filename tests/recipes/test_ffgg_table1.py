@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import moiety as mo
-from moiety.engines.folder import read_clients, read_config
 from moiety.experiments import CI_NOTICE, load_recipe
+from moiety.run.folder import read_clients, read_config
 from moiety_recipes.ffgg_table1 import LAPTOP, NEAREST, ffgg_table1, list_steps, plan
 
 SPLITS = ("input", "output", "adapter")

@@ -60,7 +60,7 @@ def test_a_recipe_uses_public_names_only(file):
         ("from moiety.errors import must", "moiety.errors.must"),
         ("from moiety.reports.figures import save", "moiety.reports.figures.save"),
         ("from moiety.experiments import plan", "moiety.experiments.plan"),
-        ("import moiety.rng", "moiety.rng"),
+        ("import moiety.random", "moiety.random"),
         ("import moiety as mo\nmo.engines.fit", "mo.engines"),
         ("import moiety as mo\nmo.random.hashlib", "mo.random.hashlib"),
         ("import moiety as mo\nmo.data.federated", "mo.data.federated"),

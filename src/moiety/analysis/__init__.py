@@ -5,20 +5,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from moiety.analysis.effects import against_parameters
 from moiety.analysis.harm import change_rows, hurt_when, over_seeds, share_hurt, sweep
 from moiety.analysis.intervals import Claim, Interval, claim, interval, table_row
-from moiety.analysis.versus import Versus, changes, column, higher_is_better, mean, versus
+from moiety.analysis.versus import Versus, against_parameters, changes, column, higher_is_better, mean, versus
 
 if TYPE_CHECKING:
-    from moiety.analysis.memory import memory_rows
-    from moiety.analysis.sparse_bill import bytes_of_run, flops_of_run, search_share
+    from moiety.analysis.costs import bytes_of_run, flops_of_run, memory_rows, search_share
 
 _HEAVY = {
-    "bytes_of_run": "moiety.analysis.sparse_bill",
-    "flops_of_run": "moiety.analysis.sparse_bill",
-    "memory_rows": "moiety.analysis.memory",
-    "search_share": "moiety.analysis.sparse_bill",
+    "bytes_of_run": "moiety.analysis.costs",
+    "flops_of_run": "moiety.analysis.costs",
+    "memory_rows": "moiety.analysis.costs",
+    "search_share": "moiety.analysis.costs",
 }
 """Names whose modules import torch: they are looked up when first used."""
 

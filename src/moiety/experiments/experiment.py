@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from moiety.engines import Run
-    from moiety.engines.training import OnRound
     from moiety.reports.figures import Figure
+    from moiety.run.result import Run
+    from moiety.run.train import OnRound
 
 Row = dict[str, Any]
 Key = tuple[str | int, ...]

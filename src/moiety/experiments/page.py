@@ -26,7 +26,7 @@ def write_page(experiment: Experiment[Any], options: Row, page: Page, results: R
     head = describe_run(experiment.name, options, results)
     parts = [*_opening(experiment, head), page.about, *(show_section(section) for section in page.sections)]
     if out is not None:
-        from moiety.engines.checkpoint import write_file
+        from moiety.files import write_file
 
         parts += _draw(page, out)
         content = {**head, **page.more, "rows": page.rows}

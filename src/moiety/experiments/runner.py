@@ -15,7 +15,7 @@ from moiety.experiments.experiment import Cell, Experiment, Key, Outcome, Row, W
 from moiety.experiments.plans import SCALES, change, plain_fields
 
 if TYPE_CHECKING:
-    from moiety.engines import Run
+    from moiety.run.result import Run
 
 RECIPE = "recipe.json"
 """The file that says what an experiment was asked for."""
@@ -43,7 +43,7 @@ class Request:
 
 def run(experiment: Experiment[Any], request: Request, out: Path | None, watch: Watch) -> Outcome:
     """Run what has not ended yet, and write the page."""
-    from moiety.engines.choose import check_engine
+    from moiety.engines.auto import check_engine
     from moiety.experiments.page import write_page
 
     _check_options(experiment, request)
@@ -128,9 +128,9 @@ def read_json(file: Path, keys: Iterable[str], hint: str) -> Row:
 
 def write_json(file: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
     """Write a table to a file, whole or not at all."""
-    from moiety.engines.checkpoint import write_file, writing
+    from moiety.files import report_failure, write_file
 
-    with writing(file.parent):
+    with report_failure(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
     write_file(file, (json.dumps(content, indent=indent) + "\n").encode())
 
@@ -171,7 +171,8 @@ class Runner:
         return self.results[cell.key]
 
     def _fit(self, cell: Cell) -> Row:
-        from moiety.engines import fit, resume
+        from moiety.run.fit import fit
+        from moiety.run.resume import resume
 
         must(cell.fit is not None, "cell", "one with fit or work", cell.key)
         folder = self.out / cell.place if self.out is not None and cell.stored else None
@@ -189,7 +190,7 @@ class Runner:
 
     def _engine(self, cell: Cell) -> str:
         """The engine asked for; where it is left open, the one that the cell's group has measured."""
-        from moiety.engines.choose import OPEN
+        from moiety.engines.auto import OPEN
 
         engine = self.engine or cell.engine or self.experiment.engine
         if engine in OPEN and cell.group is not None:

@@ -1,10 +1,7 @@
 """Tables and figures from rows, and numbers as a reader wants them. Figures need the extra ``report``."""
 
-from moiety.reports.bands import bands
-from moiety.reports.courses import courses
 from moiety.reports.figures import accuracy_against_parameters, save, scatter_change, seed_bands, violins
-from moiety.reports.matrix import heat_map
-from moiety.reports.panels import log_panels
+from moiety.reports.lines import bands, courses, heat_map, log_panels
 from moiety.reports.reliability import densities, reliability_diagram
 from moiety.reports.tables import markdown
 from moiety.reports.words import amount, count, gain, names, per_cent, printable, value

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from moiety.errors import MoietyError, must
-from moiety.files import report_failure, write_file
+from moiety.files import report_failure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -95,7 +95,7 @@ def legend_below(figure: Figure, columns: int) -> None:
 
 def save(figure: Figure, path: str | Path) -> None:
     """Write a figure as PNG, whole or not at all; the same figure gives the same bytes."""
-    from moiety.engines.checkpoint import write_file, writing  # with torch
+    from moiety.run.checkpoint import write_file  # with torch
 
     target = Path(path)
     buffer = io.BytesIO()
