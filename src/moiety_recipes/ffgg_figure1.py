@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from statistics import mean, stdev
 from typing import Any
 
@@ -90,15 +90,9 @@ class Line:
     curvature: bool = False
 
 
-@lru_cache(maxsize=1)
-def load_problem(size: Size, seed: int) -> Quadratics:
-    """The problem of a seed."""
-    return draw_problem(size, seed)
-
-
 def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
     """One run for each line."""
-    problem = load_problem(plan.size, seeds[0])
+    problem = draw_problem(plan.size, seeds[0])
     for line in build_lines(plan, problem, seeds[0]):
         fit = partial(fit_options, plan, problem, line, seeds[0])
         keep = partial(keep_points, problem, line)
@@ -173,7 +167,7 @@ def late_error(line: Row) -> tuple[float, float]:
 
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     """Errors, claims and the figure."""
-    problem = load_problem(plan.size, seeds[0])
+    problem = draw_problem(plan.size, seeds[0])
     lines = {str(name): row for (_, name), row in results.items()}
     rows, claims = tabulate(plan, problem, lines), judge(plan, problem, lines)
     shown = {"row": "", "rounds": "rounds", "ours": "error", "end": "in the end"}

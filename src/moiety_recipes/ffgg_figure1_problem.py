@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -77,6 +78,7 @@ class Quadratics:
         return float(np.sum((self.operators().mean(0) @ gap) ** 2)), float(np.sum(gap**2))
 
 
+@lru_cache(maxsize=1)
 def draw_problem(size: Size, seed: int) -> Quadratics:
     """The problem of a seed, from all of its rows."""
     d, e = size.shared, size.personal

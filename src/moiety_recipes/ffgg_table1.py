@@ -34,6 +34,7 @@ from moiety_recipes.fedalt_stages import (
     Setting,
     Stages,
     Step,
+    common_families,
     finetune,
     train_longer,
     train_together,
@@ -99,11 +100,8 @@ TAKEN = (
 
 def list_families(setting: Setting) -> Families:
     """The steps whose rates are chosen; Algorithm 1 takes those of FedAvg and of Local FFGG."""
-    stages = setting.stages
-    families = {"fedavg": (stages.lr, partial(train_together, stages))}
-    families[LONGER] = stages.personal_lr, partial(train_longer, stages)
+    stages, families = setting.stages, common_families(setting, *setting.splits)
     for split in setting.splits:
-        families[f"{split}-finetune"] = stages.finetune_lr, partial(finetune, stages, split)
         families[f"{split}-local_ffgg"] = stages.personal_lr, partial(local_ffgg, stages, split)
     return families
 
