@@ -38,7 +38,7 @@ LONGER_AND_SWEPT = (
 )
 Rates = Mapping[str, float]
 """Client learning rates by the steps' names: ``fedavg``, and for each split ``split-method``."""
-Families = Mapping[str, tuple[tuple[float, ...], Callable[[float], "Step"]]]
+Families = dict[str, tuple[tuple[float, ...], Callable[[float], "Step"]]]
 """By name, the rates to choose from and the step at a rate; the first is FedAvg, which the others start from."""
 
 
@@ -267,10 +267,10 @@ def name_sweep(stages: Stages, sweep: Sweep, value: float) -> str:
     return f"{sweep.split}-{sweep.option}-{value:g}"
 
 
-def common_families(setting: Setting, *splits: str) -> dict[str, tuple[tuple[float, ...], Callable[[float], Step]]]:
+def common_families(setting: Setting, *splits: str) -> Families:
     """FedAvg, its longer training, and the finetuning of each split."""
     stages = setting.stages
-    families = {"fedavg": (stages.lr, partial(train_together, stages))}
+    families: Families = {"fedavg": (stages.lr, partial(train_together, stages))}
     families[LONGER] = stages.personal_lr, partial(train_longer, stages)
     for split in splits:
         families[f"{split}-finetune"] = stages.finetune_lr, partial(finetune, stages, split)
