@@ -11,10 +11,6 @@ from moiety.recipes.fedpop_people import fedpop_people
 from moiety.recipes.fedpop_small import fedpop_small
 from moiety.recipes.fedpop_toy import fedpop_toy
 from moiety.recipes.fedpop_uncertainty import fedpop_uncertainty
-from moiety.recipes.fedspa_ablations import fedspa_ablations
-from moiety.recipes.fedspa_sparsity import fedspa_sparsity
-from moiety.recipes.fedspa_table1 import fedspa_table1
-from moiety.recipes.fedspa_table2 import fedspa_table2
 from moiety.recipes.ffgg_table1 import ffgg_table1
 from moiety.recipes.glocal_curves import glocal_clients, glocal_delay, glocal_features
 from moiety.recipes.glocal_fictitious import glocal_fictitious
@@ -35,10 +31,6 @@ RECIPES: dict[str, Recipe] = {
     "glocal-delay": glocal_delay,
     "glocal-features": glocal_features,
     "glocal-fictitious": glocal_fictitious,
-    "fedspa-table1": fedspa_table1,
-    "fedspa-table2": fedspa_table2,
-    "fedspa-sparsity": fedspa_sparsity,
-    "fedspa-ablations": fedspa_ablations,
 }
 """The recipes by the names that ``moiety run`` knows."""
 
@@ -55,10 +47,6 @@ __all__ = [
     "fedpop_small",
     "fedpop_toy",
     "fedpop_uncertainty",
-    "fedspa_ablations",
-    "fedspa_sparsity",
-    "fedspa_table1",
-    "fedspa_table2",
     "ffgg_table1",
     "glocal_clients",
     "glocal_delay",
