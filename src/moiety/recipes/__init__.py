@@ -6,10 +6,11 @@ from moiety.recipes.base import Outcome, Recipe, Watch
 from moiety.recipes.fedalt_images import fedalt_images
 from moiety.recipes.fedalt_speech import fedalt_speech
 from moiety.recipes.fedalt_text import fedalt_text
-from moiety.recipes.fedspa_ablations import fedspa_ablations
-from moiety.recipes.fedspa_sparsity import fedspa_sparsity
-from moiety.recipes.fedspa_table1 import fedspa_table1
-from moiety.recipes.fedspa_table2 import fedspa_table2
+from moiety.recipes.fedpop_full import fedpop_full
+from moiety.recipes.fedpop_people import fedpop_people
+from moiety.recipes.fedpop_small import fedpop_small
+from moiety.recipes.fedpop_toy import fedpop_toy
+from moiety.recipes.fedpop_uncertainty import fedpop_uncertainty
 from moiety.recipes.ffgg_table1 import ffgg_table1
 
 RECIPES: dict[str, Recipe] = {
@@ -17,10 +18,11 @@ RECIPES: dict[str, Recipe] = {
     "fedalt-speech": fedalt_speech,
     "fedalt-text": fedalt_text,
     "ffgg-table1": ffgg_table1,
-    "fedspa-table1": fedspa_table1,
-    "fedspa-table2": fedspa_table2,
-    "fedspa-sparsity": fedspa_sparsity,
-    "fedspa-ablations": fedspa_ablations,
+    "glocal-table1": glocal_table1,
+    "glocal-clients": glocal_clients,
+    "glocal-delay": glocal_delay,
+    "glocal-features": glocal_features,
+    "glocal-fictitious": glocal_fictitious,
 }
 """The recipes by the names that ``moiety run`` knows."""
 
@@ -32,9 +34,10 @@ __all__ = [
     "fedalt_images",
     "fedalt_speech",
     "fedalt_text",
-    "fedspa_ablations",
-    "fedspa_sparsity",
-    "fedspa_table1",
-    "fedspa_table2",
+    "fedpop_full",
+    "fedpop_people",
+    "fedpop_small",
+    "fedpop_toy",
+    "fedpop_uncertainty",
     "ffgg_table1",
 ]
