@@ -192,32 +192,42 @@ def list_steps(setting: Setting, rates: Rates) -> list[Step]:
     return [*steps, *(step for sweep in stages.sweeps for step in _sweep(stages, sweep, rates))]
 
 
+def local_sgd(stages: Stages, lr: float, epochs: int, options: Mapping[str, Any]) -> Any:
+    """Local work with the clipping and the weight decay of a stage."""
+    local = {key: options[key] for key in ("clip", "weight_decay") if key in options}
+    return mo.sgd(lr, epochs=epochs, batch_size=stages.batch_size, **local)
+
+
+def server_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The schedule and the server's optimiser of a stage, where it has any."""
+    return {key: options[key] for key in ("schedule", "server") if key in options}
+
+
 def train_together(stages: Stages, lr: float) -> Step:
     """Stage (a): one model for all."""
-    algorithm = mo.fedavg(lr=lr, epochs=1, batch_size=stages.batch_size, **stages.federated)
+    algorithm = mo.fedavg(shared=local_sgd(stages, lr, 1, stages.federated), **server_options(stages.federated))
     return Step("fedavg", algorithm, None, stages.rounds, stages.cohort, start=None, train=True)
 
 
 def train_longer(stages: Stages, lr: float) -> Step:
     """FedAvg for as many rounds more as stage (b) has, with the options of that stage."""
-    algorithm = mo.fedavg(lr=lr, epochs=1, batch_size=stages.batch_size, **stages.personalised)
+    algorithm = mo.fedavg(shared=local_sgd(stages, lr, 1, stages.personalised), **server_options(stages.personalised))
     return Step(LONGER, algorithm, None, stages.personal_rounds, stages.cohort)
 
 
 def personalise(stages: Stages, split: str, method: str, lr: float, *, stateful: bool = True) -> Step:
     """Stage (b): one pass for each part at one rate."""
-    options = {"batch_size": stages.batch_size, "stateful": stateful, **stages.personalised}
-    if method == "fedalt":
-        algorithm = mo.fedalt(shared_lr=lr, personal_lr=lr, shared_epochs=1, personal_epochs=1, **options)
-    else:
-        algorithm = mo.fedsim(shared_lr=lr, personal_lr=lr, epochs=1, **options)
+    build = {"fedalt": mo.fedalt, "fedsim": mo.fedsim}[method]
+    work = local_sgd(stages, lr, 1, stages.personalised)
+    algorithm = build(shared=work, personal=work, stateful=stateful, **server_options(stages.personalised))
     name = f"{split}-{method}" + ("" if stateful else "-stateless")
     return Step(name, algorithm, split, stages.personal_rounds, stages.cohort)
 
 
 def finetune(stages: Stages, split: str, lr: float, start: str = "fedavg") -> Step:
     """Stage (c): the personal part alone, by every client."""
-    algorithm = mo.finetune(lr=lr, epochs=stages.finetune_epochs, batch_size=stages.batch_size, **stages.finetuned)
+    work = local_sgd(stages, lr, stages.finetune_epochs, stages.finetuned)
+    algorithm = mo.finetune(personal=work, **server_options(stages.finetuned))
     name = f"{split}-finetune" if start == "fedavg" else f"{start}-final"
     shown = name in (f"{FULL}-finetune", f"{split}-fedalt-final")  # in the figures that have training rows
     return Step(name, algorithm, split, 1, None, start, train=shown)
@@ -230,15 +240,18 @@ def _then_finetune(stages: Stages, step: Step, split: str, rates: Rates) -> list
 def pfedme(stages: Stages, lr: float) -> Step:
     """Stage (b) for the whole model: every client's own model is pulled towards the shared one."""
     pull = stages.pull if stages.pfedme_pull is None else stages.pfedme_pull
-    options: dict[str, Any] = {"pull": pull, "inner_steps": stages.pfedme_steps, "batch_size": stages.batch_size}
-    algorithm = mo.pfedme(lr=stages.pfedme_lr, personal_lr=lr, epochs=1, **options, **stages.personalised)
+    algorithm = mo.pfedme(
+        shared=mo.sgd(stages.pfedme_lr, epochs=1, batch_size=stages.batch_size),
+        personal=mo.sgd(lr, steps=stages.pfedme_steps, pull=pull, clip=stages.personalised.get("clip")),
+        **server_options(stages.personalised),
+    )
     return Step(f"{FULL}-pfedme", algorithm, None, stages.personal_rounds, stages.cohort)
 
 
 def _ditto(stages: Stages, pull: float, rates: Rates, name: str) -> Step:
     lr, epochs = rates[f"{FULL}-finetune"], stages.finetune_epochs
-    options = {"batch_size": stages.batch_size, **stages.finetuned}
-    algorithm = mo.ditto(form="finetune", personal_lr=lr, personal_epochs=epochs, pull=pull, **options)
+    work = replace(local_sgd(stages, lr, epochs, stages.finetuned), pull=pull)
+    algorithm = mo.ditto(form="finetune", personal=work, **server_options(stages.finetuned))
     return Step(name, algorithm, None, 1, None)
 
 

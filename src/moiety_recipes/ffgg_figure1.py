@@ -127,8 +127,8 @@ def name_line(method: str, tau: int) -> str:
 
 
 def build_descent(lr: float, steps: int) -> Any:
-    """Algorithm 2 as ``moiety.solver.sgd`` has it, with a client's one batch fetched once and not in every step."""
-    one = mo.sgd(lr, steps=1)
+    """Algorithm 2, with a client's one batch fetched once and not in every step."""
+    one = mo.solver.solver_work("personal", mo.sgd(lr, steps=1))
     return replace(one, solve=lambda work, model, batches: one.solve(work, model, list(batches) * steps))
 
 

@@ -36,6 +36,8 @@ from moiety_recipes.fedalt_stages import (
     Step,
     common_families,
     finetune,
+    local_sgd,
+    server_options,
     train_longer,
     train_together,
 )
@@ -120,20 +122,17 @@ def list_steps(setting: Setting, rates: Rates) -> list[Step]:
 
 def local_ffgg(stages: Stages, split: str, lr: float) -> Step:
     """Algorithm 4 as in section 3.3: one epoch on the personal part, then one in turns on both, all at one rate."""
-    options: dict[str, Any] = {"batch_size": stages.batch_size, **stages.personalised}
-    algorithm = mo.local_ffgg(shared_lr=lr, personal_lr=lr, solver=_solver(stages, lr), epochs=1, **options)
+    clip, rest = stages.personalised.get("clip"), server_options(stages.personalised)
+    work, turns = local_sgd(stages, lr, 1, stages.personalised), mo.sgd(lr, clip=clip)
+    algorithm = mo.local_ffgg(shared=work, personal=turns, solver=work, **rest)
     return Step(f"{split}-local_ffgg", algorithm, split, stages.personal_rounds, stages.cohort)
 
 
 def ffgg(stages: Stages, split: str, lr: float, personal_lr: float) -> Step:
     """Algorithm 1 with the same epoch on the personal part; it has no place for a largest gradient norm."""
-    options = {key: value for key, value in stages.personalised.items() if key != "clip"}
-    algorithm = mo.ffgg(lr=lr, solver=_solver(stages, personal_lr), **options)
+    solver = local_sgd(stages, personal_lr, 1, stages.personalised)
+    algorithm = mo.ffgg(shared=lr, personal=solver, **server_options(stages.personalised))
     return Step(f"{split}-ffgg", algorithm, split, stages.personal_rounds, stages.cohort)
-
-
-def _solver(stages: Stages, lr: float) -> Any:
-    return mo.sgd(lr, epochs=1, batch_size=stages.batch_size, clip=stages.personalised.get("clip"))
 
 
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:

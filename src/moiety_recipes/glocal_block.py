@@ -77,7 +77,7 @@ class Outcome:
 def stack_trials(data: Sequence[mo.FederatedData], rounds: int, seeds: Sequence[int]) -> Trials:
     """The training rows, and the order in which ``moiety.fit`` with the trial's seed walks through them."""
     x, y = (torch.stack(each) for each in zip(*(stack_clients(fed, "train") for fed in data), strict=True))
-    walks = [draw_walks(*x.shape[1:3], rounds, seed) for seed in seeds]
+    walks = [draw_walks(x.shape[1], x.shape[2], rounds, seed) for seed in seeds]
     return Trials(x, y, torch.stack(walks))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from moiety.errors import MoietyError, must
-from moiety.files import report_failure
+from moiety.files import report_failure, write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -95,8 +95,6 @@ def legend_below(figure: Figure, columns: int) -> None:
 
 def save(figure: Figure, path: str | Path) -> None:
     """Write a figure as PNG, whole or not at all; the same figure gives the same bytes."""
-    from moiety.run.checkpoint import write_file  # with torch
-
     target = Path(path)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
