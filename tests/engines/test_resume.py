@@ -23,6 +23,7 @@ from engine_cases import (
     stop_after,
     without_fsync,
 )
+from flat_options import flat
 from run_settings import with_settings
 from torch import nn
 
