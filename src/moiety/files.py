@@ -41,7 +41,8 @@ def report_unreadable(path: Path, hint: str = "", name: str = "") -> Iterator[No
     except MoietyError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        raise MoietyError(message(name or path.name, "whole", f"{path}: {error!r}", hint)) from None
+        reason = repr(error) if isinstance(error, KeyError) else error  # that of a key alone says little
+        raise MoietyError(message(name or path.name, "whole", f"{path}: {reason}", hint)) from None
 
 
 def write_file(path: Path, content: bytes) -> None:

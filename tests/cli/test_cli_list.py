@@ -20,6 +20,9 @@ from moiety.local.priors import PRIORS
 from moiety.local.schedules import SCHEDULES
 from moiety.local.solvers import SOLVERS
 from moiety.models import MODELS
+from moiety.server.aggregators import AGGREGATORS
+from moiety.server.attacks import ATTACKS
+from moiety.server.optimisers import SERVERS
 from moiety.split import SPLITS
 from moiety.task.scores import LOSSES, METRICS
 from moiety.transport.codecs import CODECS

@@ -20,6 +20,7 @@ import psutil
 import pytest
 import torch
 from engine_cases import batch_norm_net, contents, dropout_net, federation, mlp, refused, same_runs, seeded
+from flat_options import flat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_settings import with_settings
@@ -89,7 +90,7 @@ def net(trouble: Path | None = None) -> nn.Module:
 
 
 def fedalt(**options: Any) -> mo.Algorithm:
-    return mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5, **{"personal_epochs": 2, **options})
+    return flat(mo.fedalt, shared_lr=0.1, personal_lr=0.2, batch_size=5, **{"personal_epochs": 2, **options})
 
 
 def fit(engine: str, algorithm: mo.Algorithm | None = None, model: nn.Module | None = None, **options: Any) -> mo.Run:
@@ -538,6 +539,6 @@ def test_what_a_run_shows_does_not_lie_in_the_workers_memory():
     """Results of a run stay as they are when the next run of the same size reuses whatever memory there is."""
     run = fit("processes:sequential", workers=2)
     before = contents(run)
-    fit("processes:sequential", fedalt(shared=mo.sgd(?, momentum=0.9), personal=mo.sgd(?, momentum=0.9)), workers=2, seed=9)
+    fit("processes:sequential", fedalt(momentum=0.9), workers=2, seed=9)
     after = contents(run)
     assert before == after

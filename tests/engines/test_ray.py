@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from run_settings import with_settings
 from torch import Tensor, nn
 

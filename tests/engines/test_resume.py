@@ -23,14 +23,14 @@ from engine_cases import (
     stop_after,
     without_fsync,
 )
+from flat_options import flat
 from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
 from moiety.clients import DiskStore
 from moiety.loop.round import Loop
-from moiety.run import checkpoint
-from moiety.run import train as training
+from moiety.run import checkpoint, result
 from moiety.types import Algorithm
 
 __all__ = ["without_fsync"]
@@ -170,7 +170,7 @@ def test_many_stops_at_rounds_without_a_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", [2, 2 * K], ids=["on the way", "in the last round"])
 def test_an_interrupt_while_a_round_is_evaluated(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in an evaluation, whose row is not written: the run goes on from before it and ends as if nothing were."""
-    case, real, calls = CASES["fedalt"], training.evaluate, []
+    case, real, calls = CASES["fedalt"], result.evaluate, []
     whole = fit(case, "sequential", tmp_path / "whole", checkpoint_every=1)
 
     def interrupted(*args: Any, **options: Any) -> Any:
@@ -180,7 +180,7 @@ def test_an_interrupt_while_a_round_is_evaluated(at: int, tmp_path: Path, monkey
         return real(*args, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(training, "evaluate", interrupted)
+        patched.setattr(result, "evaluate", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fit(case, "sequential", tmp_path / "parts", checkpoint_every=1)
     same_runs(whole, resume(case, tmp_path / "parts"))

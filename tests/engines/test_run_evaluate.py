@@ -69,7 +69,7 @@ def test_parts_that_are_none():
     run = trained()
     with pytest.raises(MoietyError, match=r"`part` must be one of the known names, got 'tests'. Did you mean test\?"):
         run.evaluate("tests")
-    with pytest.raises(MoietyError, match="`part` must be one that has rows, got validation"):
+    with pytest.raises(MoietyError, match="`part` must be a part of the data that has rows, got validation"):
         run.evaluate("validation")
 
 

@@ -125,7 +125,7 @@ def remake(config: Mapping[str, Any], given: Given, parts: Sequence[str], what: 
 
 def reopen(path: Path, config: dict[str, Any], options: Options, given: Given) -> Run:
     """The run in a folder as its newest checkpoint left it; its history is not read."""
-    given = remake(config, given, ("data", "algorithm", "model"), "run")
+    given = remake(config, given, ("model", "data", "algorithm"), "run")
     model, data, algorithm, split = given.model, given.data, given.algorithm, given.split
     check_kinds(model, data, algorithm, split)
     if split is None and isinstance(model, nn.Module) and "own" not in config["split"]:
