@@ -161,14 +161,14 @@ def test_auto_with_one_worker_leaves_processes_out():
 def test_more_clients_than_fit_the_arena(monkeypatch, bytes, case):
     """A state takes 72 bytes and a result about 190: one client at a time, then two."""
     batches = []
-    inner = Processes._batch
+    inner = Processes._serve
 
     def counted(self: Any, function: str, jobs: Any, *rest: Any) -> Any:
         batches.append((function, len(jobs)))
         return inner(self, function, jobs, *rest)
 
     monkeypatch.setattr(processes, "ARENA_BYTES", bytes)
-    monkeypatch.setattr(Processes, "_batch", counted)
+    monkeypatch.setattr(Processes, "_serve", counted)
     algorithm = CASES[case]()
     run = fit("processes:sequential", algorithm, workers=2, rounds=2)
     assert {n for f, n in batches if f == "train"} == ({1} if bytes == 1 else {1, 2})
@@ -179,13 +179,13 @@ def test_more_clients_than_fit_the_arena(monkeypatch, bytes, case):
 def test_a_first_call_for_two_clients_does_not_halve_the_later_ones(monkeypatch):
     """``auto`` tries an engine on two clients before it measures it; a cohort of seven must then go out at once."""
     sizes: list[int] = []
-    send = Processes._batch
+    send = Processes._serve
 
     def counted(self: Processes, function: str, jobs: Any, moment: Any) -> Any:
         sizes.append(len(jobs))
         return send(self, function, jobs, moment)
 
-    monkeypatch.setattr(Processes, "_batch", counted)
+    monkeypatch.setattr(Processes, "_serve", counted)
     mo.fit(mlp(), DATA, mo.fedavg(lr=0.1, steps=1), rounds=1, engine="processes")
     assert set(sizes) == {2, len(SIZES)}
 
