@@ -92,7 +92,7 @@ def build_variants(task: Task) -> dict[str, mo.Algorithm]:
 def time_search(task: Task, seed: int) -> Row:
     """The time of a mask search as a share of that of local training, for the first clients of setting B."""
     model, fed = task.model(seed), task.load(B, seed)
-    share = mo.analysis.search_share(model, fed, lr=task.lr, epochs=task.epochs, batch_size=task.batch_size)
+    share = mo.analysis.search_share(model, fed, shared=mo.sgd(task.lr, epochs=task.epochs, batch_size=task.batch_size))
     return {"share": share}
 
 

@@ -147,26 +147,25 @@ def build_fedspa(
 ) -> mo.Algorithm:
     """FedSpa, as the paper trains it unless something is changed."""
     return mo.fedspa(
-        lr=task.lr,
+        shared=local_sgd(task, task.epochs),
         density=density,
         search=search,
         densities=densities,
         masks=masks,
         regrow=regrow,
-        epochs=task.epochs,
-        batch_size=task.batch_size,
-        weight_decay=task.weight_decay,
         schedule=mo.schedule.geometric(factor=task.lr_factor),
     )
+
+
+def local_sgd(task: Task, epochs: int) -> Any:
+    """The local work of a task."""
+    return mo.sgd(task.lr, epochs=epochs, batch_size=task.batch_size, weight_decay=task.weight_decay)
 
 
 def build_fedavg(task: Task) -> mo.Algorithm:
     """FedAvg with the same local work."""
     return mo.fedavg(
-        lr=task.lr,
-        epochs=task.epochs,
-        batch_size=task.batch_size,
-        weight_decay=task.weight_decay,
+        shared=local_sgd(task, task.epochs),
         weighting="uniform",
         schedule=mo.schedule.geometric(factor=task.lr_factor),
     )
@@ -180,39 +179,25 @@ def build_methods(task: Task, *, prune_rate: float) -> dict[str, mo.Algorithm]:
         DST: build_fedspa(task),
         RSM: build_fedspa(task, search="rsm"),
         DITTO: mo.ditto(
-            lr=task.lr,
-            personal_lr=task.lr,
-            pull=0.5,
-            epochs=shared_epochs,
-            personal_epochs=max(1, task.epochs - shared_epochs),
-            batch_size=task.batch_size,
-            weight_decay=task.weight_decay,
+            shared=local_sgd(task, shared_epochs),
+            personal=replace(local_sgd(task, max(1, task.epochs - shared_epochs)), pull=0.5),
             weighting="uniform",
             schedule=schedule,
         ),
         FEDAVG: build_fedavg(task),
         SUB: mo.sub_fedavg(
-            lr=task.lr,
+            shared=local_sgd(task, task.epochs),
             prune_rate=prune_rate,
             accuracy=0.5,
             distance=1e-4,
-            epochs=task.epochs,
-            batch_size=task.batch_size,
-            weight_decay=task.weight_decay,
             schedule=schedule,
         ),
         LOCAL: mo.local_only(
-            lr=task.lr,
-            epochs=task.epochs,
-            batch_size=task.batch_size,
-            weight_decay=task.weight_decay,
+            personal=local_sgd(task, task.epochs),
             schedule=schedule,
         ),
         SUBSAMPLING: mo.subsampling(
-            lr=task.lr,
-            epochs=task.epochs,
-            batch_size=task.batch_size,
-            weight_decay=task.weight_decay,
+            shared=local_sgd(task, task.epochs),
             schedule=schedule,
         ),
     }
@@ -243,8 +228,8 @@ def fit_options(task: Task, fed: mo.FederatedData, algorithm: mo.Algorithm, seed
         "algorithm": algorithm,
         "rounds": task.rounds,
         "cohort": task.cohort,
-        "evaluate_every": min(task.every, task.rounds),
         "seed": seed,
+        "settings": mo.Settings(evaluate_every=min(task.every, task.rounds)),
     }
 
 

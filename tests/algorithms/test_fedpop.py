@@ -184,7 +184,7 @@ def test_a_minibatch_stands_for_all_rows():
 
 
 def test_rows_at_a_time_do_not_change_the_gradient():
-    one, other = (fit(fedpop(shared=mo.sgd(?, batch_size=size), samples=2), 2) for size in (None, 2))
+    one, other = (fit(fedpop(batch_size=size, samples=2), 2) for size in (None, 2))
     np.testing.assert_allclose(served(one)[0], served(other)[0], rtol=1e-12)
 
 
@@ -263,7 +263,14 @@ def test_resumed_from_its_folder_it_is_the_same_bit_for_bit(averaged, tmp_path):
     """The folder names kernel, prior, schedule and server; chains go on where they stood."""
     fed = mo.data.load("digits", clients=4, per_client=12, seed=1)
     net = mo.models.mlp(64, 10, hidden=(5,), seed=1)
-    algorithm = mo.fedpop(shared=0.1, personal=mo.kernel.preconditioned_sgld(step=0.001, batch_size=4), prior=mo.prior.gaussian(scale=0.5, scale_decay=1.0), server=mo.server.adam(lr=0.01), samples=3, averaged=averaged)
+    algorithm = mo.fedpop(
+        shared=0.1,
+        personal=mo.kernel.preconditioned_sgld(step=0.001, batch_size=4),
+        prior=mo.prior.gaussian(scale=0.5, scale_decay=1.0),
+        server=mo.server.adam(lr=0.01),
+        samples=3,
+        averaged=averaged,
+    )
     how = {"split": mo.split.output_layer(net), "cohort": 2, "engine": "sequential"}
     whole = mo.fit(net, fed, algorithm, **with_settings(rounds=4, **how))
     mo.fit(net, fed, algorithm, **with_settings(rounds=2, out=tmp_path / "run", **how))

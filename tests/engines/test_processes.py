@@ -112,7 +112,7 @@ def close(one: mo.Run, other: mo.Run, tolerance: float = 1e-5) -> None:
 # The same numbers.
 
 CASES = {
-    "fedavg": lambda: mo.fedavg(lr=0.1, batch_size=5, server=mo.server.adam(lr=0.05)),
+    "fedavg": lambda: mo.fedavg(shared=mo.sgd(0.1, batch_size=5), server=mo.server.adam(lr=0.05)),
     "fedalt": lambda: fedalt(momentum=0.5),
     "fedalt stateless": lambda: fedalt(stateful=False),
 }
@@ -186,7 +186,7 @@ def test_a_first_call_for_two_clients_does_not_halve_the_later_ones(monkeypatch)
         return send(self, function, jobs, moment)
 
     monkeypatch.setattr(Processes, "_serve", counted)
-    mo.fit(mlp(), DATA, mo.fedavg(lr=0.1, steps=1), rounds=1, engine="processes")
+    mo.fit(mlp(), DATA, mo.fedavg(shared=mo.sgd(0.1, steps=1)), rounds=1, engine="processes")
     assert set(sizes) == {2, len(SIZES)}
 
 
@@ -377,7 +377,7 @@ def test_batch_norm_with_one_row_is_the_same_line_as_in_the_sequential_engine():
 
 
 def test_a_model_that_cannot_be_vectorised_is_refused():
-    text = refused(lambda: fit("processes:vectorised", mo.fedavg(lr=0.1), dropout_net(), workers=2), "vectorise")
+    text = refused(lambda: fit("processes:vectorised", mo.fedavg(shared=0.1), dropout_net(), workers=2), "vectorise")
     assert "Use engine sequential" in text
 
 

@@ -194,7 +194,9 @@ def test_runs_with_other_losses_have_no_calibration(loss, got):
 
 
 def test_calibration_names_the_part_without_rows():
-    with pytest.raises(mo.MoietyError, match=r"`part` must be a part of the data that has rows, got validation\. Split the data"):
+    with pytest.raises(
+        mo.MoietyError, match=r"`part` must be a part of the data that has rows, got validation\. Split the data"
+    ):
         once().calibration("validation")
 
 

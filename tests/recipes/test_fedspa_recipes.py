@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from moiety.clients import uniform_cohort
-from moiety.engines.folder import read_clients, read_config
 from moiety.errors import MoietyError
 from moiety.experiments import CI_NOTICE, Cell, count_verdicts
+from moiety.run.folder import read_clients, read_config
 from moiety_recipes import fedspa_table1 as table1
 from moiety_recipes import fedspa_table2 as table2
 from moiety_recipes.fedspa_ablations import GLOBAL_DST, fedspa_ablations
