@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from oracle_fedpop import Reference, noise
 from oracle_problems import federated, split_of, vector_clients, vector_task
 from run_settings import with_settings
@@ -32,7 +33,7 @@ def algorithm_1(rounds, samples, thinning=1, b=1, cohorts=None, factors=None, **
 def fedpop(**options):
     given = {"kernel": mo.kernel.langevin(step=STEP), "shared_lr": ETA_SHARED, "prior_lr": ETA_PRIOR}
     given |= {"prior": mo.prior.gaussian(scale=0.8), "loss_weight": WEIGHT}
-    return mo.fedpop(**{**given, **options})
+    return flat(mo.fedpop, **{**given, **options})
 
 
 def fit(algorithm, rounds, engine="sequential", **options):
@@ -251,7 +252,9 @@ def test_single_precision_stays_single(engine):
     """The guard would stop an upload of another type; the server keeps the model's own too."""
     net = Net(nn.Identity())
     options = {"averaged": True, "schedule": mo.schedule.linear(), "prior": mo.prior.laplace(spread="element")}
-    algorithm = mo.fedpop(kernel=mo.kernel.mala(step=0.01), shared_lr=0.1, shared_decay=0.1, radius=5.0, **options)
+    algorithm = flat(
+        mo.fedpop, kernel=mo.kernel.mala(step=0.01), shared_lr=0.1, shared_decay=0.1, radius=5.0, **options
+    )
     run = mo.fit(net, data(), algorithm, split=mo.split.by_name(net, personal=["head"]), rounds=3, engine=engine)
     server = run._loop.progress.server
     kept = [*server.shared.values(), *server.prior.values(), *server.average.values(), server.total]
@@ -304,7 +307,7 @@ def test_partial_evaluation_gives_the_same_numbers():
     split = mo.split.by_name(net, personal=["head"])
     runs = []
     for partial in (True, False):
-        algorithm = mo.fedpop(kernel=mo.kernel.langevin(step=0.01), shared_lr=0.1, prior_lr=0.1, samples=4)
+        algorithm = mo.fedpop(shared=0.1, personal=mo.kernel.langevin(step=0.01), prior_lr=0.1, samples=4)
         runs.append(
             mo.fit(
                 net,

@@ -21,6 +21,7 @@ from engine_cases import (
     tree_hash,
     without_fsync,
 )
+from flat_options import flat
 from run_settings import with_settings
 
 import moiety as mo
@@ -34,7 +35,7 @@ Damage = Callable[[Path], Any]
 
 
 def algorithm(**options: Any) -> mo.Algorithm:
-    return mo.fedalt(**{"shared_lr": 0.1, "personal_lr": 0.2, "batch_size": 5} | options)
+    return flat(mo.fedalt, **{"shared_lr": 0.1, "personal_lr": 0.2, "batch_size": 5} | options)
 
 
 def begin(out: Path, **options: Any) -> mo.Run:
