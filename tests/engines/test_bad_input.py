@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from engine_cases import batch_norm_net, dropout_net, federation, mlp, refused
+from flat_options import flat
 from run_settings import with_settings
 from torch import Tensor, nn
 
@@ -27,15 +28,15 @@ def personal(model: nn.Module) -> mo.Split:
 
 
 def alt(**options: Any) -> mo.Algorithm:
-    return mo.fedalt(**{"shared_lr": 0.1, "personal_lr": 0.1} | options)
+    return flat(mo.fedalt, **{"shared_lr": 0.1, "personal_lr": 0.1} | options)
 
 
 def sim(**options: Any) -> mo.Algorithm:
-    return mo.fedsim(**{"shared_lr": 0.1, "personal_lr": 0.1} | options)
+    return flat(mo.fedsim, **{"shared_lr": 0.1, "personal_lr": 0.1} | options)
 
 
 def avg(**options: Any) -> mo.Algorithm:
-    return mo.fedavg(**{"lr": 0.1} | options)
+    return flat(mo.fedavg, **{"lr": 0.1} | options)
 
 
 def fit(model: Any = None, data: Any = FED, algorithm: Any = None, **options: Any) -> mo.Run:

@@ -21,6 +21,7 @@ from engine_cases import (
     tree_hash,
     without_fsync,
 )
+from flat_options import flat
 from run_settings import with_settings
 
 import moiety as mo
@@ -34,7 +35,7 @@ Damage = Callable[[Path], Any]
 
 
 def algorithm(**options: Any) -> mo.Algorithm:
-    return mo.fedalt(**{"shared_lr": 0.1, "personal_lr": 0.2, "batch_size": 5} | options)
+    return flat(mo.fedalt, **{"shared_lr": 0.1, "personal_lr": 0.2, "batch_size": 5} | options)
 
 
 def begin(out: Path, **options: Any) -> mo.Run:
@@ -199,10 +200,10 @@ CASES |= {
     "config.toml not TOML": (write("config.toml", "a = [\n"), "config.toml"),
     "config.toml of another seed": (config("seed = 7", "seed = 8"), "seed"),
     "config.toml of another algorithm": (config('name = "fedalt"', 'name = "fedsim"'), "algorithm"),
-    "config.toml of another rate": (config("shared_lr = 0.1", "shared_lr = 0.3"), "algorithm"),
+    "config.toml of another rate": (config("lr = 0.1", "lr = 0.3"), "algorithm"),
     "config.toml of an unknown algorithm": (config('"fedalt"', '"fedlat"'), "algorithm.*given again.*fedlat"),
-    "config.toml with an unknown key": (config("shared_lr", "shared_rl"), "shared_lr"),
-    "config.toml with a rate in words": (config("shared_lr = 0.1", 'shared_lr = "fast"'), "shared_lr"),
+    "config.toml with an unknown key": (config("lr = 0.1", "rl = 0.1"), "algorithm.shared.*lr"),
+    "config.toml with a rate in words": (config("lr = 0.1", 'lr = "fast"'), "algorithm.shared.lr"),
     "config.toml of an unknown engine": (config('engine = "sequential"', 'engine = "warp"'), "engine"),
     "config.toml of another split": (config('"head"', '"hidden1"'), "personal"),
     "config.toml with a pattern of nothing": (config('"head"', '"tail"'), "personal"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from engine_cases import batch_norm_net, contents, exact, federation, mlp, seeded, tree_hash, without_fsync
+from flat_options import flat
 from torch import nn
 from torch.nn import functional
 
@@ -147,7 +148,7 @@ def regression_run(**options: Any) -> tuple[mo.Run, nn.Module]:
     rows = {f"c{i}": {"x": draw.normal(size=(8 + i, 3)), "y": draw.normal(size=(8 + i, 1))} for i in range(4)}
     model = seeded(Regression).double()
     split = mo.split.by_name(model, personal=["head"])
-    algorithm = mo.fedalt(**{"shared_lr": 0.2, "personal_lr": 0.1} | options.pop("algorithm", {}))
+    algorithm = flat(mo.fedalt, **{"shared_lr": 0.2, "personal_lr": 0.1} | options.pop("algorithm", {}))
     data = mo.data.from_clients(rows, test=0.25)
     return mo.fit(model, data, algorithm, split=split, rounds=3, engine="sequential", **options), model
 

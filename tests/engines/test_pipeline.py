@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from engine_cases import batch_norm_net, exact, federation, mlp, without_seconds
+from flat_options import flat
 from oracle_problems import federated, scalar_task, split_of
 from run_settings import with_settings
 from safetensors.torch import load_file
@@ -111,7 +112,7 @@ def test_with_clients_that_are_never_asked(tmp_path, engine, kept):
     rates = {"shared_lr": 1 / 16, "personal_lr": 1 / 16, "shared_steps": 1, "personal_steps": 1}
     stages = [
         mo.Stage(mo.fedavg(shared=mo.sgd(1 / 16, steps=1)), rounds=3, cohort=3, split=BOTH),
-        mo.Stage(mo.fedalt(**rates), rounds=2, cohort=2, split=V),
+        mo.Stage(flat(mo.fedalt, **rates), rounds=2, cohort=2, split=V),
         mo.Stage(mo.finetune(personal=mo.sgd(1 / 16, steps=1)), rounds=2, cohort=4),
     ]
     asked, plain = Record(), Plain(values)

@@ -23,6 +23,7 @@ from engine_cases import (
     tree_hash,
     without_fsync,
 )
+from flat_options import flat
 from run_settings import with_settings
 from safetensors.torch import load_file
 
@@ -37,7 +38,7 @@ RATES = {"lr": 0.1, "personal_lr": 0.1, "pull": 0.5}
 
 
 def alt(**options: Any) -> mo.Algorithm:
-    return mo.fedalt(**{"shared_lr": 0.1, "personal_lr": 0.2, "batch_size": 5} | options)
+    return flat(mo.fedalt, **{"shared_lr": 0.1, "personal_lr": 0.2, "batch_size": 5} | options)
 
 
 def fit(algorithm: mo.Algorithm, split: str | None = "output_layer", **options: Any) -> mo.Run:
@@ -169,7 +170,9 @@ def test_clients_without_state_start_from_the_first_values(earlier):
     }
 
 
-@pytest.mark.parametrize("build", [lambda: mo.ditto(**RATES), lambda: mo.pfedme(**RATES)], ids=["ditto", "pfedme"])
+@pytest.mark.parametrize(
+    "build", [lambda: flat(mo.ditto, **RATES), lambda: flat(mo.pfedme, **RATES)], ids=["ditto", "pfedme"]
+)
 def test_whole_models_of_their_own(earlier, tmp_path, build):
     """A state that is more than the personal part: never asked yet, so a client has the shared model; and back."""
     run = fit(build(), None, start=earlier, rounds=1, cohort=1, out=tmp_path / "run")
