@@ -21,10 +21,8 @@ def map_leaves(function: Callable[..., Any], *trees: Tree) -> Tree:
     first = trees[0]
     if isinstance(first, dict):
         return {k: map_leaves(function, *(t[k] for t in trees)) for k in first}
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(map_leaves(function, *parts) for parts in zip(*trees, strict=True)))
     if isinstance(first, tuple | list):
-        return type(first)(map_leaves(function, *parts) for parts in zip(*trees, strict=True))
+        return _rebuild(first, [map_leaves(function, *parts) for parts in zip(*trees, strict=True)])
     return function(*trees)
 
 
@@ -34,19 +32,15 @@ def values(tree: Tree) -> list[Any]:
     >>> values({"a": (1, 2), "b": {"c": 3}})
     [1, 2, 3]
     """
-    if isinstance(tree, Tensor):
+    if not isinstance(tree, dict | tuple | list):
         return [tree]
-    if isinstance(tree, dict):
-        tree = tree.values()
-    elif not isinstance(tree, tuple | list):
-        return [tree]
-    found: list[Any] = []
-    for child in tree:
+    flat: list[Any] = []
+    for child in tree.values() if isinstance(tree, dict) else tree:
         if isinstance(child, Tensor):
-            found.append(child)
+            flat.append(child)
         else:
-            found += values(child)
-    return found
+            flat += values(child)
+    return flat
 
 
 def leaves(tree: Tree) -> dict[str, Any]:
@@ -55,29 +49,39 @@ def leaves(tree: Tree) -> dict[str, Any]:
     >>> leaves({"a": (1, 2), "b": {"c": 3}})
     {'a/0': 1, 'a/1': 2, 'b/c': 3}
     """
-    found: dict[str, Any] = {}
+    by_path: dict[str, Any] = {}
 
     def walk(node: Tree, path: str) -> None:
-        if isinstance(node, dict):
-            children = list(node.items())
-        elif isinstance(node, tuple) and hasattr(node, "_fields"):
-            children = list(zip(node._fields, node, strict=True))
-        elif isinstance(node, tuple | list):
-            children = [(str(i), child) for i, child in enumerate(node)]
-        else:
-            found[path] = node
+        if not isinstance(node, dict | tuple | list):
+            by_path[path] = node
             return
-        for key, child in children:
+        for key, child in zip(_keys(node), _children(node), strict=True):
             # A module's name may hold a slash; it is written as JSON pointers do.
-            part = str(key).replace("~", "~0").replace("/", "~1")
+            part = key.replace("~", "~0").replace("/", "~1")
             walk(child, f"{path}/{part}" if path else part)
 
     walk(tree, "")
-    return found
+    return by_path
 
 
-def refill(template: Tree, found: dict[str, Any]) -> Tree:
-    """A tree shaped like ``template`` with its leaves taken from ``found`` (the inverse of ``leaves``).
+def _keys(node: Tree) -> list[str]:
+    """The names of a node's children."""
+    return [str(key) for key in (node if isinstance(node, dict) else getattr(node, "_fields", range(len(node))))]
+
+
+def _children(node: Tree) -> list[Tree]:
+    return list(node.values() if isinstance(node, dict) else node)
+
+
+def _rebuild(node: Tree, children: list[Tree]) -> Tree:
+    """A node of the same kind with other children."""
+    if isinstance(node, dict):
+        return dict(zip(node, children, strict=True))
+    return type(node)(*children) if hasattr(node, "_fields") else type(node)(children)
+
+
+def refill(template: Tree, by_path: dict[str, Any]) -> Tree:
+    """A tree shaped like ``template`` with its leaves taken from ``by_path`` (the inverse of ``leaves``).
 
     An empty dict in the template takes whatever stands below it: states that grow in the first round start so.
 
@@ -85,59 +89,46 @@ def refill(template: Tree, found: dict[str, Any]) -> Tree:
     {'a': (1, 2), 'b': {'c': {'d': 3}}}
     """
     nested: dict[str, Any] = {}
-    for path, value in found.items():
+    for path, value in by_path.items():
         node = nested
         *above, last = (part.replace("~1", "/").replace("~0", "~") for part in path.split("/"))
         for key in above:
             node = node.setdefault(key, {})
         node[last] = value
-    return _like(template, nested, "state")
+    return _fill(template, nested, "state")
 
 
-def _like(template: Tree, node: Any, path: str) -> Tree:
+def _fill(template: Tree, node: Any, path: str) -> Tree:
+    def check(ok: bool, wanted: object, got: object) -> None:
+        must(ok, path, f"{wanted}, as this model and algorithm have it", got)
+
     if isinstance(template, dict) and not template:
         return node
     if isinstance(template, dict | tuple | list):
-        if isinstance(template, dict):
-            keys = list(template)
-        else:
-            keys = list(getattr(template, "_fields", map(str, range(len(template)))))
-        children = list(template.values()) if isinstance(template, dict) else list(template)
-        # A part without leaves leaves no trace in ``found``.
-        node = {k: {} for k, c in zip(keys, children, strict=True) if not leaves(c)} | (node or {})
-        _same(node.keys() == set(keys), path, sorted(keys), sorted(node))
-        filled = [_like(c, node[k], f"{path}/{k}") for k, c in zip(keys, children, strict=True)]
-        if isinstance(template, dict):
-            return dict(zip(keys, filled, strict=True))
-        return type(template)(*filled) if hasattr(template, "_fields") else type(template)(filled)
+        named = dict(zip(_keys(template), _children(template), strict=True))
+        # A part without leaves leaves no trace among the paths.
+        node = {key: {} for key, child in named.items() if not leaves(child)} | (node or {})
+        check(node.keys() == named.keys(), sorted(named), sorted(node))
+        return _rebuild(template, [_fill(child, node[key], f"{path}/{key}") for key, child in named.items()])
     if isinstance(template, Tensor):
-        _same(isinstance(node, Tensor), path, "a tensor", type(node).__name__)
-        _same(template.shape == node.shape, path, tuple(template.shape), tuple(node.shape))
-        _same(template.dtype == node.dtype, path, template.dtype, node.dtype)
+        check(isinstance(node, Tensor), "a tensor", type(node).__name__)
+        check(template.shape == node.shape, tuple(template.shape), tuple(node.shape))
+        check(template.dtype == node.dtype, template.dtype, node.dtype)
     return node
-
-
-def _same(ok: bool, path: str, wanted: object, got: object) -> None:
-    must(ok, path, f"{wanted}, as this model and algorithm have it", got)
 
 
 def maker(template: Tree) -> Callable[[Iterator[Any]], Tree]:
     """A function from leaves, in the order of ``values``, to a tree shaped like ``template``.
 
-    The shape is looked at once, so it is the quick way to many trees of one shape.
+    It looks at the shape once, so it is the quick way to many trees of one shape.
 
     >>> maker({"a": (0, 0), "b": {"c": 0}})(iter([1, 2, 3]))
     {'a': (1, 2), 'b': {'c': 3}}
     """
-    if isinstance(template, dict):
-        keyed = [(key, maker(child)) for key, child in template.items()]
-        return lambda leaves: {key: make(leaves) for key, make in keyed}
-    if isinstance(template, tuple | list):
-        kind, makers = type(template), [maker(child) for child in template]
-        if hasattr(template, "_fields"):
-            return lambda leaves: kind(*[make(leaves) for make in makers])
-        return lambda leaves: kind([make(leaves) for make in makers])
-    return next
+    if not isinstance(template, dict | tuple | list):
+        return next
+    makers = [maker(child) for child in _children(template)]
+    return lambda leaves: _rebuild(template, [make(leaves) for make in makers])
 
 
 def clone(tree: Tree) -> Tree:

@@ -376,9 +376,7 @@ def fit_options(setting: Setting, fed: mo.FederatedData, step: Step, seed: int, 
         "rounds": step.rounds,
         "cohort": step.cohort,
         "seed": seed,
-        "partial": not step.dropout,
-        "evaluate_on": part,
-        "evaluate_every": max(10, step.rounds // 8),
+        "settings": mo.Settings(partial=not step.dropout, evaluate_on=part, evaluate_every=max(10, step.rounds // 8)),
         **setting.fit,
     }
 

@@ -171,7 +171,7 @@ def fit_options(plan: Plan, fed: mo.FederatedData, method: str, seed: int) -> di
         "rounds": plan.rounds,
         "cohort": plan.cohort,
         "seed": seed,
-        "evaluate_every": plan.rounds,
+        "settings": mo.Settings(evaluate_every=plan.rounds),
     }
 
 

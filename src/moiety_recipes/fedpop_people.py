@@ -132,7 +132,7 @@ def fit_options(plan: Plan, known: mo.FederatedData, method: str, seed: int) -> 
         "split": mo.split.output_layer(model) if method in PERSONAL_HEAD else None,
         "rounds": rounds,
         "seed": seed,
-        "evaluate_every": rounds,
+        "settings": mo.Settings(evaluate_every=rounds),
     }
 
 

@@ -119,7 +119,7 @@ def fit_options(plan: Plan, problem: Problem, method: str, seed: int) -> dict[st
         "split": mo.split.nothing(model) if method == "FedAvg" else mo.split.by_name(model, personal=["head"]),
         "rounds": plan.rounds,
         "seed": seed,
-        "evaluate_every": plan.rounds,
+        "settings": mo.Settings(evaluate_every=plan.rounds),
     }
 
 

@@ -106,9 +106,8 @@ def fit_options(plan: Plan, fed: mo.FederatedData, method: str, form: str, seed:
         "data": fed,
         "algorithm": algorithm,
         "split": split,
-        "clock": clock,
         "rounds": plan.rounds * updates,
-        "evaluate_every": every * updates,
+        "settings": mo.Settings(clock=clock, evaluate_every=every * updates),
         "cohort": plan.active if form == "synchronous" else None,
         "seed": seed,
     }

@@ -132,17 +132,17 @@ def fit_options(plan: Plan, fed: mo.FederatedData, attack: str, aggregator: str,
     """The arguments of ``moiety.fit`` for one run."""
     model = plan.pictures.model(seed)
     aggregators = build_aggregators(clients=len(fed), byzantine=round(plan.share * len(fed)))
-    attackers = {} if attack == NONE else {"attack": build_attacks()[attack], "attackers": plan.share}
+    attackers: dict[str, Any] = {}
+    if attack != NONE:
+        attackers = {"attack": build_attacks()[attack], "attackers": plan.share}
     return {
         "model": model,
         "data": fed,
         "algorithm": mo.ffgg(shared=plan.lr, personal=mo.sgd(plan.inner_lr, steps=plan.inner_steps)),
         "split": mo.split.output_layer(model),
-        "aggregator": aggregators[aggregator],
         "rounds": plan.rounds,
-        "evaluate_every": plan.rounds,
         "seed": seed,
-        **attackers,
+        "settings": mo.Settings(aggregator=aggregators[aggregator], evaluate_every=plan.rounds, **attackers),
     }
 
 

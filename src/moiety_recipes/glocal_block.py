@@ -54,8 +54,9 @@ class Block:
 
     def mask(self, x: Tensor, trial: int | Tensor) -> tuple[Tensor, Tensor]:
         """The features that the shared model and the personal models see."""
-        masks = (None if each is None else each[trial] for each in (self.globally, self.locally))
-        shared, personal = (x if each is None else x * each[..., None, :] for each in masks)
+        shared, personal = (
+            x if mask is None else x * mask[trial][..., None, :] for mask in (self.globally, self.locally)
+        )
         return shared, personal
 
 
@@ -64,21 +65,19 @@ class Outcome:
     """What came of all groups.
 
     The last pair is ``shared`` [groups, features, outputs] and ``personal`` [groups, clients, features, outputs].
-    ``losses`` are [groups, rounds], and ``course`` [kept rounds, groups, features, outputs] is the shared model on its
-    way.
+    ``losses`` are [groups, rounds], and ``course`` is the shared model of every round, where it is kept.
     """
 
     shared: Tensor
     personal: Tensor
     losses: Tensor
-    course: Tensor
+    course: list[Tensor]
 
 
 def stack_trials(data: Sequence[mo.FederatedData], rounds: int, seeds: Sequence[int]) -> Trials:
     """The training rows, and the order in which ``moiety.fit`` with the trial's seed walks through them."""
     x, y = (torch.stack(each) for each in zip(*(stack_clients(fed, "train") for fed in data), strict=True))
-    walks = [draw_walks(x.shape[1], x.shape[2], rounds, seed) for seed in seeds]
-    return Trials(x, y, torch.stack(walks))
+    return Trials(x, y, torch.stack([draw_walks(x.shape[1], x.shape[2], rounds, seed) for seed in seeds]))
 
 
 def stack_clients(fed: mo.FederatedData, part: str) -> tuple[Tensor, Tensor]:
@@ -86,23 +85,22 @@ def stack_clients(fed: mo.FederatedData, part: str) -> tuple[Tensor, Tensor]:
     clients = [fed.at(client, part) for client in range(len(fed))]
     x = torch.from_numpy(np.stack([np.asarray(own["x"], dtype=np.float32) for own in clients])).flatten(2)
     y = torch.from_numpy(np.stack([own["y"] for own in clients]))
-    classes = fed.classes or 2
-    targets = torch.nn.functional.one_hot(y, classes) if classes > 2 else y[..., None]
+    targets = torch.nn.functional.one_hot(y, fed.classes or 2) if (fed.classes or 2) > 2 else y[..., None]
     return torch.cat([x, torch.ones(*y.shape, 1)], dim=2), targets.float()
 
 
 def draw_walks(clients: int, rows: int, rounds: int, seed: int) -> Tensor:
     """Which row each client sees when, [rounds, clients]: pass after pass, each in a fresh order."""
-    walks = []
-    for client in range(clients):
-        words = ("online", "train", client)
-        draws = [mo.random.generator(seed, "batches", "epoch", k, *words) for k in range(-(-rounds // rows))]
-        walks.append(np.concatenate([draw.permutation(rows) for draw in draws])[:rounds])
-    return torch.from_numpy(np.stack(walks, axis=1))
+    draws = [
+        [mo.random.generator(seed, "batches", "epoch", epoch, "online", "train", client) for client in range(clients)]
+        for epoch in range(-(-rounds // rows))
+    ]
+    walks = np.array([[draw.permutation(rows) for draw in own] for own in draws])  # [passes, clients, rows]
+    return torch.from_numpy(walks).movedim(1, 2).flatten(0, 1)[:rounds]
 
 
 def run_block(
-    data: Trials, block: Block, *, start: tuple[Tensor, Tensor] | None = None, keep: int | None = None
+    data: Trials, block: Block, *, start: tuple[Tensor, Tensor] | None = None, keep_course: bool = False
 ) -> Outcome:
     """Run all groups to the end.
 
@@ -110,19 +108,18 @@ def run_block(
         data: the trials.
         block: the groups.
         start: first values of the shared and of every personal model; 0 by default.
-        keep: keep the shared model every so many rounds; never by default.
+        keep_course: keep the shared model of every round.
     """
-    groups, (_, clients, _, features) = len(block.trial), data.x.shape
-    outputs, rounds = data.y.shape[-1], data.rows.shape[1]
+    groups, (_, rounds, clients) = len(block.trial), data.rows.shape
+    features, outputs = data.x.shape[-1], data.y.shape[-1]
     u, v = start or (torch.zeros(features, outputs), torch.zeros(features, outputs))
     u, v = u.expand(groups, features, outputs).clone(), v.expand(groups, clients, features, outputs).clone()
     u_squares, v_squares = torch.zeros_like(u), torch.zeros_like(v)
     shares, personalises = block.method != "independent", block.method != "central"
     longest = int(block.delay.max())
     versions = u.repeat(longest + 1, 1, 1, 1)  # version t in slot t mod (longest + 1)
-    slopes = torch.zeros(rounds, groups, clients, outputs)
-    by_client = torch.zeros(rounds, groups, clients, outputs)
-    losses, course = torch.zeros(groups, rounds), []
+    slopes, by_client = torch.zeros(2, rounds, groups, clients, outputs)
+    losses, course = torch.zeros(groups, rounds), list[Tensor]()
     every = torch.arange(groups)
     lr = block.lr.reshape(-1, 1, 1)
     waits = block.alignment == "aligned" and longest > 0
@@ -148,8 +145,7 @@ def run_block(
             slope = slopes[s, every]
             if block.alignment == "misaligned":
                 slope = 2 * (torch.einsum("gpd,gdk->gpk", for_server, u) + by_client[s, every] - y)
-            gradient = torch.einsum("gpd,gpk->gdk", for_server, slope * _is_past(sent))
-            _step(u, gradient, u_squares, lr)
+            _step(u, torch.einsum("gpd,gpk->gdk", for_server, slope * _is_past(sent)), u_squares, lr)
         if personalises:
             slope = slopes[t]
             if waits:
@@ -159,9 +155,9 @@ def run_block(
                 slope = slopes[s, every] * _is_past(due)
             _step(v, for_client[..., None] * slope[..., None, :], v_squares, lr[..., None])
         versions[(t + 1) % (longest + 1)] = u
-        if keep is not None and (t + 1) % keep == 0:
+        if keep_course:
             course.append(u.clone())
-    return Outcome(u, v, losses, torch.stack(course) if course else u[None][:0])
+    return Outcome(u, v, losses, course)
 
 
 def _is_past(t: Tensor) -> Tensor:
@@ -183,7 +179,7 @@ def score_block(data: Sequence[mo.FederatedData], part: str, block: Block, outco
         x, y = stack_clients(data[trial], part)
         for_server, for_client = block.mask(x, trial)
         p = torch.einsum("pnd,gdk->gpnk", for_server, outcome.shared[groups])
-        p = p + torch.einsum("pnd,gpdk->gpnk", for_client, outcome.personal[groups])
+        p += torch.einsum("pnd,gpdk->gpnk", for_client, outcome.personal[groups])
         hits = (p > 0.5) == (y > 0.5) if y.shape[-1] == 1 else (p.argmax(-1) == y.argmax(-1))[..., None]
         scores[groups] = hits.float().mean(dim=(1, 2, 3))
     return scores

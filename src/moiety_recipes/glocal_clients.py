@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import moiety as mo
-from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section, compare, show_interval
+from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, compare
 from moiety_recipes.glocal_trials import (
     METHODS,
     RATES,
@@ -20,19 +19,18 @@ from moiety_recipes.glocal_trials import (
     SOURCES,
     Masks,
     build_page,
-    build_point,
     compare_methods,
     count_holding,
-    count_steps,
+    draw_scores,
     judge,
+    judge_best,
     list_numbers,
     load_tasks,
     score,
+    score_methods,
     show_claims,
+    show_scores,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 GAINS = {"central": "Central over Indep", "glocal": "Glocal over Indep"}
 DIVIDED = (
@@ -40,9 +38,9 @@ DIVIDED = (
     " ones; both have a constant. Indep sees all features, Central the global ones alone."
 )
 NOTES = (
-    "10 examples of either class a client, {length}, {seeds} trials, each with tasks and rows of its own; learning rates"
-    " ({rates}) by validation for every point. Tasks differ more between trials than methods do, so what more clients"
-    " are worth is judged by the gain on Indep, trial by trial.",
+    "10 examples of either class a client, {length}, {plan.seeds} trials, each with tasks and rows of its own; learning"
+    " rates ({rates}) by validation for every point. Tasks differ more between trials than methods do, so what more"
+    " clients are worth is judged by the gain on Indep, trial by trial.",
     "The paper prints no numbers for these figures.",
 )
 
@@ -65,9 +63,8 @@ class Plan:
 
 def plan(scale: str, *, divided: bool) -> Plan:
     """The sizes of a scale."""
-    if scale == "ci":
-        return Plan(divided=divided, sources=("digits",), clients=(2, 4), passes=2, seeds=2)
-    return Plan(divided=divided)
+    small = Plan(divided=divided, sources=("digits",), clients=(2, 4), passes=2, seeds=2)
+    return small if scale == "ci" else Plan(divided=divided)
 
 
 def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
@@ -81,18 +78,16 @@ def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
 def run_point(plan: Plan, source: str, clients: int, seeds: Sequence[int]) -> Row:
     """All methods with so many clients."""
     data = load_tasks(source, clients, seeds)
-    masks = build_masks(data, seeds) if plan.divided else None
-    return compare_methods(data, plan.rounds or count_steps(data, plan.passes), seeds, plan.rates, masks)
+    masks = draw_masks(int(data[0].columns["x"].shape[1]), seeds) if plan.divided else None
+    return compare_methods(data, seeds, plan.rates, passes=plan.passes, rounds=plan.rounds, masks=masks)
 
 
-def build_masks(data: Sequence[mo.FederatedData], seeds: Sequence[int]) -> dict[str, Masks]:
-    """What each method sees of divided features."""
-    some, others = draw_halves(int(data[0].columns["x"].shape[1]), seeds)
-    return {"independent": (None, None), "central": (some, None), "glocal": (some, others)}
+def draw_masks(features: int, seeds: Sequence[int]) -> dict[str, Masks]:
+    """What each method sees of divided features.
 
-
-def draw_halves(features: int, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """For every trial a random half of the features, and the other half; the constant, the last one, is in both."""
+    For every trial a random half of the features is for the shared model, and the other half for the personal ones. The
+    constant, which comes last, is in both.
+    """
     import torch
 
     some = torch.zeros(len(seeds), features + 1)
@@ -101,7 +96,7 @@ def draw_halves(features: int, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
         some[k, torch.from_numpy(half)] = 1
     others = 1 - some
     some[:, -1] = others[:, -1] = 1
-    return some, others
+    return {"independent": (None, None), "central": (some, None), "glocal": (some, others)}
 
 
 def list_gains(point: Row, method: str) -> list[float]:
@@ -112,14 +107,15 @@ def list_gains(point: Row, method: str) -> list[float]:
 def score_point(source: str, clients: int, point: Row) -> dict[str, Row]:
     """By label a row for each method, and for what two of them gain on Independent."""
     name = f"{source}, {clients} clients"
-    rows = {label: score(f"{name}: {label}", point["methods"][method]) for method, label in METHODS.items()}
-    for method, label in GAINS.items():
-        rows[label] = score(f"{name}: {label}", {"each": [gain / 100 for gain in list_gains(point, method)]})
-    return rows
+    gains = {
+        label: score(f"{name}: {label}", {"each": [gain / 100 for gain in list_gains(point, method)]})
+        for method, label in GAINS.items()
+    }
+    return {**score_methods(name, point["methods"]), **gains}
 
 
-def judge_source(plan: Plan, source: str, points: Mapping[int, Row]) -> tuple[list[Row], list[Row]]:
-    """Whether more clients help on a data set, and whether Glocal is the best with the most of them."""
+def judge_source(plan: Plan, source: str, points: Mapping[int, Row]) -> list[Row]:
+    """Whether methods gain more on Independent with more clients, and whether Glocal is the best with the most."""
     few, many = plan.clients[0], plan.clients[-1]
     growth = [
         judge(
@@ -128,70 +124,33 @@ def judge_source(plan: Plan, source: str, points: Mapping[int, Row]) -> tuple[li
         )
         for method in GAINS
     ]
-    each = {method: tuned["each"] for method, tuned in points[many]["methods"].items()}
-    best = [
-        judge(
-            f"{source}, {many} clients: Glocal beats {METHODS[other]}",
-            compare(each["glocal"], each[other], scale=100),
-        )
-        for other in ("independent", "central")
-    ]
-    return growth, best
+    return [*growth, *judge_best(f"{source}, {many} clients", points[many]["methods"])]
 
 
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     """The claims, a table for each data set, and the curves."""
-    rows: list[Row] = []
-    claims: list[Row] = []
-    growths: list[Row] = []
-    tables: list[Section] = []
-    accuracy: dict[str, Any] = {}
-    gains: dict[str, Any] = {}
-    for source in plan.sources:
-        points = {clients: results[source, f"{clients} clients"] for clients in plan.clients}
-        scores = {clients: score_point(source, clients, point) for clients, point in points.items()}
-        rows += [row for own in scores.values() for row in own.values()]
-        growth, best = judge_source(plan, source, points)
-        claims += [*growth, *best]
-        growths.append(growth[-1])
-        tables.append(show_source(source, scores))
-        curves = {
-            label: [build_point(clients, own[label]) for clients, own in scores.items()]
-            for label in (*METHODS.values(), *GAINS.values())
-        }
-        accuracy[source] = {label: curves[label] for label in METHODS.values()}
-        gains[source] = {METHODS["independent"]: [{"x": clients, "mean": 0.0} for clients in plan.clients]}
-        gains[source] |= {METHODS[method]: curves[label] for method, label in GAINS.items()}
-    best = [claim for claim in claims if "beats" in claim["row"]]
+    points = {s: {clients: results[s, f"{clients} clients"] for clients in plan.clients} for s in plan.sources}
+    scores = {s: {clients: score_point(s, clients, own[clients]) for clients in own} for s, own in points.items()}
+    claims = [claim for source, own in points.items() for claim in judge_source(plan, source, own)]
+    growth, best = ([claim for claim in claims if text in claim["row"]] for text in ("Glocal gains", "Glocal beats"))
     sentence = (
-        f"More clients help Glocal for certain on {count_holding(growths)} of {len(growths)} data sets; with the most"
+        f"More clients help Glocal for certain on {count_holding(growth)} of {len(growth)} data sets; with the most"
         f" of them it beats a baseline for certain in {count_holding(best)} of {len(best)} comparisons."
     )
     length = f"{plan.rounds} rounds" if plan.rounds else f"{plan.passes} passes"
-    sizes = {"length": length, "seeds": plan.seeds, "rates": list_numbers(plan.rates)}
-    notes = [*([DIVIDED] if plan.divided else []), *(note.format(**sizes) for note in NOTES)]
+    tables = [show_scores(s, "clients", own, dict.fromkeys(GAINS.values(), "+")) for s, own in scores.items()]
+    accuracy = {label: label for label in METHODS.values()}
+    gains = {label: GAINS.get(method, "") for method, label in METHODS.items()}
     figures = {
-        "clients.png": ("Test accuracy against clients", partial(draw, accuracy, "test accuracy (%)")),
-        "gains.png": ("Points over Indep against clients", partial(draw, gains, "points over Indep")),
+        "clients.png": ("Test accuracy", partial(draw_scores, scores, accuracy, "clients", "test accuracy (%)")),
+        "gains.png": ("Points over Indep", partial(draw_scores, scores, gains, "clients", "points over Indep")),
     }
-    return build_page(rows + claims, [show_claims(claims), *tables], sentence, notes, results, figures)
-
-
-def show_source(source: str, scores: Mapping[int, Mapping[str, Row]]) -> Section:
-    """The table of one data set."""
-    lines = [
-        {
-            "clients": str(clients),
-            **{label: show_interval(row, sign="+" if label in GAINS.values() else "") for label, row in own.items()},
-        }
-        for clients, own in scores.items()
+    rows = [row for own in scores.values() for by_label in own.values() for row in by_label.values()]
+    notes = [
+        note.format(plan=plan, length=length, rates=list_numbers(plan.rates))
+        for note in ((DIVIDED, *NOTES) if plan.divided else NOTES)
     ]
-    return Section(title=source, rows=lines, columns={key: key for key in lines[0]})
-
-
-def draw(curves: Mapping[str, Any], label: str) -> Any:
-    """Curves against the number of clients, a panel for each data set."""
-    return mo.reports.bands(curves, x="clients", y=label)
+    return build_page(rows + claims, [show_claims(claims), *tables], sentence, notes, results, figures)
 
 
 glocal_clients = Experiment(

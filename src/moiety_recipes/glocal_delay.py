@@ -9,27 +9,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import moiety as mo
-from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section, compare, show_interval
+from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, compare
 from moiety_recipes.glocal_trials import (
     REFUSED,
     SOURCES,
     build_page,
-    build_point,
     count_holding,
+    draw_scores,
     judge,
     list_numbers,
     load_tasks,
     score,
     show_claims,
+    show_scores,
     tune,
 )
 
 FIGURE_2 = ("mnist", "covtype", "letter")
 """The data sets of Figure 2; Figure 6 has the others."""
 RULES = ("aligned", "asymmetric", "misaligned")
+Rules = Mapping[str, Sequence[Row]]
+"""By rule a row for each delay."""
 PIXELS = ("mnist", "usps")
 """Data sets of hundreds of features. They have half as many trials, to save time."""
 NOTES = (
@@ -63,9 +64,8 @@ class Plan:
 
 def plan(scale: str) -> Plan:
     """The sizes of a scale."""
-    if scale == "ci":
-        return Plan(sources=("digits",), clients_figure2=4, clients_figure6=3, delays=(0, 4), rounds=24, seeds=2)
-    return Plan()
+    small = Plan(sources=("digits",), clients_figure2=4, clients_figure6=3, delays=(0, 4), rounds=24, seeds=2)
+    return small if scale == "ci" else Plan()
 
 
 def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
@@ -80,69 +80,56 @@ def run_source(plan: Plan, source: str, seeds: Sequence[int]) -> Row:
     clients = plan.clients_figure2 if source in FIGURE_2 else plan.clients_figure6
     seeds = seeds[: (len(seeds) + 1) // 2] if source in PIXELS else seeds
     data = load_tasks(source, clients, seeds)
-    rules = {
-        rule: tune(data, plan.rounds, seeds, plan.rates, delays=plan.delays, alignment=rule, method="glocal")
-        for rule in RULES
-    }
+    rules = {rule: tune(data, plan.rounds, seeds, plan.rates, delays=plan.delays, alignment=rule) for rule in RULES}
     return {"clients": clients, "rounds": plan.rounds, "rules": rules}
 
 
-def judge_source(plan: Plan, source: str, rules: Mapping[str, Sequence[Row]]) -> tuple[dict[int, Row], list[Row]]:
-    """By delay whether the aligned rule does as well as without; and whether it is the best at the longest delay."""
-    first, *others = rules["aligned"]
-    harmless = {
-        point["delay"]: judge(
+def judge_source(plan: Plan, source: str, rules: Rules) -> list[Row]:
+    """Whether the aligned rule does as well with each delay as without, and is the best at the longest."""
+    first, *late = rules["aligned"]
+    harmless = [
+        judge(
             f"{source}: Glocal with tau = {point['delay']} is as without delay",
             compare(point["each"], first["each"], scale=100),
             within=plan.margin,
         )
-        for point in others
-    }
+        for point in late
+    ]
     best = [
         judge(
-            f"{source}: aligned beats {rule} at tau = {plan.delays[-1]}",
-            compare(rules["aligned"][-1]["each"], rules[rule][-1]["each"], scale=100),
+            f"{source}: aligned beats {other} at tau = {plan.delays[-1]}",
+            compare(rules["aligned"][-1]["each"], rules[other][-1]["each"], scale=100),
         )
-        for rule in ("asymmetric", "misaligned")
+        for other in RULES[1:]
     ]
-    return harmless, best
+    return [*harmless, *best]
 
 
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     """The claims, a table for each data set, and the curves."""
-    rows: list[Row] = []
-    claims: list[Row] = []
-    tables, curves = [], {}
-    by_delay: dict[int, list[Row]] = {delay: [] for delay in plan.delays[1:]}
-    for source in plan.sources:
-        rules = results[(source,)]["rules"]
-        scores = {
-            rule: {point["delay"]: score(f"{source}, tau {point['delay']}: {rule}", point) for point in points}
-            for rule, points in rules.items()
+    rules: dict[str, Rules] = {source: results[(source,)]["rules"] for source in plan.sources}
+    scores = {
+        source: {
+            tau: {rule: score(f"{source}, tau {tau}: {rule}", own[rule][k]) for rule in RULES}
+            for k, tau in enumerate(plan.delays)
         }
-        rows += [row for own in scores.values() for row in own.values()]
-        harmless, best = judge_source(plan, source, rules)
-        claims += [*harmless.values(), *best]
-        for delay, claim in harmless.items():
-            by_delay[delay].append(claim)
-        lines = [
-            {"tau": str(delay), **{rule: show_interval(own[delay]) for rule, own in scores.items()}}
-            for delay in plan.delays
-        ]
-        tables.append(Section(title=source, rows=lines, columns={key: key for key in lines[0]}))
-        curves[f"{source}, {results[(source,)]['clients']} clients"] = {
-            rule: [build_point(delay, row) for delay, row in own.items()] for rule, own in scores.items()
-        }
-    counts = ", ".join(f"{count_holding(own)} of {len(own)} at {delay}" for delay, own in by_delay.items())
-    sentence = f"Accuracy is within {plan.margin:g} points of that without delay, by delay and data sets: {counts}."
-    notes = [note.format(plan=plan, rates=list_numbers(plan.rates)) for note in NOTES]
-    figures = {"delay.png": ("Test accuracy against the delay", partial(draw, curves))}
-    return build_page(rows + claims, [show_claims(claims), *tables], sentence, notes, results, figures)
-
-
-def draw(curves: Mapping[str, Any]) -> Any:
-    """Curves against the delay, a panel for each data set."""
-    return mo.reports.bands(curves, x="delay tau, each way (rounds)", y="test accuracy (%)")
+        for source, own in rules.items()
+    }
+    rows = [own[tau][rule] for own in scores.values() for rule in RULES for tau in own]
+    claims = {source: judge_source(plan, source, own) for source, own in rules.items()}
+    judged = [claim for own in claims.values() for claim in own]
+    by_delay = zip(plan.delays[1:], zip(*claims.values(), strict=True), strict=False)
+    counts = ", ".join(f"{count_holding(own)} of {len(own)} at {tau}" for tau, own in by_delay)
+    panels = {f"{source}, {results[(source,)]['clients']} clients": own for source, own in scores.items()}
+    axes = "delay tau, each way (rounds)", "test accuracy (%)"
+    return build_page(
+        rows + judged,
+        [show_claims(judged), *(show_scores(source, "tau", own, {}) for source, own in scores.items())],
+        f"Accuracy is within {plan.margin:g} points of that without delay, by delay and data sets: {counts}.",
+        [note.format(plan=plan, rates=list_numbers(plan.rates)) for note in NOTES],
+        results,
+        {"delay.png": ("Test accuracy", partial(draw_scores, panels, {rule: rule for rule in RULES}, *axes))},
+    )
 
 
 glocal_delay = Experiment(

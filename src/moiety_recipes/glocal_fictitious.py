@@ -31,9 +31,6 @@ from moiety_recipes.glocal_trials import REFUSED, build_point
 
 LABELS = {"sgd": "Glocal.SGD", "erm": "Glocal.ERM", "fictitious": "fictitious play"}
 START = (1.0, 0.0)
-BEST = (0.0, 1.0)
-POINTS = 60
-"""How many rounds the curves show, evenly spread on a logarithmic axis."""
 ABOUT = (
     '"Global and Local Learning for Distributed Personalization", appendix C. One client whose shared part must go from'
     " (1, 0) to (0, 1) together with its personal part, without delay. *Glocal.SGD* (Algorithm 5) steps along both"
@@ -42,14 +39,13 @@ ABOUT = (
     " the 95% interval of the mean over rollouts (Student's t)."
 )
 NOTES = (
-    "Glocal.SGD has Adagrad (footnote 5) with the rate {:g}, in the paper 1.0; plain SGD at that rate diverges, since a"
-    " step of 2 x x^T is longer than what the loss allows.",
+    "Glocal.SGD has Adagrad (footnote 5) with the paper's rate 1.0; plain SGD at that rate diverges, since a step of 2"
+    " x x^T is longer than what the loss allows.",
     "N(0, 0.25) is read as a variance. Where examples are too few to determine a refit, the solution nearest to the"
     " present value is taken.",
     "The paper prints no numbers for these figures.",
 )
-Array = np.ndarray[Any, Any]
-Stream = tuple[Array, Array, Array]
+Stream = tuple[Any, Any, Any]
 """Global features, local features [rollouts, rounds, 1, 2] and targets [rollouts, rounds, 1]."""
 
 
@@ -59,7 +55,6 @@ class Plan:
 
     rollouts: int = 50
     rounds: int = 20_000
-    lr: float = 1.0
     near: float = 0.05
 
 
@@ -80,7 +75,7 @@ def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
     """A cell for each method, all on the same examples."""
     stream = draw_rollouts(seeds[0], plan.rollouts, plan.rounds)
     works = {
-        "sgd": partial(run_sgd, stream, plan.lr),
+        "sgd": partial(run_sgd, stream),
         "erm": partial(run_refits, stream, mo.glocal_erm),
         "fictitious": partial(run_refits, stream, mo.fictitious_play),
     }
@@ -88,7 +83,7 @@ def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
         yield Cell(key=(method,), work=work)
 
 
-def run_sgd(stream: Stream, lr: float) -> Row:
+def run_sgd(stream: Stream) -> Row:
     """Every rollout is a trial of one client, whose global features are the first two and local ones the others."""
     import torch
 
@@ -101,14 +96,17 @@ def run_sgd(stream: Stream, lr: float) -> Row:
     first = torch.tensor([1.0, 1, 0, 0]).expand(count, 4)
     block = Block(
         torch.arange(count),
-        torch.full((count,), lr),
+        torch.ones(count),
         torch.zeros(count, dtype=torch.int64),
         globally=first,
         locally=1 - first,
     )
     start = torch.tensor([[*START, 0.0, 0.0], [0.0, 0.0, *START]])[..., None]
-    outcome = run_block(Trials(x, y.movedim(1, 2)[..., None], rows), block, start=(start[0], start[1]), keep=1)
-    return keep_points(outcome.losses.double().numpy(), outcome.course[:, :, :2, 0].movedim(0, 1).double().numpy())
+    outcome = run_block(
+        Trials(x, y.movedim(1, 2)[..., None], rows), block, start=(start[0], start[1]), keep_course=True
+    )
+    shared = torch.stack(outcome.course, dim=1)[:, :, :2, 0]
+    return keep_points(outcome.losses.double().numpy(), shared.double().numpy())
 
 
 def run_refits(stream: Stream, rule: Callable[..., Any]) -> Row:
@@ -117,10 +115,10 @@ def run_refits(stream: Stream, rule: Callable[..., Any]) -> Row:
     return keep_points(played.losses[..., 0], played.shared[:, 1:])
 
 
-def keep_points(losses: Array, shared: Array) -> Row:
+def keep_points(losses: Any, shared: Any) -> Row:
     """Average losses and parameters at rounds that a logarithmic axis shows evenly, of every rollout."""
     rounds = losses.shape[1]
-    shown = np.unique(np.geomspace(1, rounds, POINTS).astype(int))
+    shown = np.unique(np.geomspace(1, rounds, 60).astype(int))
     averages = np.cumsum(losses, axis=1) / np.arange(1, rounds + 1)
     return {
         "shown": shown.tolist(),
@@ -129,26 +127,19 @@ def keep_points(losses: Array, shared: Array) -> Row:
     }
 
 
-def measure_distances(kept: Row) -> list[float]:
-    """How far from the best value the shared part ends, for every rollout."""
-    return [float(np.linalg.norm(np.array(course[-1]) - BEST)) for course in kept["shared"]]
-
-
 def describe_end(label: str, kept: Row) -> Row:
-    """Where a method ends: the shared part and the average loss, with intervals over rollouts."""
-    distances = measure_distances(kept)
+    """Where a method ends: the distance of the shared part from the best; itself and the average loss, as text."""
+    distances = [float(np.linalg.norm(np.array(course[-1]) - [0, 1])) for course in kept["shared"]]
     ends = {axis: [course[-1][k] for course in kept["shared"]] for k, axis in enumerate(("first", "second"))}
     ends["loss"] = [course[-1] for course in kept["losses"]]
     shown = {key: show_interval(score_row(key, values), digits=4) for key, values in ends.items()}
     return {"row": label, "ours": float(np.mean(distances)), "each": distances, **shown, "paper": None}
 
 
-def judge(label: str, kept: Row, near: float) -> Row:
-    """Whether it is there for certain: the whole interval of its mean distance is below ``near``."""
-    distances = measure_distances(kept)
-    row = score_row(f"{label} reaches (0, 1) on the shared side", distances)
-    del row["each"]
-    verdict = claim(label, [near - distance for distance in distances]).verdict
+def judge(end: Row, near: float) -> Row:
+    """Whether a method is there for certain: the whole interval of its mean distance is below ``near``."""
+    row = score_row(f"{end['row']} reaches (0, 1) on the shared side", end["each"])
+    verdict = claim(row["row"], [near - distance for distance in row.pop("each")]).verdict
     return {**row, "verdict": verdict, "shown": show_interval(row, digits=4), "claimed": f"< {near}"}
 
 
@@ -156,26 +147,35 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     """Where each method ends, the claims, and the two figures."""
     kept = {label: results[(method,)] for method, label in LABELS.items()}
     rows = [describe_end(label, own) for label, own in kept.items()]
-    claims = [judge(label, own, plan.near) for label, own in kept.items()]
-    ends = {"row": "", "first": "w^g, first (best: 0)", "second": "w^g, second (best: 1)", "loss": "average loss"}
-    columns = {"row": "claim", "verdict": "verdict", "shown": "distance to (0, 1)", "claimed": "claimed"}
-    notes = [note.format(plan.lr) for note in NOTES]
-    winners = [label for label, claim in zip(kept, claims, strict=True) if claim["verdict"] == HOLDS]
-    verb = "reach" if len(winners) > 1 else "reaches"
+    claims = [judge(row, plan.near) for row in rows]
+    reached = [label for label, claim in zip(kept, claims, strict=True) if claim["verdict"] == HOLDS]
     return Page(
         about=ABOUT.format(plan.rollouts),
         rows=[*rows, *claims],
         sections=[
-            Section(title=f"After {plan.rounds:,} steps", rows=rows, columns=ends),
-            Section(title="Claims", rows=claims, columns=columns),
-            Section(title="Notes", notes=notes),
+            Section(
+                title=f"After {plan.rounds:,} steps",
+                rows=rows,
+                columns={
+                    "row": "",
+                    "first": "w^g, first (best: 0)",
+                    "second": "w^g, second (best: 1)",
+                    "loss": "average loss",
+                },
+            ),
+            Section(
+                title="Claims",
+                rows=claims,
+                columns={"row": "claim", "verdict": "verdict", "shown": "distance to (0, 1)", "claimed": "claimed"},
+            ),
+            Section(title="Notes", notes=NOTES),
         ],
-        sentence=f"{' and '.join(winners) or 'None'} {verb} (0, 1) within {plan.rounds:,} steps.",
+        sentence=f"Within {plan.rounds:,} steps (0, 1) is reached by {' and '.join(reached) or 'none'}.",
         figures={
             "figure3.png": ("Average loss", partial(draw_losses, kept)),
             "figure4.png": ("The shared part on its way", partial(draw_course, kept)),
         },
-        more={"notes": notes},
+        more={"notes": NOTES},
     )
 
 

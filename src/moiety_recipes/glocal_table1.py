@@ -8,24 +8,22 @@ passes. ``laptop`` is the same with 20 partitions, so that more can be decided: 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import moiety as mo
-from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section, compare, show_interval
+from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section, show_interval
 from moiety_recipes.glocal_trials import (
-    METHODS,
     RATES,
     REFUSED,
     SOURCES,
     build_page,
     compare_methods,
     count_holding,
-    count_steps,
-    judge,
+    judge_best,
     list_numbers,
     load_tasks,
-    score,
+    score_methods,
     show_claims,
 )
 
@@ -60,15 +58,13 @@ NOTES = (
 class Plan:
     """Sizes of one scale.
 
-    A seed is a partition. A run has so many ``passes`` (isolet: ``isolet_passes``), unless ``rounds`` is above 0.
-    ``clients`` are those of all data sets but isolet, which has its speakers.
+    A seed is a partition. A run has so many ``passes``, unless ``rounds`` is above 0. ``clients`` and ``passes`` are
+    those of all data sets but isolet, which has its 30 speakers and two passes.
     """
 
     sources: tuple[str, ...] = (*SOURCES, "isolet")
     clients: int = 30
     passes: int = 15
-    isolet_passes: int = 2
-    isolet_components: int = 100
     rates: tuple[float, ...] = RATES
     rounds: int = 0
     seeds: int = 5
@@ -76,9 +72,8 @@ class Plan:
 
 def plan(scale: str) -> Plan:
     """The sizes of a scale."""
-    if scale == "ci":
-        return Plan(sources=("digits",), clients=4, passes=3, rates=RATES[3:6], seeds=2)
-    return Plan() if scale == "paper" else replace(Plan(), seeds=20)
+    small = Plan(sources=("digits",), clients=4, passes=3, rates=RATES[3:6], seeds=2)
+    return {"ci": small, "paper": Plan()}.get(scale, Plan(seeds=20))
 
 
 def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
@@ -93,47 +88,50 @@ def load_partitions(plan: Plan, source: str, seeds: Sequence[int]) -> list[mo.Fe
     if source != "isolet":
         return load_tasks(source, plan.clients, seeds)
     loaded = [mo.data.load(source, seed=seed, test=0.2, validation=0.2) for seed in seeds]
-    return [mo.data.principal_components(fed, plan.isolet_components) for fed in loaded]
+    return [mo.data.principal_components(fed, 100) for fed in loaded]
 
 
 def run_source(plan: Plan, source: str, seeds: Sequence[int]) -> Row:
     """All methods on one data set."""
     data = load_partitions(plan, source, seeds)
-    passes = plan.isolet_passes if source == "isolet" else plan.passes
-    return compare_methods(data, plan.rounds or count_steps(data, passes), seeds, plan.rates)
+    passes = 2 if source == "isolet" else plan.passes
+    return compare_methods(data, seeds, plan.rates, passes=passes, rounds=plan.rounds)
 
 
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     """The table with the paper's numbers, the claims, and the learning rates."""
-    rows, lines, claims = [], [], []
-    for source in plan.sources:
-        methods = results[(source,)]["methods"]
-        paper = dict(zip(METHODS, PAPER.get(source, ()), strict=source in PAPER))
-        line: Row = {"row": source}
-        for method, label in METHODS.items():
-            row = score(f"{source}: {label}", methods[method], paper=paper.get(method))
-            rows.append(row)
-            line |= {method: show_interval(row), f"{method}-paper": row["paper"], f"{method}-lr": row["lr"]}
-        lines.append(line)
-        for other in ("independent", "central"):
-            gains = compare(methods["glocal"]["each"], methods[other]["each"], scale=100)
-            printed = paper["glocal"] - paper[other] if paper else None
-            claims.append(judge(f"{source}: Glocal beats {METHODS[other]}", gains, paper=printed))
-    columns = {"row": ""}
-    for method, label in METHODS.items():
-        columns |= {method: label, f"{method}-paper": "paper"}
-    rates = {"row": "", **{f"{method}-lr": label for method, label in METHODS.items()}}
-    sections = [
-        Section(title="Test accuracy in per cent", rows=lines, columns=columns),
-        show_claims(claims),
-        Section(title="Learning rates", text="Chosen on validation rows.", rows=lines, columns=rates, digits=3),
-    ]
+    methods = {source: results[(source,)]["methods"] for source in plan.sources}
+    scores = {source: score_methods(source, own, PAPER.get(source, ())) for source, own in methods.items()}
+    claims = [claim for source, own in methods.items() for claim in judge_best(source, own, PAPER.get(source, ()))]
+    lines: list[Row] = []
+    for source, own in scores.items():
+        lines.append({"": source})
+        for label, row in own.items():
+            lines[-1] |= {label: show_interval(row), f"{label}, paper": row["paper"]}
+    rates = [{"": source, **{label: row["lr"] for label, row in own.items()}} for source, own in scores.items()]
     sentence = (
         f"Glocal beats a baseline for certain in {count_holding(claims)} of {len(claims)} comparisons on"
         f" {len(plan.sources)} data sets, and has the lower mean in {sum(claim['ours'] < 0 for claim in claims)}."
     )
     notes = [note.format(rates=list_numbers(plan.rates), seeds=plan.seeds) for note in NOTES]
-    return build_page(rows + claims, sections, sentence, notes, results)
+    rows = [row for own in scores.values() for row in own.values()]
+    return build_page(
+        rows + claims,
+        [
+            Section(title="Test accuracy in per cent", rows=lines, columns={k: k.split(", ")[-1] for k in lines[0]}),
+            show_claims(claims),
+            Section(
+                title="Learning rates",
+                text="Chosen on validation rows.",
+                rows=rates,
+                columns={k: k for k in rates[0]},
+                digits=3,
+            ),
+        ],
+        sentence,
+        notes,
+        results,
+    )
 
 
 glocal_table1 = Experiment(

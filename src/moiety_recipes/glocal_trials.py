@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import moiety as mo
-from moiety.experiments import HOLDS, Cell, Page, Results, Row, Section, claim_row, score_row, show_interval
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from moiety.experiments import HOLDS, Cell, Page, Results, Row, Section, claim_row, compare, score_row, show_interval
 
 ABOUT = (
     '"Global and Local Learning for Distributed Personalization". Linear regression on labels 0 and 1 with a constant,'
@@ -30,8 +27,10 @@ SOURCES = ("mnist", "covtype", "satimage", "usps", "shuttle", "pendigits", "lett
 METHODS = {"independent": "Indep", "central": "Central", "glocal": "Glocal"}
 GROUP_FLOATS = 1_000_000
 """A block has at most this many personal parameters, so that it stays in the cache."""
-Masks = tuple["Tensor | None", "Tensor | None"]
-"""Which features the shared and the personal models see, by trial; None is all of them."""
+Scores = Mapping[int, Mapping[str, Row]]
+"""Rows by what is to the right in a figure (clients, delay) and by label."""
+Masks = tuple[Any, Any]
+"""Which features the shared and the personal models see: tensors [trials, features] of 0 and 1; None is all of them."""
 
 
 def load_tasks(source: str, clients: int, seeds: Sequence[int]) -> list[mo.FederatedData]:
@@ -39,23 +38,22 @@ def load_tasks(source: str, clients: int, seeds: Sequence[int]) -> list[mo.Feder
     return [mo.data.binary_tasks(source, clients=clients, seed=seed) for seed in seeds]
 
 
-def count_steps(data: Sequence[mo.FederatedData], passes: int) -> int:
-    """The rounds of so many passes through a client's training rows."""
-    return passes * int(data[0].sizes("train")[0])
-
-
 def compare_methods(
     data: Sequence[mo.FederatedData],
-    rounds: int,
     seeds: Sequence[int],
     rates: Sequence[float],
+    *,
+    passes: int,
+    rounds: int = 0,
     masks: Mapping[str, Masks] | None = None,
 ) -> Row:
-    """All methods, each at the learning rate that is best for it."""
-    methods = {}
-    for method in METHODS:
-        seen = (None, None) if masks is None else masks[method]
-        (methods[method],) = tune(data, rounds, seeds, rates, method=method, masks=seen)
+    """All methods, each at the learning rate that is best for it.
+
+    A run has so many ``passes`` through a client's training rows, unless ``rounds`` is above 0.
+    """
+    rounds = rounds or passes * int(data[0].sizes("train")[0])
+    seen = masks or dict.fromkeys(METHODS, (None, None))
+    methods = {method: tune(data, rounds, seeds, rates, method=method, masks=seen[method])[0] for method in METHODS}
     return {"rounds": rounds, "methods": methods}
 
 
@@ -90,8 +88,14 @@ def tune(
         # Rounded, so that the last digits of a sum decide no tie: the lowest rate has it.
         means = [round(float(mean), 6) for mean in scores["validation"][k].mean(1)]
         best = means.index(max(means))
-        each = [float(score) for score in scores["test"][k, best]]
-        rows.append({"delay": delay_rounds, "lr": rates[best], "validation": means, "each": each})
+        rows.append(
+            {
+                "delay": delay_rounds,
+                "lr": rates[best],
+                "validation": means,
+                "each": scores["test"][k, best].tolist(),
+            }
+        )
     return rows
 
 
@@ -103,13 +107,55 @@ def score(row: str, tuned: Mapping[str, Any], *, paper: float | None = None) -> 
 def judge(row: str, differences: Sequence[float], *, within: float | None = None, paper: float | None = None) -> Row:
     """A claim on differences in points, trial by trial: that they are above 0, or within a margin of it."""
     judged = claim_row(row, differences, within=within, paper=paper)
-    del judged["each"]
-    return {**judged, "claimed": "> 0" if within is None else f"within ±{within:g}"}
+    judged["claimed"] = "> 0" if within is None else f"within ±{within:g}"
+    return {key: value for key, value in judged.items() if key != "each"}
 
 
 def count_holding(claims: Sequence[Row]) -> int:
     """How many claims hold."""
     return sum(claim["verdict"] == HOLDS for claim in claims)
+
+
+def score_methods(name: str, methods: Mapping[str, Row], paper: Sequence[float] = ()) -> dict[str, Row]:
+    """By label the row of each method; ``paper`` are its numbers, in that order."""
+    numbers = dict(zip(METHODS, paper, strict=bool(paper)))
+    return {label: score(f"{name}: {label}", methods[m], paper=numbers.get(m)) for m, label in METHODS.items()}
+
+
+def judge_best(name: str, methods: Mapping[str, Row], paper: Sequence[float] = ()) -> list[Row]:
+    """Whether Glocal beats the others, and by how much it does in the paper."""
+    return [
+        judge(
+            f"{name}: Glocal beats {METHODS[other]}",
+            compare(methods["glocal"]["each"], methods[other]["each"], scale=100),
+            paper=paper[-1] - paper[k] if paper else None,
+        )
+        for k, other in enumerate(("independent", "central"))
+    ]
+
+
+def show_scores(title: str, across: str, scores: Scores, signs: Mapping[str, str]) -> Section:
+    """A table of scores; ``signs`` are ``+`` for those that are differences."""
+    lines = [
+        {across: str(x), **{label: show_interval(row, sign=signs.get(label, "")) for label, row in own.items()}}
+        for x, own in scores.items()
+    ]
+    return Section(title=title, rows=lines, columns={key: key for key in lines[0]})
+
+
+def draw_scores(panels: Mapping[str, Scores], lines: Mapping[str, str], x: str, y: str) -> Any:
+    """Scores as curves with their intervals, a panel for each data set. ``lines`` gives labels of scores by name.
+
+    A label without scores is a line at 0, with which others are compared.
+    """
+    curves = {
+        panel: {
+            name: [build_point(at, own.get(label, {"ours": 0.0, "interval": None})) for at, own in scores.items()]
+            for name, label in lines.items()
+        }
+        for panel, scores in panels.items()
+    }
+    return mo.reports.bands(curves, x=x, y=y)
 
 
 def build_point(x: float, row: Row) -> Row:
@@ -130,9 +176,8 @@ def show_claims(claims: Sequence[Row]) -> Section:
         for claim in claims
     ]
     columns = {"row": "claim", "verdict": "verdict", "shown": "difference in points", "claimed": "claimed"}
-    if any(claim["paper"] is not None for claim in claims):
-        columns["paper"] = "paper"
-    return Section(title="Claims", rows=rows, columns=columns)
+    printed = any(claim["paper"] is not None for claim in claims)
+    return Section(title="Claims", rows=rows, columns=columns | ({"paper": "paper"} if printed else {}))
 
 
 def build_page(
@@ -144,15 +189,13 @@ def build_page(
     figures: Mapping[str, Any] | None = None,
 ) -> Page:
     """A page with its notes; what was kept of every cell stands in ``table.json`` too."""
-    cells = {Cell(key=key).label: row for key, row in results.items()}
-    notes_section = Section(title="Notes", notes=notes)
     return Page(
         about=ABOUT,
         rows=rows,
-        sections=[*sections, notes_section],
+        sections=[*sections, Section(title="Notes", notes=notes)],
         sentence=sentence,
         figures=figures or {},
-        more={"notes": notes, "cells": cells},
+        more={"notes": notes, "cells": {Cell(key=key).label: row for key, row in results.items()}},
     )
 
 

@@ -81,7 +81,7 @@ def fit_options(plan: Plan, method: str, seed: int) -> dict[str, Any]:
         "rounds": plan.rounds,
         "cohort": plan.cohort,
         "seed": seed,
-        "evaluate_every": max(1, plan.rounds // 10),
+        "settings": mo.Settings(evaluate_every=max(1, plan.rounds // 10)),
     }
 
 

@@ -290,4 +290,4 @@ def test_shared_running_statistics_are_mixed_twice():
 )
 def test_wrong_hyper_parameters_are_one_line(wrong, name):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        mo.apfl(**{"lr": 0.1, **wrong})
+        flat(mo.apfl, **{"lr": 0.1, **wrong})

@@ -70,7 +70,7 @@ def test_second_round_by_hand(engine):
 @ENGINES
 def test_finetuning_form_by_hand(engine):
     """w stays 1. v_1 <- (5 v + 5)/8: 45/32 -> 385/256 -> 3205/2048. v_2 <- (4 v + 3)/8: 13/16 -> 25/32 -> 49/64."""
-    run = fit(mo.ditto(form="finetune", **HAND), engine, rounds=2)
+    run = fit(flat(mo.ditto, form="finetune", **HAND), engine, rounds=2)
     agree(run, 1, Q(3205, 2048), Q(49, 64))
     assert run.ledger["down_values"] == 2 * 2 * 8
     assert (run.ledger["up_values"], run.ledger["up_payload"]) == (0, 0)
@@ -161,7 +161,7 @@ def test_a_strong_pull_with_a_stable_step_gives_the_received_model():
     """With personal_lr = 1 / pull a step is v <- w - grad F(v) / pull, so v_k is the w of the last round."""
     common = {"lr": 0.1, **COMMON}
     run = mo.fit(network(), DATA, flat(mo.ditto, personal_lr=1e-9, pull=1e9, **common), rounds=3, engine="sequential")
-    before = mo.fit(network(), DATA, mo.fedavg(**common), rounds=2, engine="sequential").shared_parameters()
+    before = mo.fit(network(), DATA, flat(mo.fedavg, **common), rounds=2, engine="sequential").shared_parameters()
     for client in range(4):
         same(run.parameters(client), before, 1e-7)
 
@@ -259,4 +259,4 @@ FINETUNE = {"form": "finetune", "lr": None}
 )
 def test_wrong_hyper_parameters_are_one_line(wrong, name):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        mo.ditto(**{"lr": 0.1, "personal_lr": 0.1, "pull": 1.0, **wrong})
+        flat(mo.ditto, **{"lr": 0.1, "personal_lr": 0.1, "pull": 1.0, **wrong})

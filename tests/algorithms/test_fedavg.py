@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_problems import federated, image_clients, split_of
@@ -44,9 +45,9 @@ def test_by_hand():
     By examples (1/2 + 2 * 5) / 3 = 7/2, by batches the same here, uniform 11/4.
     """
     common = {"lr": 0.5, "batch_size": 1, "shuffle": False}
-    assert fit([[1], [4, 8]], mo.fedavg(**common)) == pytest.approx(7 / 2, rel=1e-14)
-    assert fit([[1], [4, 8]], mo.fedavg(**common, weighting="batches")) == pytest.approx(7 / 2, rel=1e-14)
-    assert fit([[1], [4, 8]], mo.fedavg(**common, weighting="uniform")) == pytest.approx(11 / 4, rel=1e-14)
+    assert fit([[1], [4, 8]], flat(mo.fedavg, **common)) == pytest.approx(7 / 2, rel=1e-14)
+    assert fit([[1], [4, 8]], flat(mo.fedavg, **common, weighting="batches")) == pytest.approx(7 / 2, rel=1e-14)
+    assert fit([[1], [4, 8]], flat(mo.fedavg, **common, weighting="uniform")) == pytest.approx(11 / 4, rel=1e-14)
 
 
 def test_shuffling_uses_each_row_once_per_epoch():
@@ -76,6 +77,6 @@ def test_wrong_hyper_parameters_are_one_line():
         {"lr": 0.1, "batch_size": 0},
     ):
         with pytest.raises(MoietyError, match=r"^`\w+` must be .*, got "):
-            mo.fedavg(**wrong)
+            flat(mo.fedavg, **wrong)
     with pytest.raises(TypeError):
         mo.fedavg(0.1)

@@ -77,4 +77,4 @@ def test_personal_layers_begin_alike():
 @pytest.mark.parametrize(("wrong", "name"), [({"lr": 0}, "lr"), ({"steps": 0}, "steps"), ({"clip": -1.0}, "clip")])
 def test_wrong_hyper_parameters_are_one_line(wrong, name):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        mo.fedper(**{"lr": 0.1, **wrong})
+        flat(mo.fedper, **{"lr": 0.1, **wrong})

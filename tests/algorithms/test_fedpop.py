@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from oracle_fedpop import Reference, noise
 from oracle_problems import federated, split_of, vector_clients, vector_task
 from run_settings import with_settings
@@ -32,7 +33,7 @@ def algorithm_1(rounds, samples, thinning=1, b=1, cohorts=None, factors=None, **
 def fedpop(**options):
     given = {"kernel": mo.kernel.langevin(step=STEP), "shared_lr": ETA_SHARED, "prior_lr": ETA_PRIOR}
     given |= {"prior": mo.prior.gaussian(scale=0.8), "loss_weight": WEIGHT}
-    return mo.fedpop(**{**given, **options})
+    return flat(mo.fedpop, **{**given, **options})
 
 
 def fit(algorithm, rounds, engine="sequential", **options):
@@ -184,7 +185,7 @@ def test_a_minibatch_stands_for_all_rows():
 
 
 def test_rows_at_a_time_do_not_change_the_gradient():
-    one, other = (fit(fedpop(shared=mo.sgd(?, batch_size=size), samples=2), 2) for size in (None, 2))
+    one, other = (fit(fedpop(batch_size=size, samples=2), 2) for size in (None, 2))
     np.testing.assert_allclose(served(one)[0], served(other)[0], rtol=1e-12)
 
 
@@ -251,7 +252,9 @@ def test_single_precision_stays_single(engine):
     """The guard would stop an upload of another type; the server keeps the model's own too."""
     net = Net(nn.Identity())
     options = {"averaged": True, "schedule": mo.schedule.linear(), "prior": mo.prior.laplace(spread="element")}
-    algorithm = mo.fedpop(kernel=mo.kernel.mala(step=0.01), shared_lr=0.1, shared_decay=0.1, radius=5.0, **options)
+    algorithm = flat(
+        mo.fedpop, kernel=mo.kernel.mala(step=0.01), shared_lr=0.1, shared_decay=0.1, radius=5.0, **options
+    )
     run = mo.fit(net, data(), algorithm, split=mo.split.by_name(net, personal=["head"]), rounds=3, engine=engine)
     server = run._loop.progress.server
     kept = [*server.shared.values(), *server.prior.values(), *server.average.values(), server.total]
@@ -263,7 +266,14 @@ def test_resumed_from_its_folder_it_is_the_same_bit_for_bit(averaged, tmp_path):
     """The folder names kernel, prior, schedule and server; chains go on where they stood."""
     fed = mo.data.load("digits", clients=4, per_client=12, seed=1)
     net = mo.models.mlp(64, 10, hidden=(5,), seed=1)
-    algorithm = mo.fedpop(shared=0.1, personal=mo.kernel.preconditioned_sgld(step=0.001, batch_size=4), prior=mo.prior.gaussian(scale=0.5, scale_decay=1.0), server=mo.server.adam(lr=0.01), samples=3, averaged=averaged)
+    algorithm = mo.fedpop(
+        shared=0.1,
+        personal=mo.kernel.preconditioned_sgld(step=0.001, batch_size=4),
+        prior=mo.prior.gaussian(scale=0.5, scale_decay=1.0),
+        server=mo.server.adam(lr=0.01),
+        samples=3,
+        averaged=averaged,
+    )
     how = {"split": mo.split.output_layer(net), "cohort": 2, "engine": "sequential"}
     whole = mo.fit(net, fed, algorithm, **with_settings(rounds=4, **how))
     mo.fit(net, fed, algorithm, **with_settings(rounds=2, out=tmp_path / "run", **how))
@@ -297,7 +307,7 @@ def test_partial_evaluation_gives_the_same_numbers():
     split = mo.split.by_name(net, personal=["head"])
     runs = []
     for partial in (True, False):
-        algorithm = mo.fedpop(kernel=mo.kernel.langevin(step=0.01), shared_lr=0.1, prior_lr=0.1, samples=4)
+        algorithm = mo.fedpop(shared=0.1, personal=mo.kernel.langevin(step=0.01), prior_lr=0.1, samples=4)
         runs.append(
             mo.fit(
                 net,

@@ -83,4 +83,4 @@ WRONG = [({"lr": 0}, "lr"), ({"personal_epochs": 2, "personal_steps": 2}, "perso
 @pytest.mark.parametrize(("wrong", "name"), WRONG)
 def test_wrong_hyper_parameters_are_one_line(wrong, name):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        mo.fedrep(**{"lr": 0.1, **wrong})
+        flat(mo.fedrep, **{"lr": 0.1, **wrong})

@@ -105,8 +105,8 @@ def mlp_run(algorithm, engine="sequential", rounds=3, **options):
 def test_density_one_is_fedavg_bit_for_bit(engine, search):
     common = {"lr": 0.1, "epochs": 2, "batch_size": 4, "weight_decay": 0.01, "momentum": 0.5, "weighting": "uniform"}
     common["schedule"] = mo.schedule.geometric(factor=0.9)
-    one = mlp_run(mo.fedspa(density=1.0, search=search, **common), engine, cohort=2)
-    other = mlp_run(mo.fedavg(**common), engine, cohort=2)
+    one = mlp_run(flat(mo.fedspa, density=1.0, search=search, **common), engine, cohort=2)
+    other = mlp_run(flat(mo.fedavg, **common), engine, cohort=2)
     for name, p in one.shared_parameters().items():
         assert torch.equal(p, other.shared_parameters()[name])
         assert torch.equal(p, one.parameters(0)[name])
@@ -333,7 +333,7 @@ def test_flops_of_a_weight_that_no_layer_owns():
     Shares 20 * 24/42 = 11.43 and 8.57, so 11 and 9; per row 96 of the first weight, 108 of the head.
     """
     options = {"lr": 0.1, "density": 0.5, "densities": "uniform", "batch_size": 4, "search": "rsm"}
-    ledger = mo.fit(Bare(), DATA, mo.fedspa(**options), rounds=2, engine="sequential").ledger
+    ledger = mo.fit(Bare(), DATA, flat(mo.fedspa, **options), rounds=2, engine="sequential").ledger
     assert ledger["flops"] == pytest.approx(2 * 28 * (96 * 11 / 24 + 108 * 9 / 18))
 
 
@@ -360,7 +360,7 @@ def test_flops_of_branches_by_hand():
     options = {"lr": 0.01, "density": 0.5, "densities": "uniform", "batch_size": 4, "search": "rsm"}
     counts = layer_counts(dict(Branches().named_parameters()), 0.5, "uniform")
     assert list(counts.values()) == [10, 13, 13, 7]
-    ledger = mo.fit(Branches(), DATA, mo.fedspa(**options), rounds=2, engine="sequential").ledger
+    ledger = mo.fit(Branches(), DATA, flat(mo.fedspa, **options), rounds=2, engine="sequential").ledger
     row = 80 * 10 / 20 + 3 * (100 + 50) * 13 / 25 + 90 * 7 / 15
     assert ledger["flops"] == pytest.approx(2 * 28 * row)
 
@@ -382,7 +382,7 @@ def test_what_cannot_be_told_apart_counts_as_dense():
     """The head alone is sparse: 24 per row forward, 48 backward."""
     options = {"lr": 0.1, "densities": "uniform", "batch_size": 4, "search": "rsm"}
     half, dense = (
-        mo.fit(Attending(), DATA, mo.fedspa(density=d, **options), rounds=1, engine="sequential").ledger["flops"]
+        mo.fit(Attending(), DATA, flat(mo.fedspa, density=d, **options), rounds=1, engine="sequential").ledger["flops"]
         for d in (0.6, 1.0)
     )
     counts = layer_counts(dict(Attending().named_parameters()), 0.6, "uniform")
@@ -401,7 +401,7 @@ def test_flops_by_hand(engine):
     first, head = 96, 108
     search = 2 * 3 * 4 * (first + head)
     training = 2 * 28 * (first * 10 / 24 + head * 7 / 18)
-    ledger = mlp_run(mo.fedspa(**options), engine, rounds=2).ledger
+    ledger = mlp_run(flat(mo.fedspa, **options), engine, rounds=2).ledger
     assert ledger["search_flops"] == search
     assert ledger["flops"] == pytest.approx(search + training)
     static = mlp_run(flat(mo.fedspa, search="rsm", epochs=2, **options), engine, rounds=2).ledger
@@ -413,7 +413,8 @@ def test_search_is_counted_again_where_uploads_are_computed_on_arrival():
     """Every turn is then worked twice: the search, of 4 rows for each of 3 clients and 2 rounds, and the rest."""
     options = {"lr": 0.1, "density": 0.5, "densities": "uniform", "batch_size": 4}
     plain, late = (
-        mlp_run(mo.fedspa(**options), rounds=2, clock=clock).ledger for clock in (None, mo.clock.delayed(at="arrival"))
+        mlp_run(flat(mo.fedspa, **options), rounds=2, clock=clock).ledger
+        for clock in (None, mo.clock.delayed(at="arrival"))
     )
     assert late["search_flops"] == 2 * (2 * 3 * 4 * (96 + 108))
     assert late["flops"] == pytest.approx(2 * plain["flops"])

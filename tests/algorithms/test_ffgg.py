@@ -6,6 +6,7 @@ import numpy as np
 import oracle_bilevel as ref
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients, scalar_task, split_of
 from torch import nn
 
@@ -217,4 +218,4 @@ def test_running_statistics_move_with_every_pass(solver, passes):
 )
 def test_wrong_hyper_parameters_are_one_line(wrong, text):
     with pytest.raises(MoietyError, match=rf"^{text}"):
-        mo.ffgg(**{"lr": 0.1, "solver": EXACT, **wrong})
+        flat(mo.ffgg, **{"lr": 0.1, "solver": EXACT, **wrong})

@@ -166,4 +166,4 @@ def test_it_refuses_a_split_with_nothing_personal():
 @pytest.mark.parametrize("wrong", [{"lr": 0}, {"epochs": 0}, {"epochs": 1, "steps": 2}, {"batch_size": 0}, {"clip": 0}])
 def test_wrong_hyper_parameters_are_one_line(wrong):
     with pytest.raises(MoietyError, match=r"^`\w+` must be .*, got "):
-        mo.finetune(**{"lr": 0.1, **wrong})
+        flat(mo.finetune, **{"lr": 0.1, **wrong})

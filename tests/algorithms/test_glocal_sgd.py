@@ -5,6 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, scalar_task, split_of, vector_clients, vector_task
 
 import moiety as mo
@@ -15,7 +16,7 @@ START = {"u": np.array([0.5, -1.0]), "v": np.array([0.25, 2.0])}
 
 
 def fitted(clients, rounds, *, engine="sequential", clock=None, online=None, **options):
-    algorithm = mo.glocal_sgd(**{"shared_lr": 0.02, "personal_lr": 0.05, "shuffle": False, **options})
+    algorithm = flat(mo.glocal_sgd, **{"shared_lr": 0.02, "personal_lr": 0.05, "shuffle": False, **options})
     task = vector_task(START["u"], START["v"])
     return mo.fit(
         task,
@@ -228,7 +229,7 @@ def test_opposite_preferences():
 )
 def test_one_line_for_a_wrong_option(options, words):
     with pytest.raises(MoietyError) as error:
-        mo.glocal_sgd(**{"shared_lr": 0.1, "personal_lr": 0.1, **options})
+        flat(mo.glocal_sgd, **{"shared_lr": 0.1, "personal_lr": 0.1, **options})
     assert str(error.value).startswith(words)
     assert "\n" not in str(error.value)
 

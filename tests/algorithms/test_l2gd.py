@@ -6,6 +6,7 @@ import numpy as np
 import oracle_l2gd as ref
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import even_clients, federated, image_clients, split_of, vector_clients, vector_task
 from oracle_pulled import joined
 
@@ -44,7 +45,7 @@ def test_trajectory_in_numpy(engine, weighting):
     sizes = [1, 7, 3, 12]
     clients, weights = vector_clients(sizes), sizes if weighting == "examples" else [1] * 4
     options = {"lr": 0.05, "pull": 1.5, "probability": 0.4, "coins": 2}
-    run = fit(clients, mo.l2gd(**options, weighting=weighting), rounds=7, engine=engine)
+    run = fit(clients, flat(mo.l2gd, **options, weighting=weighting), rounds=7, engine=engine)
     assert len({tosses(0.4, 2, hashed("train", t)) for t in range(7)}) > 2
     mean, own = ref.run(clients, weights, W, 7, MATRICES, **options)
     np.testing.assert_allclose(flat(run.shared_parameters()), flat(mean), rtol=1e-10)
@@ -164,4 +165,4 @@ def test_flops_are_those_of_the_local_steps_of_each_round(engine, probability, c
 )
 def test_wrong_hyper_parameters_are_one_line(wrong, name):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        mo.l2gd(**{"lr": 0.1, "pull": 0.1, "probability": 0.5, **wrong})
+        flat(mo.l2gd, **{"lr": 0.1, "pull": 0.1, "probability": 0.5, **wrong})

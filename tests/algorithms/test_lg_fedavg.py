@@ -66,4 +66,4 @@ def test_the_last_layer_alone_is_shared_by_default():
 @pytest.mark.parametrize(("wrong", "name"), [({"lr": -1}, "lr"), ({"weighting": "size"}, "weighting")])
 def test_wrong_hyper_parameters_are_one_line(wrong, name):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        mo.lg_fedavg(**{"lr": 0.1, **wrong})
+        flat(mo.lg_fedavg, **{"lr": 0.1, **wrong})

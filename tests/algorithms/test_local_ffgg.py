@@ -133,4 +133,4 @@ def test_nothing_personal_is_fedavg(engine):
 )
 def test_wrong_hyper_parameters_are_one_line(wrong, text):
     with pytest.raises(MoietyError, match=rf"^{text}"):
-        mo.local_ffgg(**{"shared_lr": 0.1, "personal_lr": 0.1, "solver": mo.solver.exact(), **wrong})
+        flat(mo.local_ffgg, **{"shared_lr": 0.1, "personal_lr": 0.1, "solver": mo.solver.exact(), **wrong})

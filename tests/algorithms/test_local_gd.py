@@ -4,6 +4,7 @@ import numpy as np
 import oracle_numpy as ref
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import even_clients, federated, image_clients, split_of, vector_clients, vector_task
 
 import moiety as mo
@@ -107,4 +108,4 @@ def test_it_is_fedavg_on_full_batches():
 )
 def test_wrong_hyper_parameters_are_one_line(wrong, name):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        mo.local_gd(**{"lr": 0.1, **wrong})
+        flat(mo.local_gd, **{"lr": 0.1, **wrong})

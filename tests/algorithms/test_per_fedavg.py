@@ -58,7 +58,7 @@ def test_two_rounds_by_hand(engine, form):
         w = (first(first(w)) + second(second(w))) / 2
         if rounds == 1:
             assert w == (Q(1407, 1024) if form == "hessian_vector" else Q(91, 64))
-        algorithm = mo.per_fedavg(form=form, **HAND)
+        algorithm = flat(mo.per_fedavg, form=form, **HAND)
         run = mo.fit(task, federated(CLIENTS), algorithm, split=split_of(["w"]), rounds=rounds, engine=engine)
         found = [float(p["w"]) for p in (run.shared_parameters(), run.parameters(0), run.parameters(1))]
         assert found == pytest.approx([float(w), float((3 * w + 3) / 4), float((2 * w + 1) / 4)], rel=1e-13)
@@ -126,7 +126,7 @@ def test_a_small_alpha_makes_it_fedavg():
     common = {"lr": 0.1, "epochs": 2, "batch_size": 8, "shuffle": False, "weighting": "uniform"}
     one, other = (
         mo.fit(network(), DATA, algorithm, rounds=3, cohort=3, engine="sequential")
-        for algorithm in (flat(mo.per_fedavg, personal_lr=1e-12, **common), mo.fedavg(**common))
+        for algorithm in (flat(mo.per_fedavg, personal_lr=1e-12, **common), flat(mo.fedavg, **common))
     )
     for name, p in other.shared_parameters().items():
         torch.testing.assert_close(one.shared_parameters()[name], p, rtol=0, atol=1e-9)
@@ -258,8 +258,8 @@ def test_what_has_no_second_derivative_needs_the_first_order():
     options = {"lr": 0.1, "personal_lr": 0.1}
     line = r"^`model` must be one that can be differentiated twice for form='hessian_vector', got [^\n]*"
     with pytest.raises(MoietyError, match=line + r" Use form='first_order'\.$"):
-        mo.fit(Doubles(4, 3), DATA, mo.per_fedavg(**options), rounds=1, engine="sequential")
-    run = mo.fit(Doubles(4, 3), DATA, mo.per_fedavg(form="first_order", **options), rounds=1, engine="sequential")
+        mo.fit(Doubles(4, 3), DATA, flat(mo.per_fedavg, **options), rounds=1, engine="sequential")
+    run = mo.fit(Doubles(4, 3), DATA, flat(mo.per_fedavg, form="first_order", **options), rounds=1, engine="sequential")
     assert run.history[-1]["train_loss"] > 0
 
 
@@ -293,4 +293,4 @@ def test_own_models_are_a_step_on_one_batch():
 )
 def test_wrong_hyper_parameters_are_one_line(wrong, name):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        mo.per_fedavg(**{"lr": 0.1, "personal_lr": 0.1, **wrong})
+        flat(mo.per_fedavg, **{"lr": 0.1, "personal_lr": 0.1, **wrong})

@@ -81,14 +81,14 @@ def test_first_round(engine, options, w):
 
     With beta = 1/2, (1 + 9623/10240)/2.
     """
-    agree(fit(mo.pfedme(**HAND, **options), engine), w, Q(1687, 1024), Q(187, 256))
+    agree(fit(flat(mo.pfedme, **HAND, **options), engine), w, Q(1687, 1024), Q(187, 256))
 
 
 @ENGINES
 def test_second_round(engine):
     """Theta starts anew at the received w, so the second round is the first one from another w."""
     (w1, theta1), (w2, theta2) = one_round(Q(9623, 10240))
-    agree(fit(mo.pfedme(**HAND), engine, rounds=2), (w1 + 4 * w2) / 5, theta1, theta2)
+    agree(fit(flat(mo.pfedme, **HAND), engine, rounds=2), (w1 + 4 * w2) / 5, theta1, theta2)
 
 
 @ENGINES
@@ -269,4 +269,4 @@ def test_running_statistics_are_those_of_the_personal_model(stats):
 )
 def test_wrong_hyper_parameters_are_one_line(wrong, name):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        mo.pfedme(**{"lr": 0.1, "personal_lr": 0.1, "pull": 1.0, **wrong})
+        flat(mo.pfedme, **{"lr": 0.1, "personal_lr": 0.1, "pull": 1.0, **wrong})

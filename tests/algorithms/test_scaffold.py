@@ -260,4 +260,4 @@ def test_running_statistics(stats):
 )
 def test_wrong_hyper_parameters_are_one_line(wrong, name):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        mo.scaffold(**{"lr": 0.1, **wrong})
+        flat(mo.scaffold, **{"lr": 0.1, **wrong})

@@ -35,7 +35,7 @@ def test_rounds_against_numpy(engine, most_loss, distance):
     The thresholds are such that in the first case all prune, and in the others some do.
     """
     options = {"lr": 0.05, "epochs": 3, "batch_size": 9, "prune_rate": 0.3, "distance": distance}
-    algorithm = mo.sub_fedavg(density=0.5, accuracy=most_loss, **options)
+    algorithm = flat(mo.sub_fedavg, density=0.5, accuracy=most_loss, **options)
     cohorts = []
     run = mo.fit(
         ref.task(),

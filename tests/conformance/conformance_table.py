@@ -93,7 +93,7 @@ L2GD = {"lr": 0.1, "pull": 0.5, "probability": 0.3}
 
 def _l2gd(**options: Any) -> Algorithm:
     """L2GD, which has no batches and so no options of SGD."""
-    return mo.l2gd(**L2GD, weighting="examples")
+    return flat(mo.l2gd, **L2GD, weighting="examples")
 
 
 FEDPOP = {"shared_lr": 0.002, "prior_lr": 0.01, "samples": 2, "thinning": 2, "loss_weight": 0.5}
@@ -258,8 +258,9 @@ TABLE = [
     Row(
         "sub_fedavg",
         # The thresholds are met always: it prunes in every turn until the density is reached.
-        lambda **o: mo.sub_fedavg(
-            **{"lr": 0.1, "density": 0.7, "accuracy": 0, "distance": 0, "epochs": 2, "weighting": "examples", **o}
+        lambda **o: flat(
+            mo.sub_fedavg,
+            **{"lr": 0.1, "density": 0.7, "accuracy": 0, "distance": 0, "epochs": 2, "weighting": "examples", **o},
         ),
         {"epochs": 1, "density": 1.0},
         (),
@@ -267,7 +268,7 @@ TABLE = [
     ),
     Row(
         "subsampling",
-        lambda **o: mo.subsampling(**{"lr": 0.1, "weighting": "examples", **o}),
+        lambda **o: flat(mo.subsampling, **{"lr": 0.1, "weighting": "examples", **o}),
         {"steps": 1, "density": 1.0},
         (),
         mo.split.nothing,

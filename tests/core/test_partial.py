@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, problem_of
 from run_settings import with_settings
 from torch import Tensor, nn
@@ -204,7 +205,7 @@ def problem_for(model: nn.Module, data: mo.FederatedData, split: Any, *, partial
 def alternating(**options: Any) -> mo.Algorithm:
     common = {"batch_size": 4, "momentum": 0.5, "weight_decay": 0.01}
     both = {"shared_lr": 0.05, "personal_lr": 0.1, "personal_epochs": 3, "shared_epochs": 2}
-    return mo.fedalt(**{**common, **both, **options})
+    return flat(mo.fedalt, **{**common, **both, **options})
 
 
 def trained(problem: Problem, engine: Any, rounds: int = 2, algorithm: mo.Algorithm | None = None) -> Any:

@@ -112,7 +112,7 @@ def close(one: mo.Run, other: mo.Run, tolerance: float = 1e-5) -> None:
 # The same numbers.
 
 CASES = {
-    "fedavg": lambda: mo.fedavg(lr=0.1, batch_size=5, server=mo.server.adam(lr=0.05)),
+    "fedavg": lambda: mo.fedavg(shared=mo.sgd(0.1, batch_size=5), server=mo.server.adam(lr=0.05)),
     "fedalt": lambda: fedalt(momentum=0.5),
     "fedalt stateless": lambda: fedalt(stateful=False),
 }
@@ -161,14 +161,14 @@ def test_auto_with_one_worker_leaves_processes_out():
 def test_more_clients_than_fit_the_arena(monkeypatch, bytes, case):
     """A state takes 72 bytes and a result about 190: one client at a time, then two."""
     batches = []
-    inner = Processes._batch
+    inner = Processes._serve
 
     def counted(self: Any, function: str, jobs: Any, *rest: Any) -> Any:
         batches.append((function, len(jobs)))
         return inner(self, function, jobs, *rest)
 
     monkeypatch.setattr(processes, "ARENA_BYTES", bytes)
-    monkeypatch.setattr(Processes, "_batch", counted)
+    monkeypatch.setattr(Processes, "_serve", counted)
     algorithm = CASES[case]()
     run = fit("processes:sequential", algorithm, workers=2, rounds=2)
     assert {n for f, n in batches if f == "train"} == ({1} if bytes == 1 else {1, 2})
@@ -179,14 +179,14 @@ def test_more_clients_than_fit_the_arena(monkeypatch, bytes, case):
 def test_a_first_call_for_two_clients_does_not_halve_the_later_ones(monkeypatch):
     """``auto`` tries an engine on two clients before it measures it; a cohort of seven must then go out at once."""
     sizes: list[int] = []
-    send = Processes._batch
+    send = Processes._serve
 
     def counted(self: Processes, function: str, jobs: Any, moment: Any) -> Any:
         sizes.append(len(jobs))
         return send(self, function, jobs, moment)
 
-    monkeypatch.setattr(Processes, "_batch", counted)
-    mo.fit(mlp(), DATA, mo.fedavg(lr=0.1, steps=1), rounds=1, engine="processes")
+    monkeypatch.setattr(Processes, "_serve", counted)
+    mo.fit(mlp(), DATA, mo.fedavg(shared=mo.sgd(0.1, steps=1)), rounds=1, engine="processes")
     assert set(sizes) == {2, len(SIZES)}
 
 
@@ -377,7 +377,7 @@ def test_batch_norm_with_one_row_is_the_same_line_as_in_the_sequential_engine():
 
 
 def test_a_model_that_cannot_be_vectorised_is_refused():
-    text = refused(lambda: fit("processes:vectorised", mo.fedavg(lr=0.1), dropout_net(), workers=2), "vectorise")
+    text = refused(lambda: fit("processes:vectorised", mo.fedavg(shared=0.1), dropout_net(), workers=2), "vectorise")
     assert "Use engine sequential" in text
 
 

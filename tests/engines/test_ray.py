@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 import moiety as mo
 from moiety import tree
-from moiety.engines import ray as engine_file
 from moiety.engines.auto import ENGINES
 from moiety.engines.ray import Ray, connect, digest, pack, remember, shifts, unpack
 
@@ -248,7 +247,7 @@ def test_an_error_in_an_actor_is_one_line(alone, tmp_path):
 
 
 def test_clients_that_bring_down_every_actor_are_named(alone, tmp_path, monkeypatch):
-    monkeypatch.setattr(engine_file, "TRIES", 2)
+    monkeypatch.setattr(Ray, "tries", 2)
     for suffix in ("", ".forever"):
         (tmp_path / f"trouble{suffix}").touch()
     text = refusal(lambda: fit("ray", mo.fedavg(shared=0.1), Net(tmp_path / "trouble"), cohort=1))

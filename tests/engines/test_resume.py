@@ -189,7 +189,7 @@ def test_an_interrupt_while_a_round_is_evaluated(at: int, tmp_path: Path, monkey
 
 def test_a_second_interrupt_leaves_the_checkpoint_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in round 3, and again as soon as the first would write: the checkpoint of round 2 is not removed first."""
-    case, real, calls = CASES["fedalt"], Loop.work, []
+    case, real, calls = CASES["fedalt"], Loop.prepare_engine, []
     whole = fit(case, "sequential", tmp_path / "whole")
 
     def again(*_: Any) -> None:
@@ -204,7 +204,7 @@ def test_a_second_interrupt_leaves_the_checkpoint_there_is(tmp_path: Path, monke
                 raise KeyboardInterrupt
             return real(self, *args)
 
-        patched.setattr(Loop, "work", interrupted)
+        patched.setattr(Loop, "prepare_engine", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fit(case, "sequential", tmp_path / "parts")
     left = checkpoint.latest(tmp_path / "parts")

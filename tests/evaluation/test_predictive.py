@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients
 from run_settings import with_settings
 from scipy import optimize, stats
@@ -19,7 +20,7 @@ DATA = federated(image_clients([9, 5, 12, 7]), image_clients([4, 6, 3, 5], seed=
 
 def fedpop(**options):
     given = {"kernel": mo.kernel.langevin(step=0.02), "shared_lr": 0.05, "prior_lr": 0.05, "samples": 6, "burn_in": 2}
-    return mo.fedpop(**{**given, **options})
+    return flat(mo.fedpop, **{**given, **options})
 
 
 def trained(engine="sequential", algorithm=None, **options):
@@ -194,7 +195,9 @@ def test_runs_with_other_losses_have_no_calibration(loss, got):
 
 
 def test_calibration_names_the_part_without_rows():
-    with pytest.raises(mo.MoietyError, match=r"`part` must be a part of the data that has rows, got validation\. Split the data"):
+    with pytest.raises(
+        mo.MoietyError, match=r"`part` must be a part of the data that has rows, got validation\. Split the data"
+    ):
         once().calibration("validation")
 
 

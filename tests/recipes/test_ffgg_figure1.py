@@ -85,7 +85,7 @@ def test_where_lines_lead_is_where_runs_end():
         limits.ffgg(FOUND, 7), rel=1e-5
     )
     local = {"lr": 1 / TOP, "steps": 6}
-    assert run(mo.local_gd(**local), 60) == pytest.approx(limits.local_gd(FOUND, local["lr"], 6), rel=1e-5)
+    assert run(flat(mo.local_gd, **local), 60) == pytest.approx(limits.local_gd(FOUND, local["lr"], 6), rel=1e-5)
     assert run(flat(mo.scaffold, **local, batch_size=None), 60) == pytest.approx(limits.one_model(FOUND), rel=1e-5)
     exact = run(mo.ffgg(shared=STEP, personal=mo.solver.conjugate_gradient(steps=3)), 20, personal=True, curvature=True)
     assert exact == pytest.approx(limits.exact_ffgg(FOUND, STEP, 20), rel=1e-6)

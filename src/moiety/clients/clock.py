@@ -12,7 +12,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from moiety.clients.speed import Names, Times, constant, exponential, pareto, times, times_from, trace
+from moiety.clients.speed import (
+    Names,
+    Times,
+    check_length,
+    client_value,
+    constant,
+    exponential,
+    pareto,
+    times,
+    times_from,
+    trace,
+)
 from moiety.errors import choice, kind, must, whole
 from moiety.spec import Spec, build, recorded
 
@@ -29,13 +40,16 @@ class Travel:
 
     def seconds(self, seed: int, client: int, name: str, turn: int) -> float:
         """From the broadcast to the arrival of the upload, for a turn of the client counted from 0."""
-        parts = {"down": self.down, "compute": self.compute, "up": self.up}
-        return sum(part.of(seed, what, client, name, turn) for what, part in parts.items())
+        return sum(part.of(seed, what, client, name, turn) for what, part in self.parts().items())
 
     def check(self, names: Names) -> None:
         """Raise unless there are times for clients of these names."""
-        for what in ("compute", "up", "down"):
-            getattr(self, what).check(what, names)
+        for what, part in self.parts().items():
+            part.check(what, names)
+
+    def parts(self) -> dict[str, Times]:
+        """The three times by name, in the order in which they pass."""
+        return {"down": self.down, "compute": self.compute, "up": self.up}
 
 
 @dataclass(frozen=True)
@@ -66,7 +80,7 @@ class Delayed:
 
     def of(self, client: int) -> tuple[int, int]:
         """The rounds that a client's broadcasts and its uploads are under way."""
-        return _at(self.down, client), _at(self.up, client)
+        return client_value(self.down, client), client_value(self.up, client)
 
     def longest(self) -> tuple[int, int]:
         """The oldest broadcast that anyone works with, and the longest round trip, in rounds."""
@@ -159,9 +173,8 @@ def check_clock(clock: object, names: Names) -> None:
     hint = "For instance moiety.clock.asynchronous(active=4)."
     kind("clock", clock, (Asynchronous, Synchronous, Delayed), "what moiety.clock makes", hint)
     if isinstance(clock, Delayed):
-        for what, each in {"down": clock.down, "up": clock.up}.items():
-            fits = not isinstance(each, tuple) or len(each) == len(names)
-            must(fits, f"clock.{what}", f"one number, or one for each of {len(names)} clients", each)
+        check_length("clock.down", clock.down, len(names))
+        check_length("clock.up", clock.up, len(names))
         return
     assert isinstance(clock, Asynchronous | Synchronous)
     clock.travel.check(names)
@@ -173,23 +186,16 @@ def traces(clock: Clock) -> list[str]:
     """What tells the files that the clock's times were read from."""
     if isinstance(clock, Delayed):
         return []
-    travel = clock.travel
-    return [each.digest for each in (travel.compute, travel.up, travel.down) if each.digest]
+    return [part.digest for part in clock.travel.parts().values() if part.digest]
 
 
 def _travel(compute: Times | float, up: Times | float, down: Times | float) -> Travel:
     return Travel(times("clock.compute", compute), times("clock.up", up), times("clock.down", down))
 
 
-def _rounds(name: str, given: object) -> int | tuple[int, ...]:
+def _rounds(name: str, rounds: int | list[int]) -> int | tuple[int, ...]:
     """A number of rounds, or one for each client, checked."""
-    if isinstance(given, list | tuple):
-        for each in given:
-            whole(name, each, 0)
-        return tuple(int(each) for each in given)
-    whole(name, given, 0)
-    return int(given)  # type: ignore[call-overload, no-any-return]
-
-
-def _at(given: int | tuple[int, ...], client: int) -> int:
-    return given[client] if isinstance(given, tuple) else given
+    listed = isinstance(rounds, list | tuple)
+    for each in rounds if listed else [rounds]:  # type: ignore[union-attr]
+        whole(name, each, 0)
+    return tuple(int(each) for each in rounds) if listed else int(rounds)  # type: ignore[arg-type, union-attr]

@@ -1,6 +1,6 @@
-"""How long things take on a virtual clock: computing, and the ways down and up, for each client and each of its turns.
+"""How long things take on a virtual clock: computing, a broadcast, an upload, for each client and each of its turns.
 
-All chance is from (seed, what takes the time, client, the client's turn), so that a turn takes the same time whatever
+Every draw belongs to (seed, what takes the time, client, the client's turn). So a turn takes the same time whatever
 happened before it, and a run can be repeated.
 """
 
@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,10 +20,11 @@ from moiety.errors import MoietyError, kind, message, must, near, number
 from moiety.random import generator
 from moiety.spec import build, recorded
 
+Value = TypeVar("Value", int, float)
 Names = Sequence[str] | np.ndarray
 """Of all clients, in their order."""
 Draw = Callable[[np.random.Generator, float, int], float]
-"""From a source of chance, a client's own number of seconds and the count of its turns to the seconds of this turn."""
+"""From a generator, a client's own number of seconds and the count of its turns to the seconds of this turn."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Times:
         if self.traced is not None:
             known = self.traced[name]
             return known[turn % len(known)]
-        own = self.seconds[client] if isinstance(self.seconds, tuple) else self.seconds
+        own = client_value(self.seconds, client)
         if self.spread:
             own *= math.exp(self.spread * generator(seed, what, "spread", client).standard_normal())
         return self.draw(generator(seed, what, client, turn), own, turn)
@@ -59,26 +60,35 @@ class Times:
             missing = [str(name) for name in names if str(name) not in self.traced]
             hint = near(missing[0], self.traced) if missing else ""
             must(not missing, f"clock.{what}", "a trace with a line for every client", f"none for {missing[:1]}", hint)
-        if isinstance(self.seconds, tuple):
-            count = len(self.seconds)
-            must(count == len(names), f"clock.{what}", f"one number, or one for each of {len(names)} clients", count)
+        check_length(f"clock.{what}", self.seconds, len(names))
 
 
-def _own(name: str, seconds: object, least: str, holds: Callable[[float], bool]) -> float | tuple[float, ...]:
-    """One number or a number for each client, checked."""
-    if isinstance(seconds, list | tuple):
-        must(len(seconds) > 0, name, "a number, or one for each client", "none")
-        for each in seconds:
-            number(name, each, least, holds)
-        return tuple(float(each) for each in seconds)
+def client_value(value: Value | tuple[Value, ...], client: int) -> Value:
+    """The value of a client, where there is one for all or one for each."""
+    return value[client] if isinstance(value, tuple) else value
+
+
+def check_length(name: str, value: object, clients: int) -> None:
+    """Raise where there is a value for each client, but not as many as clients."""
+    count = len(value) if isinstance(value, tuple) else clients
+    must(count == clients, name, f"one number, or one for each of {clients} clients", count)
+
+
+def _times(name: str, seconds: object, draw: Draw, spread: float, *, zero: bool = False) -> Times:
+    """Times from one number or a list with a number for each client, checked."""
+    wanted = f"{'>=' if zero else '>'} 0 and finite"
+
+    def holds(x: float) -> bool:
+        return 0 < x < math.inf or (zero and x == 0)
+
     # An array is refused: a run folder could not say it, and the run could not be continued.
-    number(name, seconds, f"{least}, or a list of such numbers", holds)
-    return float(seconds)  # type: ignore[arg-type]
-
-
-def _spread(spread: float) -> float:
+    listed = isinstance(seconds, list | tuple)
+    must(not listed or bool(seconds), name, "a number, or one for each client", "none")
+    for each in seconds if listed else [seconds]:  # type: ignore[attr-defined]
+        number(name, each, wanted if listed else f"{wanted}, or a list of such numbers", holds)
     number("spread", spread, ">= 0 and at most 50", lambda x: 0 <= x <= 50)  # exp(50 z) is a float for all z drawn
-    return float(spread)
+    own = tuple(float(each) for each in seconds) if listed else float(seconds)  # type: ignore[attr-defined, arg-type]
+    return Times(own, draw, float(spread))
 
 
 @recorded
@@ -89,8 +99,7 @@ def constant(seconds: float | list[float], *, spread: float = 0.0) -> Times:
         seconds: for all clients, or a list with a number for each.
         spread: how much clients differ: each has its own factor exp(spread z), z standard normal.
     """
-    own = _own("seconds", seconds, ">= 0 and finite", lambda x: 0 <= x < math.inf)
-    return Times(own, lambda chance, own, turn: own, _spread(spread))
+    return _times("seconds", seconds, lambda draw, own, turn: own, spread, zero=True)
 
 
 @recorded
@@ -101,8 +110,7 @@ def exponential(mean: float | list[float], *, spread: float = 0.0) -> Times:
         mean: in seconds, for all clients, or a list with a number for each.
         spread: how much clients differ: each has its own factor exp(spread z), z standard normal.
     """
-    own = _own("mean", mean, "> 0 and finite", lambda x: 0 < x < math.inf)
-    return Times(own, lambda chance, own, turn: own * float(chance.standard_exponential()), _spread(spread))
+    return _times("mean", mean, lambda draw, own, turn: own * float(draw.standard_exponential()), spread)
 
 
 @recorded
@@ -116,9 +124,8 @@ def pareto(least: float | list[float], *, shape: float, spread: float = 0.0) -> 
         shape: the smaller, the heavier the tail.
         spread: how much clients differ: each has its own factor exp(spread z), z standard normal.
     """
-    own = _own("least", least, "> 0 and finite", lambda x: 0 < x < math.inf)
     number("shape", shape, "> 0 and finite", lambda x: 0 < x < math.inf)
-    return Times(own, lambda chance, own, turn: own * (1.0 + float(chance.pareto(shape))), _spread(spread))
+    return _times("least", least, lambda draw, own, turn: own * (1.0 + float(draw.pareto(shape))), spread)
 
 
 @recorded
@@ -153,7 +160,7 @@ def trace(file: str, *, column: str = "seconds") -> Times:
         must(good, "file", "lines of a client and of seconds >= 0", f"{row['client']}, {row[column]} in line {at}")
         traced[row["client"]] = (*traced.get(row["client"], ()), seconds)
     digest = hashlib.blake2b(content, digest_size=16).hexdigest()
-    return Times(0.0, lambda chance, own, turn: own, traced=traced, digest=digest)
+    return Times(0.0, lambda draw, own, turn: own, traced=traced, digest=digest)
 
 
 TIMES: dict[str, Callable[..., Times]] = {
@@ -175,5 +182,4 @@ def times(name: str, given: Times | float) -> Times:
 
 def times_from(name: str, spec: Any) -> Any:
     """The times that a nested table of a configuration describes; numbers and lists of them stay as they are."""
-    made: Any = build(f"clock.{name}", TIMES, spec) if isinstance(spec, dict | str) else spec
-    return made
+    return build(f"clock.{name}", TIMES, spec) if isinstance(spec, dict | str) else spec

@@ -1,4 +1,4 @@
-"""Where personal states live between rounds. Only engines call it, and nothing in it ever goes to the server.
+"""Where personal states live between rounds. Nothing in a store ever goes to the server.
 
 A store keeps what changed since the last checkpoint apart (``pending``) until the checkpoint that holds it is safely
 written (``settle``). So a run that is killed finds the states as of its last checkpoint, whatever it did since.
@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from moiety import tree
-from moiety.errors import MoietyError, message
+from moiety.errors import must
+from moiety.files import write_file
 from moiety.types import Tree
 
 
@@ -57,7 +58,11 @@ class MemoryStore:
 
     def get(self, clients: Iterable[int]) -> list[Tree]:
         """The states of ``clients``; one never seen has the first state."""
-        return [self.pending[c] if c in self.pending else self.first() for c in map(int, clients)]
+        return [self.pending[c] if c in self.pending else self._read(c) for c in map(int, clients)]
+
+    def _read(self, client: int) -> Tree:
+        """The state of a client that has none pending."""
+        return self.first()
 
     def put(self, clients: Iterable[int], states: Iterable[Tree]) -> None:
         """Keep copies of the new states of ``clients``."""
@@ -99,49 +104,33 @@ class DiskStore(MemoryStore):
 
     def _open(self, folder: Path, layout: dict[str, object], size: int) -> None:
         """Make the files, or check that those which are there are whole and of this problem."""
-        note = folder / "layout.json"
+        note, text = folder / "layout.json", json.dumps(layout)
         lengths = {"states.bin": max(1, size), "present.bin": int(str(layout["clients"]))}
         if note.exists():
-            if note.read_text() != json.dumps(layout):
-                raise MoietyError(message("clients", "states of this model and data", f"others in {folder}"))
+            must(note.read_text() == text, "clients", "states of this model and data", f"others in {folder}")
             for name, length in lengths.items():
-                found = (folder / name).stat().st_size if (folder / name).exists() else 0
-                if found != length:
-                    got = f"{found} bytes in {folder / name}"
-                    raise MoietyError(message("clients", f"whole ({length} bytes of {name})", got))
+                path = folder / name
+                here = path.stat().st_size if path.exists() else 0
+                must(here == length, "clients", f"whole ({length} bytes of {name})", f"{here} bytes in {path}")
             return
         folder.mkdir(parents=True, exist_ok=True)
         for name, length in lengths.items():
             with open(folder / name, "wb") as file:
                 file.truncate(length)  # sparse: no block is taken before it is written
-        # Last and by rename: a folder without it was cut off while being made, and is made anew.
-        aside = folder / ".layout.json"
-        aside.write_text(json.dumps(layout))
-        os.replace(aside, note)
+        # Last: a folder without it was cut off while being made, and is made anew.
+        write_file(note, text.encode())
 
-    def get(self, clients: Iterable[int]) -> list[Tree]:
-        """The states of ``clients``; one never seen has the first state."""
-        return [self._one(client) for client in map(int, clients)]
-
-    def _one(self, client: int) -> Tree:
-        if client in self.pending:
-            return self.pending[client]
+    def _read(self, client: int) -> Tree:
         if not self.present[client]:
             return self.first()
-        record = sum(self.sizes)
-        # One buffer per leaf: a tensor over a shared buffer could lie at an odd address for its type.
-        raw = memoryview(os.pread(self.states, record, client * record))
-        pieces, at = [], 0
-        for size in self.sizes:
-            pieces.append(bytearray(raw[at : at + size]))
+        at = client * sum(self.sizes)
+        tensors = []
+        for size, like in zip(self.sizes, tree.values(self.example), strict=True):
+            # One buffer per leaf: a tensor over a shared buffer could lie at an odd address for its type.
+            piece = bytearray(os.pread(self.states, size, at))
+            tensors.append(torch.frombuffer(piece, dtype=like.dtype).view(like.shape) if size else like.clone())
             at += size
-        found = iter(pieces)
-
-        def tensor(like: torch.Tensor) -> torch.Tensor:
-            piece = next(found)
-            return torch.frombuffer(piece, dtype=like.dtype).view(like.shape) if piece else torch.empty_like(like)
-
-        return tree.map_leaves(tensor, self.example)
+        return tree.maker(self.example)(iter(tensors))
 
     def owners(self) -> list[int]:
         """The clients that have a state of their own, ascending."""
@@ -150,30 +139,20 @@ class DiskStore(MemoryStore):
     def restart(self, round: int) -> None:
         """Check that no record is of a later round; where the run starts again, empty the store."""
         text = self.settled.read_text() if self.settled.exists() else "0"
-        if not text.isdecimal():
-            raise MoietyError(message("clients", "whole", f"{text!r:.40} in {self.settled}"))
+        must(text.isdecimal(), "clients", "whole", f"{text!r:.40} in {self.settled}")
         settled = int(text)
         if round == 0 and settled:
             self.present[:] = 0
             self.present.flush()
             self.settled.unlink()
-        elif settled > round:
-            hint = "Remove checkpoint and clients to start the run again."
-            got = f"round {settled} in {self.settled.parent}"
-            raise MoietyError(message("clients", f"of round {round}, as the checkpoint is", got, hint))
+            return
+        hint = "Remove checkpoint and clients to start the run again."
+        got = f"round {settled} in {self.settled.parent}"
+        must(settled <= round, "clients", f"of round {round}, as the checkpoint is", got, hint)
 
     def settle(self, round: int) -> None:
         """Write what is pending to its records, flush, and forget it."""
-        aside = self.settled.with_name(".settled")
-        try:
-            with open(aside, "w") as file:
-                file.write(str(round))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, self.settled)
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
+        write_file(self.settled, str(round).encode())
         record = sum(self.sizes)
         for client, state in self.pending.items():
             # As bytes: NumPy does not know every type that torch has.

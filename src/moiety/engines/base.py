@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from moiety.engines.problem import Problem
 from moiety.engines.rows import Job
@@ -12,8 +12,6 @@ from moiety.types import Params, Tree, Work
 
 ClientCall = Callable[[Work, Params, Tree], Tree]
 """A pure function of one client: its work, what it received, its state."""
-TRIES = 3
-"""How many workers in a row the same clients may bring down."""
 
 
 class ClientFunction(NamedTuple):
@@ -42,6 +40,8 @@ class Engine:
     """Runs functions of one client for many clients. All engines give the same numbers, up to rounding."""
 
     name: str
+    tries: ClassVar[int] = 3
+    """How many workers in a row the same clients may bring down."""
 
     def __init__(self, problem: Problem, functions: Functions) -> None:
         self.problem, self.functions = problem, functions
@@ -57,7 +57,7 @@ class Engine:
         """End the processes that the engine started. Most engines start none."""
 
     def explain_deaths(self, jobs: Sequence[Job], info: RoundInfo, wanted: str, hint: str) -> MoietyError:
-        """The error for clients whose workers died ``TRIES`` times."""
+        """The error for clients whose workers died ``tries`` times."""
         clients = ", ".join(str(self.problem.data.ids[job.client]) for job in jobs[:5])
-        got = f"{TRIES} that died in round {info.round + 1} while serving clients {clients}"
+        got = f"{self.tries} that died in round {info.round + 1} while serving clients {clients}"
         return MoietyError(message("workers", wanted, got, hint))

@@ -23,7 +23,7 @@ import torch
 
 from moiety import tree
 from moiety.engines.arena import Arena
-from moiety.engines.base import TRIES, Engine, Functions, RoundInfo
+from moiety.engines.base import Engine, Functions, RoundInfo
 from moiety.engines.problem import Problem
 from moiety.engines.rows import Job, Rows
 from moiety.engines.sequential import Sequential
@@ -137,7 +137,7 @@ class Processes(Engine):
                     self.problem.warn_once(answer)
                     del waiting[w]
                     continue
-                if waiting[w] == TRIES:
+                if waiting[w] == self.tries:
                     self.close()
                     clients = [jobs[slot] for slot in shares[w]]
                     raise self.explain_deaths(clients, info, "processes that live", "Is there enough memory?")

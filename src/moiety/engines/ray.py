@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from moiety import tree
-from moiety.engines.base import TRIES, Engine, Functions, RoundInfo
+from moiety.engines.base import Engine, Functions, RoundInfo
 from moiety.engines.problem import Problem
 from moiety.engines.processes import cores, slots_for
 from moiety.engines.rows import Job, Rows
@@ -87,7 +87,7 @@ class Ray(Engine):
                 self._end()  # the others may be at work still, and nobody will ask for their results
                 raise (MoietyError(str(error.cause)) if isinstance(error.cause, MoietyError) else error) from None
             except self.ray.exceptions.RayError as error:
-                if tries == TRIES:
+                if tries == self.tries:
                     self._end()
                     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
                     reason = lines[-1] if lines else type(error).__name__

@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 RECIPE = "recipe.json"
 """The file that says what an experiment was asked for."""
-AGAIN = ("model", "data", "split", "algorithm", "loss", "metric", "aggregator", "attack")
+AGAIN = ("model", "data", "split", "algorithm", "loss", "metric", "settings")
 """The arguments of ``moiety.fit`` that a run needs again when it is continued."""
 
 
@@ -173,16 +173,18 @@ class Runner:
     def _fit(self, cell: Cell) -> Row:
         from moiety.run.fit import fit
         from moiety.run.resume import resume
+        from moiety.run.settings import Settings
 
         must(cell.fit is not None, "cell", "one with fit or work", cell.key)
         folder = self.out / cell.place if self.out is not None and cell.stored else None
         options = dict(cell.fit())  # type: ignore[misc]
         options |= {"engine": self._engine(cell), "on_round": self.watch(cell.label, folder)}
+        if self.device is not None:
+            options["settings"] = replace(options.get("settings") or Settings(), device=self.device)
         if folder is not None and (folder / "config.toml").is_file():
             again = {key: options[key] for key in (*AGAIN, "engine", "on_round") if key in options}
             run: Run = resume(folder, rounds=options["rounds"], **again)
         else:
-            options |= {} if self.device is None else {"device": self.device}
             run = fit(**options, out=folder, start=self._start(cell))
         if folder is None and cell.stored:
             self.runs[cell.key] = run

@@ -8,7 +8,8 @@ model, since both run the very same operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,11 +49,17 @@ class Call:
                 members[key] = value
         try:
             output = self.module(*inputs)
-            left = {name: members[key] for name, (members, key) in self.buffers.items()}
+            buffers = {name: members[key] for name, (members, key) in self.buffers.items()}
         finally:
             for members, key, value in before:
                 members[key] = value
-        return output, left
+        return output, buffers
+
+    def on_copies(self, params: Params, inputs: Sequence[Any]) -> tuple[Any, Params]:
+        """The same with copies of the buffers, which a forward pass edits in place."""
+        if not self.buffers:
+            return self(params, inputs)
+        return self({n: p.clone() if n in self.buffers else p for n, p in params.items()}, inputs)
 
 
 def tensor_names(module: nn.Module) -> dict[int, str]:
@@ -79,13 +86,11 @@ def divide(
     ``inputs`` hold a few rows on which the cut is tried: features must be tensors with a row for every example, must
     not be random, and must not depend on the other rows of the batch.
     """
-    before = torch.default_generator.get_state()
     try:
-        graph = fx.Tracer().trace(module)
+        with _draws_restored():
+            graph = fx.Tracer().trace(module)
     except Exception as error:  # tracing runs the user's code, which may raise anything
-        return f"the model cannot be traced ({type(error).__name__}: {' '.join(str(error).split())[:100]})"
-    finally:
-        torch.default_generator.set_state(before)  # tracing runs the model's own code, which may draw
+        return f"the model cannot be traced ({_shorten(error)})"
     cut = _cut(module, graph, trained)
     if cut is None:
         return None
@@ -94,15 +99,10 @@ def divide(
 
     def features(params: Params, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         # Buffers of the prefix are not kept: what changes them (BatchNorm while training) is refused below.
-        own = {n: p.clone() if n in prefix.buffers else p for n, p in params.items()}
-        return prefix(own, inputs)[0]  # type: ignore[no-any-return]
-
-    def rest(params: Params, features: Sequence[Tensor]) -> tuple[Tensor, Params]:
-        own = {n: p.clone() if n in suffix.buffers else p for n, p in params.items()} if suffix.buffers else params
-        return suffix(own, features)
+        return prefix.on_copies(params, inputs)[0]  # type: ignore[no-any-return]
 
     count = sum(node.op == "placeholder" for node in cut[1].nodes)
-    divided = Divided(count, features, rest)
+    divided = Divided(count, features, suffix.on_copies)
     return _objection(prefix.module, divided, params, inputs) or _difference(module, divided, params, inputs) or divided
 
 
@@ -151,35 +151,46 @@ def _parameters(module: nn.Module, node: fx.Node) -> list[nn.Parameter]:
 
 def _ancestors(nodes: Sequence[fx.Node], stop: set[fx.Node] | None = None) -> set[fx.Node]:
     """The nodes themselves and all they depend on, not looking past ``stop``."""
-    found: set[fx.Node] = set()
+    known: set[fx.Node] = set()
     todo = list(nodes)
     while todo:
         node = todo.pop()
-        if node not in found:
-            found.add(node)
+        if node not in known:
+            known.add(node)
             if not (stop and node in stop):
                 todo += node.all_input_nodes
-    return found
+    return known
+
+
+@contextlib.contextmanager
+def _draws_restored() -> Iterator[None]:
+    """Leave torch's own generator as it was: what runs within may draw."""
+    before = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
+
+
+def _shorten(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
 
 
 def _difference(module: nn.Module, divided: Divided, params: Params, inputs: Sequence[Tensor]) -> str | None:
-    """Whether the two parts give what the model gives: a value that tracing froze (noise, a flag) shows here."""
+    """Why the two parts do not give what the model gives: a value that tracing froze (noise, a flag) shows here."""
     whole = Call(module)
-    before = torch.default_generator.get_state()
     try:
         for seed in (1, 2):
             own = {n: p.clone() for n, p in params.items()}
-            with torch.no_grad():
+            with torch.no_grad(), _draws_restored():
                 torch.default_generator.manual_seed(seed)
                 wanted = whole(own, [column.clone() for column in inputs])[0]
                 torch.default_generator.manual_seed(seed)
-                found = divided.rest(params, divided.features(params, [column.clone() for column in inputs]))[0]
-            if not (isinstance(wanted, Tensor) and torch.allclose(wanted, found, rtol=1e-4, atol=1e-5)):
+                got = divided.rest(params, divided.features(params, [column.clone() for column in inputs]))[0]
+            if not (isinstance(wanted, Tensor) and torch.allclose(wanted, got, rtol=1e-4, atol=1e-5)):
                 return "the traced model gives other numbers than the model"
     except Exception as error:
-        return f"its parts cannot be run alone ({type(error).__name__}: {' '.join(str(error).split())[:100]})"
-    finally:
-        torch.default_generator.set_state(before)
+        return f"its parts cannot be run alone ({_shorten(error)})"
     return None
 
 
@@ -187,15 +198,12 @@ def _objection(prefix: nn.Module, divided: Divided, params: Params, inputs: Sequ
     """Why the features cannot be kept, found by trying; None if they can."""
     if any(isinstance(m, nn.modules.batchnorm._NormBase) for m in prefix.modules()):
         return "a normalisation over the batch, in training mode, before the trained parameters"
-    before = torch.default_generator.get_state()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _draws_restored():
             first, again = divided.features(params, inputs), divided.features(params, inputs)
             fewer = divided.features(params, [column[:-1] for column in inputs])
     except Exception as error:
-        return f"its first part cannot be run alone ({type(error).__name__}: {' '.join(str(error).split())[:100]})"
-    finally:
-        torch.default_generator.set_state(before)
+        return f"its first part cannot be run alone ({_shorten(error)})"
     rows = len(inputs[0])
     for a, b, c in zip(first, again, fewer, strict=True):
         if not isinstance(a, Tensor) or a.dim() == 0 or len(a) != rows or len(c) != rows - 1:

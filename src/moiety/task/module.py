@@ -40,14 +40,15 @@ def from_module(
     buffers = frozenset(n for n, _ in model.named_buffers())
     per_example, chosen = _loss(loss), _metric(loss, metric)
 
+    def add_penalty(losses: Tensor, params: Params) -> Tensor:
+        return losses if penalty is None else losses + penalty(params)
+
     def predict(params: Params, batch: Batch) -> Tensor:
         return evaluating(params, [batch[c] for c in inputs])[0]  # type: ignore[no-any-return]
 
     def train(params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        # Buffers are edited in place by the forward pass, so it gets copies.
-        own = {n: p.clone() if n in buffers else p for n, p in params.items()} if buffers else params
-        output, left = training(own, [batch[c] for c in inputs])
-        return _with(per_example(output, batch), penalty, params), left
+        output, changed = training.on_copies(params, [batch[c] for c in inputs])
+        return add_penalty(per_example(output, batch), params), changed
 
     def scores(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         output = predict(params, batch)
@@ -62,17 +63,12 @@ def from_module(
         metric=chosen,
         mixes_examples=any(mixes(m) for m in model.modules()),
         unvectorised=next((why for f, why in UNVECTORISED.items() if f in (per_example, chosen.per_example)), None),
-        partial=_partial(training.module, inputs, per_example, penalty),
+        partial=_partial(training.module, inputs, per_example, add_penalty),
     )
 
 
-def _with(losses: Tensor, penalty: Callable[[Params], Tensor] | None, params: Params) -> Tensor:
-    """The losses, each with the penalty added."""
-    return losses if penalty is None else losses + penalty(params)
-
-
 class _Cuts(dict[frozenset[str], Partial | str | None]):
-    """The cuts found so far, by block. They point into the module, so a task that is sent elsewhere finds its own."""
+    """The cuts that are known, by block. They point into the module, so a task that is sent elsewhere makes its own."""
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return _Cuts, ()
@@ -82,7 +78,7 @@ def _partial(
     module: nn.Module,
     inputs: Sequence[str],
     per_example: Callable[[Tensor, Batch], Tensor],
-    penalty: Callable[[Params], Tensor] | None,
+    add_penalty: Callable[[Tensor, Params], Tensor],
 ) -> Callable[[frozenset[str], Params, Batch], Partial | str | None]:
     """How the task is evaluated in part, worked out once for each block that is trained."""
     known = _Cuts()
@@ -93,19 +89,18 @@ def _partial(
         names = [f"\0feature {i}" for i in range(divided.count)]  # no column of a user's is called that
 
         def features(params: Params, batch: Batch) -> Batch:
-            found = divided.features(params, [batch[c] for c in inputs])
-            return dict(zip(names, found, strict=True))
+            return dict(zip(names, divided.features(params, [batch[c] for c in inputs]), strict=True))
 
         def loss(params: Params, batch: Batch) -> tuple[Tensor, Params]:
-            output, left = divided.rest(params, [batch[name] for name in names])
-            return _with(per_example(output, batch), penalty, params), left
+            output, changed = divided.rest(params, [batch[name] for name in names])
+            return add_penalty(per_example(output, batch), params), changed
 
         return Partial(features, loss, spare)
 
     def partial(trained: frozenset[str], params: Params, batch: Batch) -> Partial | str | None:
         if trained not in known:
-            found = divide(module, trained, params, [batch[c] for c in inputs])
-            known[trained] = make(found) if isinstance(found, Divided) else found
+            divided = divide(module, trained, params, [batch[c] for c in inputs])
+            known[trained] = make(divided) if isinstance(divided, Divided) else divided
         return known[trained]
 
     return partial

@@ -12,6 +12,7 @@ are. Tensors arrive in the type and the shape in which they were sent.
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 from collections.abc import Callable, Iterator
@@ -52,35 +53,25 @@ def qsgd(*, levels: int) -> Codec:
     whole("codec.levels", levels, 1, (1 << 31) - 1)
     bits = 1 + int(levels).bit_length()
 
-    def encode(upload: Params, rng: np.random.Generator) -> Params:
-        given, packed = _sorted(upload)
-        if given:
-            wide = any(p.dtype == torch.float64 for p in given.values())
-            norms = torch.tensor([_norm(_flat(p)) for p in given.values()], dtype=torch.float64).to(
-                torch.float64 if wide else torch.float32
-            )
-            codes = [
-                _levels(_flat(p), norm, levels, rng) for p, norm in zip(given.values(), norms.tolist(), strict=True)
-            ]
-            # From -s..s to 0..2s.
-            packed |= {NORMS: norms, CODES: torch.from_numpy(pack_bits(np.concatenate(codes) + levels, bits))}
-        return packed
+    def encode(floats: Params, rng: np.random.Generator) -> Params:
+        wide = any(p.dtype == torch.float64 for p in floats.values())
+        exact = torch.tensor([_norm(_flat(p)) for p in floats.values()], dtype=torch.float64)
+        norms = exact.to(torch.float64 if wide else torch.float32)
+        codes = [_levels(_flat(p), norm, levels, rng) for p, norm in zip(floats.values(), norms.tolist(), strict=True)]
+        # From -s..s to 0..2s.
+        return {NORMS: norms, CODES: torch.from_numpy(pack_bits(np.concatenate(codes) + levels, bits))}
 
     def decode(packed: Params, like: Params) -> Params:
-        wanted, found = _sorted(like)
-        found = {name: _laid_out(packed, name, p.numel()) for name, p in found.items()}
-        count = sum(p.numel() for p in wanted.values())
-        if wanted:
-            norms = _laid_out(packed, NORMS, len(wanted))
-            codes = _laid_out(packed, CODES, -(-count * bits // 8))
-            signed = unpack_bits(codes.cpu().numpy(), bits, count) - levels
-            for (name, values), norm in zip(_cut(signed, wanted), norms.tolist(), strict=True):
-                # Not finite where the norm is not, the zeros too: the server leaves such an upload out.
-                with np.errstate(invalid="ignore"):
-                    found[name] = _as(norm * (values / levels), wanted[name])
-        return {name: found[name] for name in like}
+        count = sum(p.numel() for p in like.values())
+        norms = _take(packed, NORMS, len(like))
+        codes = _take(packed, CODES, -(-count * bits // 8))
+        signed = unpack_bits(codes.cpu().numpy(), bits, count) - levels
+        # Not finite where the norm is not, the zeros too: the server leaves such an upload out.
+        with np.errstate(invalid="ignore"):
+            pieces = zip(_cut(signed, like), norms.tolist(), strict=True)
+            return {name: _as(norm * (values / levels), like[name]) for (name, values), norm in pieces}
 
-    return Codec(encode, decode)
+    return _codec_of_floats(encode, decode)
 
 
 @recorded
@@ -103,39 +94,51 @@ def rand_k(*, k: int | float) -> Codec:
     else:
         whole("codec.k", k, 1)
 
-    def kept(count: int) -> int:
+    def count_kept(count: int) -> int:
         # The decimal that was written, not the binary number next to it: 0.07 of 100 is 7.
         many = math.ceil(Fraction(str(k)) * count) if share else int(k)
-        must(
-            many <= count, "codec.k", f"<= {count}, the numbers of an upload", k, "A share of them is a number below 1."
-        )
+        hint = "A share of them is a number below 1."
+        must(many <= count, "codec.k", f"<= {count}, the numbers of an upload", k, hint)
         return many
 
-    def encode(upload: Params, rng: np.random.Generator) -> Params:
-        given, packed = _sorted(upload)
-        if given:
-            widest = given[next(iter(given))].dtype
-            for p in given.values():
-                widest = torch.promote_types(widest, p.dtype)
-            flat = torch.cat([p.detach().reshape(-1).to(widest) for p in given.values()])
-            seed = int(rng.integers(1 << 63))
-            chosen = torch.from_numpy(places(seed, len(flat), kept(len(flat))))
-            packed |= {SEED: torch.tensor([seed]), VALUES: flat[chosen.to(flat.device)]}
-        return packed
+    def encode(floats: Params, rng: np.random.Generator) -> Params:
+        widest = functools.reduce(torch.promote_types, [p.dtype for p in floats.values()])
+        flat = torch.cat([p.detach().reshape(-1).to(widest) for p in floats.values()])
+        seed = int(rng.integers(1 << 63))
+        chosen = torch.from_numpy(places(seed, len(flat), count_kept(len(flat))))
+        return {SEED: torch.tensor([seed]), VALUES: flat[chosen.to(flat.device)]}
 
     def decode(packed: Params, like: Params) -> Params:
-        wanted, found = _sorted(like)
-        found = {name: _laid_out(packed, name, p.numel()) for name, p in found.items()}
-        if wanted:
-            count = sum(p.numel() for p in wanted.values())
-            many = kept(count)
-            seed, values = _laid_out(packed, SEED, 1), _laid_out(packed, VALUES, many)
-            flat = np.zeros(count)
-            flat[places(int(seed), count, many)] = values.double().cpu().numpy() * (count / many)
-            found |= {name: _as(piece, wanted[name]) for name, piece in _cut(flat, wanted)}
-        return {name: found[name] for name in like}
+        count = sum(p.numel() for p in like.values())
+        many = count_kept(count)
+        seed, values = _take(packed, SEED, 1), _take(packed, VALUES, many)
+        flat = np.zeros(count)
+        flat[places(int(seed), count, many)] = values.double().cpu().numpy() * (count / many)
+        return {name: _as(piece, like[name]) for name, piece in _cut(flat, like)}
 
-    return Codec(encode, decode)
+    return _codec_of_floats(encode, decode)
+
+
+def _codec_of_floats(
+    encode: Callable[[Params, np.random.Generator], Params], decode: Callable[[Params, Params], Params]
+) -> Codec:
+    """A codec that compresses floating-point tensors, in an order that both sides know; the others pass as they are."""
+
+    def split(params: Params) -> tuple[Params, Params]:
+        names = [name for name in sorted(params) if params[name].is_floating_point() and params[name].numel()]
+        return {name: params[name] for name in names}, {name: p for name, p in params.items() if name not in names}
+
+    def encode_all(upload: Params, rng: np.random.Generator) -> Params:
+        floats, others = split(upload)
+        return {**others, **(encode(floats, rng) if floats else {})}
+
+    def decode_all(packed: Params, like: Params) -> Params:
+        floats, others = split(like)
+        arrived = {name: _take(packed, name, p.numel()) for name, p in others.items()}
+        arrived |= decode(packed, floats) if floats else {}
+        return {name: arrived[name] for name in like}
+
+    return Codec(encode_all, decode_all)
 
 
 def places(seed: int, count: int, many: int) -> np.ndarray:
@@ -177,14 +180,6 @@ def unpack_bits(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
     return symbols
 
 
-def _sorted(params: Params) -> tuple[Params, Params]:
-    """What is compressed, in an order that both sides know, and what passes as it is."""
-    floating = {
-        name: params[name] for name in sorted(params) if params[name].is_floating_point() and params[name].numel()
-    }
-    return floating, {name: p for name, p in params.items() if name not in floating}
-
-
 def _flat(p: Tensor) -> np.ndarray:
     """The numbers of a tensor one after another, in float64."""
     return p.detach().double().cpu().numpy().reshape(-1)
@@ -205,8 +200,8 @@ def _levels(x: np.ndarray, norm: float, levels: int, rng: np.random.Generator) -
     share = levels * (np.abs(x) / norm)
     low = np.floor(share)
     level = np.minimum(low + (chance < share - low), levels)
-    found: np.ndarray = (np.sign(x) * level).astype(np.int64)
-    return found
+    signed: np.ndarray = (np.sign(x) * level).astype(np.int64)
+    return signed
 
 
 def _cut(flat: np.ndarray, wanted: Params) -> Iterator[tuple[str, np.ndarray]]:
@@ -221,7 +216,7 @@ def _as(values: np.ndarray, like: Tensor) -> Tensor:
     return torch.from_numpy(values).to(like.device, like.dtype).reshape(like.shape)
 
 
-def _laid_out(packed: Params, name: str, count: int) -> Tensor:
+def _take(packed: Params, name: str, count: int) -> Tensor:
     """The payload's tensor of this name, if it holds ``count`` numbers."""
     got = packed[name].numel() if name in packed else "none"
     must(got == count, "payload", f"one with {count} numbers {name}", got, "Both sides need the same codec.")

@@ -19,15 +19,14 @@ def check(payload: Params, declared: Params, *, where: str, what: str = "upload"
         where: client and round, for the message.
         what: ``upload`` or ``broadcast``, likewise.
     """
-    if payload.keys() - declared.keys():
-        name = sorted(payload.keys() - declared.keys())[0]
-        raise PrivacyError(f"`{what}` must be the declared shared parameters alone, got {name} too ({where}).")
-    if declared.keys() - payload.keys():
-        name = sorted(declared.keys() - payload.keys())[0]
-        raise PrivacyError(f"`{what}` must be all declared shared parameters, got none named {name} ({where}).")
+    extra, missing = sorted(payload.keys() - declared.keys()), sorted(declared.keys() - payload.keys())
+    if extra:
+        raise PrivacyError(f"`{what}` must be the declared shared parameters alone, got {extra[0]} too ({where}).")
+    if missing:
+        raise PrivacyError(f"`{what}` must be all declared shared parameters, got none named {missing[0]} ({where}).")
     for name, tensor in payload.items():
         wanted = declared[name]
         if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
             got = f"{name} of shape {tuple(tensor.shape)}, {tensor.dtype}"
-            asked = f"of shape {tuple(wanted.shape)}, {wanted.dtype}"
-            raise PrivacyError(f"`{what}` must be {asked}, got {got} ({where}).")
+            layout = f"of shape {tuple(wanted.shape)}, {wanted.dtype}"
+            raise PrivacyError(f"`{what}` must be {layout}, got {got} ({where}).")

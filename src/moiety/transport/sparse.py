@@ -49,16 +49,14 @@ def sparse_pack(values: Params, masks: Params, *, known: bool = False) -> Params
     """
     packed: Params = {}
     for name, p in values.items():
-        if name not in masks:
-            packed[name] = p
+        mask = masks[name].reshape(-1) if name in masks else None
+        packed[name] = p if mask is None else p.reshape(-1)[mask]
+        if mask is None or known:
             continue
-        mask = masks[name].reshape(-1)
-        packed[name] = p.reshape(-1)[mask]
-        if not known:
-            if _short(int(mask.sum()), mask.numel()):
-                packed[PLACES + name] = mask.nonzero().reshape(-1).to(torch.int32)
-            else:
-                packed[BITS + name] = torch.from_numpy(np.packbits(mask.cpu().numpy()))
+        if _lists_places(int(mask.sum()), mask.numel()):
+            packed[PLACES + name] = mask.nonzero().reshape(-1).to(torch.int32)
+        else:
+            packed[BITS + name] = torch.from_numpy(np.packbits(mask.cpu().numpy()))
     return packed
 
 
@@ -67,19 +65,19 @@ def sparse_unpack(packed: Params, like: Params, masks: Params | None = None) -> 
 
     ``masks`` are those that the receiver knows, where none were sent.
     """
-    values, found = {}, {}
+    values, active_places = {}, {}
     for name, p in like.items():
         must(name in packed, "payload", f"one that holds {name}", "none of that name")
-        known = _mask(packed, name, p) if masks is None else masks.get(name)
-        if known is None:
+        mask = _mask(packed, name, p) if masks is None else masks.get(name)
+        if mask is None:
             values[name] = packed[name]
             continue
-        flat = torch.zeros_like(p).reshape(-1)
-        many = int(known.sum())
-        must(len(packed[name]) == many, "payload", f"{many} values of {name}, as its mask says", len(packed[name]))
-        flat[known.reshape(-1)] = packed[name]
-        values[name], found[name] = flat.view(p.shape), known
-    return values, found
+        many, got = int(mask.sum()), len(packed[name])
+        must(got == many, "payload", f"{many} values of {name}, as its mask says", got)
+        flat = p.new_zeros(p.numel())
+        flat[mask.reshape(-1)] = packed[name]
+        values[name], active_places[name] = flat.view(p.shape), mask
+    return values, active_places
 
 
 def _mask(packed: Params, name: str, like: Tensor) -> Tensor | None:
@@ -112,10 +110,9 @@ def sparse_bytes(like: Params, counts: dict[str, int], *, known: bool = False) -
         values += count * p.element_size()
         layout[name] = p.new_empty((count,) if name in counts else p.shape, device="meta")
         if name in counts and not known:
-            if _short(count, p.numel()):
-                layout[PLACES + name] = torch.empty(count, dtype=torch.int32, device="meta")
-            else:
-                layout[BITS + name] = torch.empty(-(-p.numel() // 8), dtype=torch.uint8, device="meta")
+            places = _lists_places(count, p.numel())
+            size, dtype = (count, torch.int32) if places else (-(-p.numel() // 8), torch.uint8)
+            layout[(PLACES if places else BITS) + name] = torch.empty(size, dtype=dtype, device="meta")
     return values, payload_bytes(layout)
 
 
@@ -124,6 +121,6 @@ def active(masks: Params) -> dict[str, int]:
     return {name: int(mask.sum()) for name, mask in masks.items()}
 
 
-def _short(active: int, size: int) -> bool:
+def _lists_places(active: int, size: int) -> bool:
     """Whether a list of places is shorter than a bit for each."""
     return 4 * active < -(-size // 8)

@@ -1,3 +1,0 @@
-"""The scales of a recipe."""
-
-SCALES = ("ci", "laptop", "paper")
