@@ -73,7 +73,7 @@ SETS = {
     "algorithm.shared.lrr=3": "Did you mean lr?",
     "algorithm.zzz=3": "schedule, server, shared, weighting.",
     "algorithm.shared.lr=fast": "`algorithm.shared.lr` must be a number, got 'fast'.",
-    "algorithm.shared.batch_size=x": "`algorithm.shared.batch_size` must be a whole number, got 'x'.",
+    "algorithm.shared.batch_size=x": "`batch_size` must be a whole number, got 'x'.",
     "algorithm.shared.shuffle=maybe": "`algorithm.shared.shuffle` must be true or false, got 'maybe'.",
     "algorithm.server=adm": "Did you mean adam?",
     "algorithm={name='fedalt', shared=0.1, personal=0.1}": "`split` must be given for fedalt",
