@@ -123,8 +123,8 @@ def config(old: str, new: str) -> Damage:
 def without_section(name: str) -> Damage:
     def damage(folder: Path) -> None:
         parts = (folder / "config.toml").read_text().split("\n\n")
-        kept = [p for p in parts if not p.lstrip().startswith(f"[{name}]")]
-        assert len(kept) == len(parts) - 1
+        kept = [p for p in parts if not p.lstrip().startswith((f"[{name}]", f"[{name}."))]
+        assert len(kept) < len(parts)
         (folder / "config.toml").write_text("\n\n".join(kept))
 
     return damage
