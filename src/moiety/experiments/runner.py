@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moiety.errors import MoietyError, choice, message, must, whole
-from moiety.experiments.experiment import Cell, Experiment, Key, Outcome, Row, Watch
+from moiety.experiments.parts import Cell, Key, Outcome, Row, Watch
 from moiety.experiments.plans import SCALES, change, plain_fields
 
 if TYPE_CHECKING:
+    from moiety.experiments.experiment import Experiment
     from moiety.run.result import Run
 
 RECIPE = "recipe.json"
