@@ -69,12 +69,11 @@ def child(clients: int, rounds: int) -> None:
     mo.fit(
         model,
         fed,
-        mo.fedalt(shared_lr=0.1, personal_lr=0.1, batch_size=2),
+        mo.fedalt(shared=mo.sgd(0.1, batch_size=2), personal=mo.sgd(0.1, batch_size=2)),
         split=mo.split.output_layer(model),
         rounds=rounds,
         cohort=COHORT,
-        evaluate_every=rounds,
-        evaluate_clients=min(clients, EVALUATED),
+        settings=mo.Settings(evaluate_every=rounds, evaluate_clients=min(clients, EVALUATED)),
         out=out,
         on_round=tick,
     )

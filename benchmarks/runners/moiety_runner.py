@@ -21,14 +21,10 @@ from moiety.task import from_module
 def algorithm_of(work: Work) -> mo.Algorithm:
     """FedAvg, or FedAlt, whose personal phase alone is finetuning."""
     if work.kind == "average":
-        return mo.fedavg(lr=work.lr, steps=EXAMPLES // BATCH, batch_size=BATCH, shuffle=False)
+        return mo.fedavg(shared=mo.sgd(work.lr, steps=EXAMPLES // BATCH, batch_size=BATCH, shuffle=False))
     return mo.fedalt(
-        shared_lr=work.lr,
-        personal_lr=work.lr,
-        personal_epochs=work.head_epochs,
-        shared_epochs=max(1, work.body_epochs),
-        batch_size=BATCH,
-        shuffle=False,
+        shared=mo.sgd(work.lr, epochs=max(1, work.body_epochs), batch_size=BATCH, shuffle=False),
+        personal=mo.sgd(work.lr, epochs=work.head_epochs, batch_size=BATCH, shuffle=False),
     )
 
 
@@ -46,8 +42,7 @@ def train(arrays: Arrays, model: nn.Module, fed: mo.FederatedData, options: Name
         cohort=work.cohort,
         seed=SEED,
         engine=options.engine,
-        evaluate_every=total,
-        partial=options.partial,
+        settings=mo.Settings(evaluate_every=total, partial=options.partial),
         on_round=lambda record, rounds: clock.tick(),
     )
     if run._loop.problem.partial != options.partial:

@@ -11,51 +11,43 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from moiety import data, models, server, split
-    from moiety.algorithms import (
-        apfl,
-        central,
-        ditto,
-        fedalt,
-        fedavg,
-        fedper,
-        fedpop,
-        fedrep,
-        fedsim,
-        fedspa,
-        ffgg,
-        finetune,
-        glocal_sgd,
-        independent,
-        l2gd,
-        lg_fedavg,
-        local_ffgg,
-        local_gd,
-        local_only,
-        per_fedavg,
-        pfedme,
-        scaffold,
-        sub_fedavg,
-        subsampling,
-    )
-    from moiety.analysis.advise import advise
-    from moiety.analysis.diagnose_split import diagnose_split
-    from moiety.analysis.glocal_erm import fictitious_play, glocal_erm
-    from moiety.clients import clock
-    from moiety.data import FederatedData
-    from moiety.errors import MoietyError
-    from moiety.local import kernels as kernel
-    from moiety.local import priors as prior
-    from moiety.local import schedules as schedule
-    from moiety.local import solvers as solver
-    from moiety.run.fit import fit
-    from moiety.run.pipeline import pipeline, resume, stage
-    from moiety.run.result import Run
-    from moiety.server import aggregators as aggregator
-    from moiety.server import attacks as attack
-    from moiety.split import Split
-    from moiety.transport import codecs as codec
-    from moiety.types import Algorithm, Metric, Task
+    from moiety import analysis as analysis
+    from moiety import data as data
+    from moiety import evaluation as evaluation
+    from moiety import experiments as experiments
+    from moiety import models as models
+    from moiety import random as random
+    from moiety import reports as reports
+    from moiety import server as server
+    from moiety import split as split
+    from moiety import task as task
+    from moiety.algorithms import *  # noqa: F403
+    from moiety.analysis.advise import advise as advise
+    from moiety.analysis.diagnose_split import diagnose_split as diagnose_split
+    from moiety.analysis.glocal_erm import fictitious_play as fictitious_play
+    from moiety.analysis.glocal_erm import glocal_erm as glocal_erm
+    from moiety.clients import clock as clock
+    from moiety.data import FederatedData as FederatedData
+    from moiety.errors import MoietyError as MoietyError
+    from moiety.local import kernels as kernel  # noqa: F401
+    from moiety.local import priors as prior  # noqa: F401
+    from moiety.local import schedules as schedule  # noqa: F401
+    from moiety.local import solvers as solver  # noqa: F401
+    from moiety.local.online import online as online
+    from moiety.local.sgd import sgd as sgd
+    from moiety.run.fit import fit as fit
+    from moiety.run.pipeline import Stage as Stage
+    from moiety.run.pipeline import pipeline as pipeline
+    from moiety.run.result import Run as Run
+    from moiety.run.resume import resume as resume
+    from moiety.run.settings import Settings as Settings
+    from moiety.server import aggregators as aggregator  # noqa: F401
+    from moiety.server import attacks as attack  # noqa: F401
+    from moiety.split import Split as Split
+    from moiety.transport import codecs as codec  # noqa: F401
+    from moiety.types import Algorithm as Algorithm
+    from moiety.types import Metric as Metric
+    from moiety.types import Task as Task
 
 _WHERE = {
     "Algorithm": "moiety.types:Algorithm",
@@ -63,116 +55,55 @@ _WHERE = {
     "Metric": "moiety.types:Metric",
     "MoietyError": "moiety.errors:MoietyError",
     "Run": "moiety.run.result:Run",
+    "Settings": "moiety.run.settings:Settings",
     "Split": "moiety.split:Split",
+    "Stage": "moiety.run.pipeline:Stage",
     "Task": "moiety.types:Task",
+    "advise": "moiety.analysis.advise:advise",
     "aggregator": "moiety.server.aggregators",
-    "apfl": "moiety.algorithms:apfl",
+    "analysis": "moiety.analysis",
     "attack": "moiety.server.attacks",
     "clock": "moiety.clients.clock",
     "codec": "moiety.transport.codecs",
-    "advise": "moiety.analysis.advise:advise",
-    "diagnose_split": "moiety.analysis.diagnose_split:diagnose_split",
-    "central": "moiety.algorithms:central",
     "data": "moiety.data",
-    "ditto": "moiety.algorithms:ditto",
-    "fedalt": "moiety.algorithms:fedalt",
-    "fedavg": "moiety.algorithms:fedavg",
-    "fedper": "moiety.algorithms:fedper",
-    "fedpop": "moiety.algorithms:fedpop",
-    "kernel": "moiety.local.kernels",
-    "prior": "moiety.local.priors",
-    "fedrep": "moiety.algorithms:fedrep",
-    "fedsim": "moiety.algorithms:fedsim",
-    "fedspa": "moiety.algorithms:fedspa",
-    "ffgg": "moiety.algorithms:ffgg",
+    "diagnose_split": "moiety.analysis.diagnose_split:diagnose_split",
+    "evaluation": "moiety.evaluation",
+    "experiments": "moiety.experiments",
     "fictitious_play": "moiety.analysis.glocal_erm:fictitious_play",
-    "finetune": "moiety.algorithms:finetune",
     "fit": "moiety.run.fit:fit",
     "glocal_erm": "moiety.analysis.glocal_erm:glocal_erm",
-    "glocal_sgd": "moiety.algorithms:glocal_sgd",
-    "independent": "moiety.algorithms:independent",
-    "l2gd": "moiety.algorithms:l2gd",
-    "lg_fedavg": "moiety.algorithms:lg_fedavg",
-    "local_ffgg": "moiety.algorithms:local_ffgg",
-    "local_gd": "moiety.algorithms:local_gd",
-    "local_only": "moiety.algorithms:local_only",
+    "kernel": "moiety.local.kernels",
     "models": "moiety.models",
-    "per_fedavg": "moiety.algorithms:per_fedavg",
-    "pfedme": "moiety.algorithms:pfedme",
+    "online": "moiety.local.online:online",
     "pipeline": "moiety.run.pipeline:pipeline",
-    "resume": "moiety.run.pipeline:resume",
-    "scaffold": "moiety.algorithms:scaffold",
+    "prior": "moiety.local.priors",
+    "random": "moiety.random",
+    "reports": "moiety.reports",
+    "resume": "moiety.run.resume:resume",
     "schedule": "moiety.local.schedules",
     "server": "moiety.server",
+    "sgd": "moiety.local.sgd:sgd",
     "solver": "moiety.local.solvers",
     "split": "moiety.split",
-    "stage": "moiety.run.pipeline:stage",
-    "sub_fedavg": "moiety.algorithms:sub_fedavg",
-    "subsampling": "moiety.algorithms:subsampling",
+    "task": "moiety.task",
 }
-
-__all__ = [
-    "Algorithm",
-    "FederatedData",
-    "Metric",
-    "MoietyError",
-    "Run",
-    "Split",
-    "Task",
-    "advise",
-    "aggregator",
-    "apfl",
-    "attack",
-    "central",
-    "clock",
-    "codec",
-    "data",
-    "diagnose_split",
-    "ditto",
-    "fedalt",
-    "fedavg",
-    "fedper",
-    "fedpop",
-    "fedrep",
-    "fedsim",
-    "fedspa",
-    "ffgg",
-    "fictitious_play",
-    "finetune",
-    "fit",
-    "glocal_erm",
-    "glocal_sgd",
-    "independent",
-    "kernel",
-    "l2gd",
-    "lg_fedavg",
-    "local_ffgg",
-    "local_gd",
-    "local_only",
-    "models",
-    "per_fedavg",
-    "pfedme",
-    "pipeline",
-    "prior",
-    "resume",
-    "scaffold",
-    "schedule",
-    "server",
-    "solver",
-    "split",
-    "stage",
-    "sub_fedavg",
-    "subsampling",
-]
+"""Where public names are; those of algorithms stand in the table of ``moiety.algorithms``."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'moiety' has no attribute {name!r}")
-    module, _, attribute = _WHERE[name].partition(":")
-    found = importlib.import_module(module)
-    return getattr(found, attribute) if attribute else found
+    if name in _WHERE:
+        module, _, attribute = _WHERE[name].partition(":")
+        home = importlib.import_module(module)
+        return getattr(home, attribute) if attribute else home
+    if name == "__all__":
+        return __dir__()
+    if not name.startswith("_"):
+        algorithms = importlib.import_module("moiety.algorithms").ALGORITHMS
+        if name in algorithms:
+            return algorithms[name]
+    raise AttributeError(f"module 'moiety' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    algorithms = importlib.import_module("moiety.algorithms").ALGORITHMS
+    return sorted([*_WHERE, *algorithms])

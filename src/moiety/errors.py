@@ -8,15 +8,31 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class MoietyError(ValueError):
     """Bad input or a broken promise; the command shows it as one line and exits with 2."""
 
 
+def message(name: str, constraint: str, got: object, hint: str = "") -> str:
+    """The one-line text of an error."""
+    value = " ".join(str(got).split())
+    value = value if len(value) <= 160 else value[:157] + "..."
+    return " ".join(f"`{name}` must be {constraint}, got {value}. {hint}".split())
+
+
+def refuse(name: str, constraint: str, got: object, hint: str = "") -> NoReturn:
+    """Raise moiety's error. In an ``except`` block it takes the place of the error that was caught."""
+    raise MoietyError(message(name, constraint, got, hint)) from None
+
+
 def must(ok: bool, name: str, constraint: str, got: object, hint: str = "") -> None:
-    """Raise the house's error unless ``ok`` holds.
+    """Raise moiety's error unless ``ok`` holds.
 
     >>> must(0.1 > 0, "lr", "> 0", 0.1)
     >>> must(-1 > 0, "lr", "> 0", -1, "Use a small positive number.")
@@ -24,14 +40,7 @@ def must(ok: bool, name: str, constraint: str, got: object, hint: str = "") -> N
     moiety.errors.MoietyError: `lr` must be > 0, got -1. Use a small positive number.
     """
     if not ok:
-        raise MoietyError(message(name, constraint, got, hint))
-
-
-def message(name: str, constraint: str, got: object, hint: str = "") -> str:
-    """The one-line text of an error."""
-    shown = " ".join(str(got).split())
-    shown = shown if len(shown) <= 160 else shown[:157] + "..."
-    return " ".join(f"`{name}` must be {constraint}, got {shown}. {hint}".split())
+        refuse(name, constraint, got, hint)
 
 
 def near(name: str, known: Iterable[str], count: int = 3) -> str:
@@ -43,37 +52,65 @@ def near(name: str, known: Iterable[str], count: int = 3) -> str:
     'Known: fedalt, fedavg.'
     """
     names = sorted(set(known))
-    close: Sequence[str] = difflib.get_close_matches(name, names, n=count, cutoff=0.75)
+    close = difflib.get_close_matches(name, names, n=count, cutoff=0.75)
     if close:
         return f"Did you mean {' or '.join(close)}?"
     if not names:
         return ""
-    shown = names[:12]
-    return f"Known: {', '.join(shown)}{', ...' if len(names) > len(shown) else ''}."
+    return f"Known: {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}."
 
 
 def choice(name: str, value: object, known: Iterable[str]) -> None:
     """Raise unless ``value`` is one of the ``known`` names; the message shows the nearest."""
     names = list(known)
-    if value not in names:  # the nearest names take a while to find, and this is asked often
-        must(False, name, "one of the known names", repr(value), near(str(value), names))
+    if value not in names:  # the nearest names take a while to find, and this check runs often
+        refuse(name, "one of the known names", repr(value), near(str(value), names))
 
 
-def whole(name: str, value: object, least: int, most: float = math.inf) -> None:
+def is_whole(value: object) -> bool:
+    """Whether ``value`` is a whole number, NumPy's included; True and False are not."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_real(value: object) -> bool:
+    """Whether ``value`` is a real number, NumPy's included; True and False are not."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def whole(name: str, value: object, least: float = -math.inf, most: float = math.inf) -> None:
     """Raise unless ``value`` is a whole number from ``least`` to ``most``."""
-    ok = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    must(ok, name, "a whole number", repr(value))
+    must(is_whole(value), name, "a whole number", repr(value))
     must(int(value) >= least, name, f">= {least}", value)  # type: ignore[call-overload]
     must(int(value) <= most, name, f"<= {most}", value)  # type: ignore[call-overload]
 
 
 def number(name: str, value: object, constraint: str, holds: Callable[[float], bool], hint: str = "") -> None:
     """Raise unless ``value`` is a real number for which ``holds`` is true, as ``constraint`` says."""
-    ok = isinstance(value, numbers.Real) and not isinstance(value, bool) and holds(float(value))
+    ok = is_real(value) and holds(float(value))  # type: ignore[arg-type]
     must(ok, name, constraint, repr(value) if isinstance(value, str) else value, hint)
+
+
+def positive(name: str, value: object) -> None:
+    """Raise unless ``value`` is a finite number above 0."""
+    number(name, value, "> 0 and finite", lambda x: 0 < x < math.inf)
+
+
+def proper_fraction(name: str, value: object) -> None:
+    """Raise unless ``value`` is a number between 0 and 1, both excluded."""
+    number(name, value, "> 0 and < 1", lambda x: 0 < x < 1)
 
 
 def kind(name: str, value: object, wanted: type | tuple[type, ...], described: str, hint: str = "") -> None:
     """Raise unless ``value`` is of one of the ``wanted`` types."""
     if not isinstance(value, wanted):  # the text of a large value takes a while to make
-        must(False, name, described, f"{value!r:.60} ({type(value).__name__})", hint)
+        refuse(name, described, f"{value!r:.60} ({type(value).__name__})", hint)
+
+
+def as_array(name: str, values: object, described: str = "an array", where: str = "") -> NDArray[Any]:
+    """The values as a NumPy array; raise where NumPy refuses them."""
+    import numpy as np  # here, so that the command's help need not load it
+
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        refuse(name, described, f"values that NumPy refuses{where} ({error})")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from moiety.errors import MoietyError, message
 
@@ -30,6 +33,18 @@ def report_failure(target: Path) -> Iterator[None]:
         raise MoietyError(message("out", "a folder that can be written", f"{got} at {target}")) from error
 
 
+@contextlib.contextmanager
+def report_unreadable(path: Path, hint: str = "", name: str = "") -> Iterator[None]:
+    """Turn whatever a file that is absent, cut short or changed raises into one line."""
+    try:
+        yield
+    except MoietyError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        reason = repr(error) if isinstance(error, KeyError) else error  # that of a key alone says little
+        raise MoietyError(message(name or path.name, "whole", f"{path}: {reason}", hint)) from None
+
+
 def write_file(path: Path, content: bytes) -> None:
     """Write a file whole or not at all: beside its place first, flushed to disk, then renamed."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -44,6 +59,16 @@ def write_file(path: Path, content: bytes) -> None:
         except BaseException:
             aside.unlink(missing_ok=True)
             raise
+
+
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Fill a new folder whole or not at all: under another name next to its place, which is renamed at the end."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
+        folder = Path(temporary) / "whole"
+        folder.mkdir()
+        yield folder
+        folder.rename(target)
 
 
 def append_line(path: Path, line: bytes) -> None:

@@ -1,7 +1,7 @@
-"""Things that can be written into a configuration file: a name and its arguments.
+"""Values that a configuration file can describe: by a builder's name and its arguments.
 
-A builder decorated with ``recorded`` returns a value that remembers how it was made, so that a run folder can
-say it in TOML and a later run can make it again. ``build`` is the way back.
+A builder decorated with ``recorded`` returns a value that carries this description, so that a run folder can store it
+in TOML and a later run can build the value again. ``build`` does that.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ _WANTED = {
     "dict": "a table",
     "model": "a table",
 }
-"""What pydantic's kinds of errors (``int_parsing``, ``int_type`` ...) ask for, by the first word of their names."""
+"""What pydantic's kinds of errors (``int_parsing``, ``int_type`` ...) require, by the first word of their names."""
 
 
 def recorded(builder: Callable[P, R]) -> Callable[P, R]:
-    """Let what ``builder`` returns carry ``spec``: the builder's name and the arguments it was given.
+    """Let what ``builder`` returns carry ``spec``: the builder's name and the arguments of the call.
 
-    An argument ``model`` is left out: a configuration names the model in a place of its own.
+    The argument ``model`` is left out: a configuration has a table of its own for the model.
     """
     signature = inspect.signature(builder)
 
     @functools.wraps(builder)
     def build_and_record(*args: P.args, **kwargs: P.kwargs) -> R:
-        made = builder(*args, **kwargs)
+        value = builder(*args, **kwargs)
         bound = signature.bind(*args, **kwargs).arguments
-        given = {k: v for k, v in bound.items() if v is not None and k != "model"}
-        spec: Spec = {"name": builder.__name__, **{k: plain(v) for k, v in given.items() if writable(v)}}
-        own = [k for k, v in given.items() if not writable(v)]
-        if own:  # made with something that no file can hold, so it cannot be made again from this table
-            spec["own"] = ", ".join(own)
-        object.__setattr__(made, "spec", spec)
-        return made
+        arguments = {k: v for k, v in bound.items() if v is not None and k != "model"}
+        spec: Spec = {"name": builder.__name__, **{k: plain(v) for k, v in arguments.items() if writable(v)}}
+        unwritable = [k for k, v in arguments.items() if not writable(v)]
+        if unwritable:  # no file can hold these arguments, so the value cannot be built from this table
+            spec["own"] = ", ".join(unwritable)
+        object.__setattr__(value, "spec", spec)
+        return value
 
     return build_and_record
 
 
 def writable(value: object) -> bool:
-    """Whether a value can stand in a TOML file: numbers, texts, lists of them, and recorded things."""
+    """Whether a TOML file can hold a value: numbers, texts, lists of them, and recorded values."""
     if isinstance(value, list | tuple | range):
         return all(writable(v) for v in value)
     spec = spec_of(value)
@@ -64,7 +64,7 @@ def writable(value: object) -> bool:
 
 
 def plain(value: object) -> Any:
-    """The value as TOML writes it: a recorded thing becomes its table."""
+    """The value as TOML writes it: a recorded value becomes its table."""
     if isinstance(value, list | tuple | range):
         return [plain(v) for v in value]
     if isinstance(value, numbers.Real) and not isinstance(value, bool | int | float):  # a number of NumPy's
@@ -73,9 +73,9 @@ def plain(value: object) -> Any:
 
 
 def spec_of(thing: object) -> Spec | None:
-    """How a recorded thing was made, or None for something of the user's own."""
-    found = getattr(thing, "spec", None)
-    return found if isinstance(found, dict) and found else None
+    """The description of a recorded value, or None for a value without one."""
+    spec = getattr(thing, "spec", None)
+    return spec if isinstance(spec, dict) and spec else None
 
 
 def build(
@@ -83,48 +83,49 @@ def build(
     table: Mapping[str, Callable[..., Any]],
     spec: Spec | str,
     inner: Mapping[str, Callable[[Any], Any]] | None = None,
-    given: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Make the thing that ``spec`` describes, with one of the builders of ``table``.
+    """Build the value that ``spec`` describes, with one of the builders of ``table``.
 
-    ``inner`` turns the nested tables among its arguments (a partition, a schedule) into what they describe;
-    ``given`` are arguments that no file can hold (a model).
+    ``inner`` builds the nested tables among the arguments (a partition, a schedule); ``extra`` are arguments that no
+    file can hold (a model).
     """
-    got = f"{spec!r:.60} ({type(spec).__name__})"
-    must(isinstance(spec, str | Mapping), kind, "a name, or a table with one", got)
+    must(isinstance(spec, str | Mapping), kind, "a name or a table with a name", f"{spec!r:.60}")
     arguments = {"name": spec} if isinstance(spec, str) else dict(spec)
     must("name" in arguments, f"{kind}.name", "given", "nothing", near("", table))
     name = arguments.pop("name")
     choice(f"{kind}.name", name, table)
     arguments = {k: inner[k](v) if inner and k in inner else v for k, v in arguments.items()}
-    return table[name](**(given or {}), **checked(kind, table[name], arguments, given or {}))
+    return table[name](**(extra or {}), **check_arguments(kind, table[name], arguments, extra or {}))
 
 
-def checked(kind: str, builder: Callable[..., Any], arguments: Spec, given: Mapping[str, Any]) -> Spec:
-    """The arguments, known to the builder and of its types; unknown ones are refused with the nearest known."""
-    parameters = {k: p for k, p in inspect.signature(builder, eval_str=True).parameters.items() if k not in given}
+def check_arguments(kind: str, builder: Callable[..., Any], arguments: Spec, extra: Mapping[str, Any]) -> Spec:
+    """The arguments, converted to the types of the builder; raise for those it does not know, with the nearest."""
+    parameters = {k: p for k, p in inspect.signature(builder, eval_str=True).parameters.items() if k not in extra}
     for key in arguments:
         hint = nearest(key, parameters)
         must(key in parameters, kind, f"a table of known keys for {builder.__name__}", key, hint)
     missing = [k for k, p in parameters.items() if p.default is p.empty and k not in arguments]
     must(not missing, kind, f"complete for {builder.__name__}", f"no {', '.join(missing)}")
-    fields: dict[str, Any] = {
-        k: (Any if p.annotation is p.empty else p.annotation, ... if p.default is p.empty else p.default)
-        for k, p in parameters.items()
-        if k in arguments
-    }
-    shape = create_model(kind, __config__=ConfigDict(strict=False, arbitrary_types_allowed=True), **fields)
+    types = {k: Any if p.annotation is p.empty else p.annotation for k, p in parameters.items()}
+    return check_types(kind, types, arguments, strict=False)
+
+
+def check_types(where: str, types: Mapping[str, Any], values: Mapping[str, Any], *, strict: bool) -> Spec:
+    """The values of the table ``where``, of the types that their keys have; unless ``strict``, "1" stands for 1."""
+    config = ConfigDict(strict=strict, arbitrary_types_allowed=True)
+    fields: dict[str, Any] = {key: (types[key], ...) for key in values}
     try:
-        made = shape(**arguments)
+        checked = create_model(where, __config__=config, **fields)(**values)
     except ValidationError as error:
-        raise one_line(error.errors(), [kind]) from None
-    return {k: getattr(made, k) for k in fields}
+        raise one_line(error.errors(), [where]) from None
+    return {key: getattr(checked, key) for key in values}
 
 
 def one_line(errors: Sequence[Mapping[str, Any]], above: Sequence[str] = ()) -> MoietyError:
-    """The first value that pydantic refuses, in our words; ``above`` is where its table stands.
+    """Moiety's error for the first value that pydantic refuses; ``above`` is the path of its table.
 
-    A value that may be of several kinds has an error for each. Places in a list are counted from 1.
+    A value that may be of several kinds has an error for each. Positions in a list count from 1.
     """
     first = errors[0]
     alike = [each for each in errors if each["loc"][:1] == first["loc"][:1]]

@@ -135,22 +135,13 @@ class ClientUpdate(NamedTuple):
     info: dict[str, Tensor]
 
 
-class Traffic(NamedTuple):
-    """How to count bytes where less crosses than whole tensors: those of the values alone, and those on the wire.
-
-    ``down(received, state)`` is for what one client is sent, with its state before its turn; ``up(update)`` for what it
-    sends. ``beside(update)`` is for what goes up beside the tensors of the upload, also where a codec packs these.
-    """
-
-    down: Callable[[Params, Tree], tuple[int, int]]
-    up: Callable[[ClientUpdate], tuple[int, int]]
-    beside: Callable[[ClientUpdate], int] = lambda update: 0
-
-
 class Phase(NamedTuple):
     """How long a client works on one block: a number of ``epochs`` or of ``steps``, one of them set.
 
-    With ``walk``, the steps of a round go on in the data where those of the round before ended.
+    With ``walk``, the steps of a round go on in the data where those of the round before ended. ``newcomer_steps`` is
+    the number of steps for a client that keeps no state or was never seen, where that differs. ``repeats`` says for a
+    turn (``Work.turn``) how often the client goes through the rows, where that changes. ``search`` marks a phase that
+    searches for masks with the whole model.
     """
 
     epochs: int | None
@@ -158,6 +149,9 @@ class Phase(NamedTuple):
     batch_size: int
     shuffle: bool
     walk: bool = False
+    newcomer_steps: int | None = None
+    repeats: Callable[[int], int] | None = None
+    search: bool = False
 
 
 @dataclass(frozen=True)
@@ -189,73 +183,112 @@ class Codec:
     spec: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Algorithm:
-    """A frozen record of pure functions, made by one builder with keyword-only hyper-parameters.
+class Traffic(NamedTuple):
+    """How to count bytes where messages are sparse: those of the values alone, and those on the wire.
 
-    ``init_server(shared, statistics)`` (shared parameters and shared buffers) and ``init_client(shared,
-    personal)`` (the first values of both parts) make states; ``broadcast(server)`` is what goes down;
-    ``client_update(work, received, state)`` is the local work of one client; ``aggregator(updates)`` joins uploads;
-    ``server_update(server, aggregate)`` moves the server; ``personal_model(received, state)`` gives the two parts of
-    a client's model; ``adapt(work, received, state)`` is the algorithm's own rule for a client that keeps no state or
-    was never seen. ``default_split`` names the split used when the user gives none.
+    ``down(received, state)`` counts what one client is sent, given its state before its turn; ``up(update)`` what it
+    sends. ``beside(update)`` counts what goes up besides the tensors of the upload, also where a codec packs these.
     """
 
-    name: str
+    down: Callable[[Params, Tree], tuple[int, int]]
+    up: Callable[[ClientUpdate], tuple[int, int]]
+    beside: Callable[[ClientUpdate], int] = lambda update: 0
+
+
+class Wire(NamedTuple):
+    """What crosses between server and clients, where it is not just the shared part both ways.
+
+    ``layout(shared, personal)`` turns the first values of both parts into what goes down and what goes up (names,
+    shapes and types); no name of the personal part may be among them. ``uncompressed(name)`` says which tensors of an
+    upload a codec leaves as they are.
+    """
+
+    layout: Callable[[Params, Params], tuple[Params, Params]] | None = None
+    traffic: Traffic | None = None
+    uncompressed: Callable[[str], bool] = lambda name: False
+
+
+class Posterior(NamedTuple):
+    """Draws of the personal part, for an algorithm that has a posterior.
+
+    ``samples(received, state)`` gives a client's draws, one below the other on the first axis. ``population(key,
+    received, state)`` makes the state of a client without data. ``clients`` is the number of clients that the algorithm
+    is made for, where it must know it.
+    """
+
+    samples: Callable[[Params, Tree], Params]
+    population: Callable[[Tensor, Params, Tree], Tree]
+    clients: int | None = None
+
+
+class Delay(NamedTuple):
+    """What a delayed clock must respect.
+
+    ``longest_round_trip`` is the largest ``Work.round_trip`` that client states have room for, None for any.
+    ``evaluates_at`` is ``dispatch`` or ``arrival``.
+    """
+
+    longest_round_trip: int | None
+    evaluates_at: str
+
+
+class Sparsity(NamedTuple):
+    """Masks over the shared weights.
+
+    ``densities(state)`` gives the share of active weights by parameter name, by which arithmetic is counted.
+    ``shared_model(received, state)`` gives the two parts of the shared model, where they are not those of a client in
+    its first state. ``first_mask(key, received, state)`` makes the state that a client predicts with, where a client that
+    was never asked draws a mask of its own. No engine runs it, so it may look at values.
+    """
+
+    densities: Callable[[Tree], dict[str, float]]
+    shared_model: Callable[[Params, Tree], tuple[Params, Params]] | None = None
+    first_mask: Callable[[Tensor, Params, Tree], Tree] | None = None
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A federated algorithm as a frozen record of pure functions, made by one builder.
+
+    ``init_server(shared, statistics, personal)`` makes the server's state from the first values of the shared
+    parameters, the shared buffers and the personal part; ``init_client(shared, personal)`` the first state of a client.
+    ``broadcast(server)`` is what goes down. ``client_update(work, received, state)`` is the local work of one client.
+    ``aggregator(updates)`` joins uploads; it is None where clients send nothing, so that the server never moves.
+    ``server_update(server, aggregate, share)`` moves the server; ``share`` is the share of all clients whose uploads
+    are in the aggregate. ``personal_model(received, state)`` gives the two parts of a client's model. ``adapt(work,
+    received, state)`` is the algorithm's own rule for a client that keeps no state or was never seen. ``default_split``
+    names the split for a user who gives none; ``nothing`` and ``everything`` are then the only ones possible.
+    """
+
     phases: Mapping[str, Phase]
-    init_server: Callable[[Params, Params], Tree]
+    init_server: Callable[[Params, Params, Params], Tree]
     init_client: Callable[[Params, Params], Tree]
     broadcast: Callable[[Tree], Params]
     client_update: Callable[[Work, Params, Tree], tuple[ClientUpdate, Tree]]
-    aggregator: Callable[[Sequence[ClientUpdate]], Params]
-    server_update: Callable[[Tree, Params], Tree]
+    aggregator: Callable[[Sequence[ClientUpdate]], Params] | None
+    server_update: Callable[[Tree, Params, float], Tree]
     personal_model: Callable[[Params, Tree], tuple[Params, Params]]
     adapt: Callable[[Work, Params, Tree], Tree]
     schedule: Schedule
-    alone: Callable[[Params, Tree], tuple[Params, Params]] | None = None
-    """The two parts of the shared model alone, where they are not those of a client in its first state."""
     stateful: bool = True
     default_split: str | None = None
-    needs: str = "any"
-    """``any`` split, ``nothing`` personal, something ``personal``, or ``everything`` personal."""
-    uploads: bool = True
-    """False where clients send nothing, and so the server never moves."""
-    crosses: Callable[[Params, Params], tuple[Params, Params]] | None = None
-    """From the first values of both parts to what goes down and what goes up, as layouts (names, shapes, types), where
-    that is not just the shared part both ways. No name of the personal part may be among them."""
-    beside: Callable[[Params, Params], Params] | None = None
-    """From the first values of both parts to what the server holds beside the shared part (a prior over the personal
-    part); ``init_server`` gets it with the shared parameters."""
-    samples: Callable[[Params, Tree], Params] | None = None
-    """From what a client received and its state to draws of its personal part, one below the other on the first axis,
-    where the algorithm has a posterior."""
-    population: Callable[[Tensor, Params, Tree], Tree] | None = None
-    """From a key for ``moiety.random``, what is received and the first state to the state of a client without data."""
-    begin: Callable[[Tensor, Params, Tree], Tree] | None = None
-    """From a client's key, what is received and its state to the state it predicts with, where one that was never asked
-    has chance of its own (a mask). No engine runs it: it may look at values."""
-    longest_round_trip: int | None = None
-    """The largest ``Work.round_trip`` that the states of clients have room for; None where it is not looked at."""
-    evaluates_at: str | None = None
-    """``dispatch`` or ``arrival`` where a delayed clock must be of that kind; None where either will do."""
-    traffic: Traffic | None = None
-    """How to count bytes, where broadcasts or uploads are sparse."""
-    densities: Callable[[Tree], dict[str, float]] | None = None
-    """From a client's state before its turn to the share of active weights by parameter name, where layers are sparse;
-    arithmetic is counted by it."""
-    clients: int | None = None
-    """The number of clients that it is made for, where it must know it."""
-    joined: Callable[[Params, int, int], Params] | None = None
-    """From the aggregate, the number of uploads in it and that of all clients to what ``server_update`` gets."""
-    adapt_phases: Mapping[str, Phase] | None = None
-    """The phases of ``adapt``, where they are not those of training."""
-    uncompressed: Callable[[str], bool] | None = None
-    """Which names of an upload a codec leaves as they are."""
-    repeats: Callable[[int], Mapping[str, int]] | None = None
-    """From ``Work.turn`` to how often ``client_update`` goes through the rows of each phase, where that is not once."""
-    search: Names = ()
-    """The phases in which masks are searched with the whole model; their arithmetic stands on a line of its own."""
+    wire: Wire = Wire()  # noqa: RUF009 (it is immutable)
+    posterior: Posterior | None = None
+    delay: Delay | None = None
+    sparsity: Sparsity | None = None
     spec: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name of its builder."""
+        return str(self.spec.get("name", "an algorithm of your own"))
+
+    @property
+    def needs(self) -> str:
+        """What a split must leave personal: ``any``, ``nothing``, something ``personal``, or ``everything``."""
+        if self.default_split in ("nothing", "everything"):
+            return self.default_split
+        return "personal" if self.posterior or self.aggregator is None else "any"
 
 
 @dataclass(frozen=True)

@@ -337,7 +337,7 @@ def test_it_stands_in_for_the_mean_of_an_algorithm():
     """
     data = federated([{"a": np.ones(1), "b": np.zeros(1), "y": np.full(1, y)} for y in (1000.0, 2.0, 1.0, 4.0)])
     for aggregator in (median(), trimmed_mean(byzantine=1)):
-        algorithm = dataclasses.replace(mo.fedavg(lr=0.5), aggregator=aggregator.aggregate)
+        algorithm = dataclasses.replace(mo.fedavg(shared=0.5), aggregator=aggregator.aggregate)
         run = mo.fit(scalar_task(0.0), data, algorithm, split=split_of(["u", "v"]), rounds=1, engine="sequential")
         assert float(run.shared_parameters()["u"]) == pytest.approx(1.5, rel=1e-12)
 

@@ -171,7 +171,7 @@ def test_fedadam_through_fit_for_two_rounds():
     0.235/0.19; v = 0.999 * 0.00225 + 0.001 = 0.00324775, corrected 0.00324775/0.001999.
     """
     data = federated([{"a": np.ones(1), "b": np.zeros(1), "y": np.full(1, 3.0)}])
-    algorithm = mo.fedsim(shared_lr=0.5, personal_lr=0.5, server=mo.server.adam(lr=1.0))
+    algorithm = mo.fedsim(shared=0.5, personal=0.5, server=mo.server.adam(lr=1.0))
     run = mo.fit(scalar_task(0.0), data, algorithm, split=split_of(["u"], ["v"]), rounds=2, engine="sequential")
     wanted = 1 + (0.235 / 0.19) / math.sqrt(0.00324775 / 0.001999)
     assert float(run.shared_parameters()["u"]) == pytest.approx(wanted, rel=1e-7)

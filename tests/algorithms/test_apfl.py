@@ -7,6 +7,7 @@ import oracle_mixtures as mixtures
 import oracle_numpy as ref
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients, problem_of, serve, split_of, vector_clients, vector_task
 
 import moiety as mo
@@ -36,7 +37,7 @@ def scalar(start):
 def one_turn(engine, task, split, data, v, **options):
     """What one client's turn makes of a model of its own that is not the shared one: change of w, v, alpha."""
     problem = problem_of(task, data, split)
-    algorithm = mo.apfl(batch_size=100, steps=1, **options)
+    algorithm = flat(mo.apfl, batch_size=100, steps=1, **options)
     received = algorithm.broadcast(algorithm.init_server(*problem.first_shared()))
     state = problem.first_state(algorithm)
     state = state._replace(own=state.own._replace(shared=v))
@@ -82,7 +83,9 @@ def test_first_round_by_hand(engine):
     Client 2: g = 1: w = 3/4, v = 15/16. Then the mixture is 27/32, g = 11/16: w = 5/8, v = 15/16 - 11/256 = 229/256,
     alpha = 1/2 - (1/4)(3/16)(11/16) = 479/1024. The server's w is (15/8 + 5/8)/2 = 5/4.
     """
-    algorithm = mo.apfl(lr=1 / 4, personal_lr=1 / 8, alpha_lr=1 / 4, alpha=0.5, steps=2, batch_size=4, shuffle=False)
+    algorithm = mo.apfl(
+        shared=mo.sgd(1 / 4, steps=2, batch_size=4, shuffle=False), personal=1 / 8, alpha_lr=1 / 4, alpha=0.5
+    )
     run = mo.fit(scalar(1), federated(CLIENTS), algorithm, split=split_of(["w"]), rounds=1, engine=engine)
     w = Q(5, 4)
     own = [a * v + (1 - a) * w for a, v in ((Q(175, 512), Q(315, 256)), (Q(479, 1024), Q(229, 256)))]
@@ -133,7 +136,8 @@ def test_trajectory_in_numpy(engine, weighting, alpha_lr, options):
     """Uneven clients, three rounds, rates halved from round 3 on."""
     sizes = [1, 7, 3, 12]
     clients, w = vector_clients(sizes), {"u": np.array([0.5, -1.0]), "v": np.array([0.25, 2.0])}
-    algorithm = mo.apfl(
+    algorithm = flat(
+        mo.apfl,
         lr=0.05,
         personal_lr=0.1,
         alpha=0.6,
@@ -174,9 +178,9 @@ def test_alone_the_two_parts_are_fedavg_and_local_training(engine, alpha):
     """The shared model is FedAvg's for any alpha; own models are it with alpha 0, and local training's with 1."""
     common = {"batch_size": 8, "shuffle": False, "weight_decay": 0.1, "clip": 0.5}
     algorithms = (
-        mo.apfl(lr=0.1, personal_lr=0.3, alpha=alpha, weighting="examples", **common),
-        mo.fedavg(lr=0.1, **common),
-        mo.local_only(lr=0.3, **common),
+        flat(mo.apfl, lr=0.1, personal_lr=0.3, alpha=alpha, weighting="examples", **common),
+        flat(mo.fedavg, lr=0.1, **common),
+        flat(mo.local_only, lr=0.3, **common),
     )
     run, average, alone = (mo.fit(network(), DATA, a, rounds=3, engine=engine) for a in algorithms)
     for name, p in average.shared_parameters().items():
@@ -187,7 +191,7 @@ def test_alone_the_two_parts_are_fedavg_and_local_training(engine, alpha):
 
 
 def test_a_client_that_was_never_asked_has_the_shared_model():
-    run = mo.fit(network(), DATA, mo.apfl(lr=0.1), rounds=2, cohort=1, engine="sequential")
+    run = mo.fit(network(), DATA, mo.apfl(shared=0.1), rounds=2, cohort=1, engine="sequential")
     shared = run.shared_parameters()
     never = [i for i in range(4) if all(torch.equal(p, shared[n]) for n, p in run.parameters(i).items())]
     assert len(never) in (2, 3)
@@ -205,7 +209,7 @@ def test_onboarding_trains_the_personal_model_and_its_share():
         line.weight.zero_()
         line.bias.zero_()
     data = federated([{"x": np.zeros((2, 1)), "y": np.full((2, 1), 4.0)}])
-    run = mo.fit(line, data, mo.apfl(lr=0.25, alpha_lr=1 / 64), rounds=1, engine="sequential")
+    run = mo.fit(line, data, mo.apfl(shared=0.25, alpha_lr=1 / 64), rounds=1, engine="sequential")
     for passes, wanted in ((1, 3.0), (2, 353 / 64)):
         new = run.onboard({"x": np.zeros((1, 1)), "y": np.full((1, 1), 10.0)}, passes=passes)
         assert (float(new.bias.detach()), float(new.weight.detach())) == (wanted, 0.0)
@@ -224,7 +228,7 @@ def test_onboarding_holds_the_shared_model_fixed_from_step_to_step():
         line.weight.zero_()
         line.bias.zero_()
     data = federated([{"x": np.zeros((2, 1)), "y": np.full((2, 1), 4.0)}])
-    run = mo.fit(line, data, mo.apfl(lr=0.25, alpha_lr=1 / 64, steps=2), rounds=1, engine="sequential")
+    run = mo.fit(line, data, mo.apfl(shared=mo.sgd(0.25, steps=2), alpha_lr=1 / 64), rounds=1, engine="sequential")
     assert float(run.shared_parameters()["bias"]) == 3.0
     new = run.onboard({"x": np.zeros((1, 1)), "y": np.full((1, 1), 10.0)})
     assert (float(new.bias.detach()), float(new.weight.detach())) == (188079 / 32768, 0.0)
@@ -235,7 +239,7 @@ def test_costs():
     numbers = 5 * 5 + 6 * 3
     apfl, fedavg = (
         mo.fit(network(), DATA, algorithm, rounds=1, engine="sequential").ledger
-        for algorithm in (mo.apfl(lr=0.1, alpha_lr=0.1), mo.fedavg(lr=0.1))
+        for algorithm in (mo.apfl(shared=0.1, alpha_lr=0.1), mo.fedavg(shared=0.1))
     )
     assert apfl["up_values"] == fedavg["up_values"]
     assert apfl["flops"] == 2 * fedavg["flops"]
@@ -246,7 +250,7 @@ def test_costs():
 def test_each_of_the_two_models_has_its_running_statistics(stats):
     net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
     split = mo.split.nothing(net, running_stats=stats)
-    run = mo.fit(net, federated(image_clients([8, 6])), mo.apfl(lr=0.1), split=split, rounds=2, engine="sequential")
+    run = mo.fit(net, federated(image_clients([8, 6])), mo.apfl(shared=0.1), split=split, rounds=2, engine="sequential")
     means = [run.parameters(i)["1.running_mean"] for i in (0, 1)]
     assert not torch.equal(means[0], means[1])
     assert torch.equal(run.shared_parameters()["1.running_mean"], torch.zeros(5)) == (stats == "personal")
@@ -263,7 +267,7 @@ def test_shared_running_statistics_are_mixed_twice():
     net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)).double()
     clients = image_clients([8, 6], dtype=np.float64)
     split = mo.split.nothing(net, running_stats="shared")
-    run = mo.fit(net, federated(clients), mo.apfl(lr=0.1), split=split, rounds=2, engine="sequential")
+    run = mo.fit(net, federated(clients), mo.apfl(shared=0.1), split=split, rounds=2, engine="sequential")
     a, b = (data["x"].mean(0) for data in clients)
     m = (a + b) / 2
     np.testing.assert_allclose(run.shared_parameters()["0.running_mean"].numpy(), 0.19 * m, rtol=1e-10)
@@ -286,4 +290,4 @@ def test_shared_running_statistics_are_mixed_twice():
 )
 def test_wrong_hyper_parameters_are_one_line(wrong, name):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        mo.apfl(**{"lr": 0.1, **wrong})
+        flat(mo.apfl, **{"lr": 0.1, **wrong})

@@ -33,8 +33,7 @@ def followed(task, clients, algorithm, rounds, split, clock):
         rounds=rounds,
         seed=SEED,
         engine="sequential",
-        evaluate_every=rounds,
-        clock=clock,
+        settings=mo.Settings(evaluate_every=rounds, clock=clock),
         on_round=lambda record, of: records.append(record),
     )
     return thetas, records
@@ -86,7 +85,7 @@ def test_against_a_simulation_of_algorithm_3(active):
 
     clock = mo.clock.asynchronous(active=active, compute=compute, up=up)
     thetas, records = followed(
-        ref.task(THETA, W, phi=False), CLIENTS, mo.ffgg(lr=0.3 / L, solver=mo.solver.exact()), 40, SPLIT, clock
+        ref.task(THETA, W, phi=False), CLIENTS, mo.ffgg(shared=0.3 / L, personal=mo.solver.exact()), 40, SPLIT, clock
     )
     operators = [lambda theta, d=data: ref.operator(d, theta) for data in CLIENTS]
     wanted, arrivals = simulated(operators, THETA, 0.3 / L, active, seconds, 40)
@@ -115,7 +114,7 @@ def test_theorem_7_and_the_exact_solution_under_adversarial_delays():
 
     delay = 101  # in 50 s the fast ones arrive a hundred times
     gamma = 1 / (2 * L * np.sqrt(2 * 3 * delay))
-    thetas, records = followed(task, some, mo.ffgg(lr=gamma, solver=solver), 210, SPLIT, clock)
+    thetas, records = followed(task, some, mo.ffgg(shared=gamma, personal=solver), 210, SPLIT, clock)
     assert 95 < max(r.staleness[0] for r in records) <= delay
     start = THETA - gamma * sum(ref.operator(d, THETA) for d in some)
     squares = [np.sum(np.mean([ref.operator(d, theta) for d in some], axis=0) ** 2) for theta in thetas]
@@ -123,7 +122,7 @@ def test_theorem_7_and_the_exact_solution_under_adversarial_delays():
         assert min(squares[:count]) <= 2 * L * np.sum((start - BEST) ** 2) / (gamma * count)
 
     top = max(ref.cocoercive(data) for data in some) / 2
-    thetas, _ = followed(task, some, mo.ffgg(lr=0.5 / top, solver=solver), 808, SPLIT, clock)
+    thetas, _ = followed(task, some, mo.ffgg(shared=0.5 / top, personal=solver), 808, SPLIT, clock)
     assert max(np.abs(theta - BEST).max() for theta in thetas[-101:]) < 1e-7
 
 
@@ -139,7 +138,7 @@ def test_asynchronous_fedavg_over_represents_fast_clients():
     fair, fast = (
         plain.minimiser(some, weights, {"u": "a", "v": "b"}, ())[0]["u"] for weights in ((1, 1, 1), (1, 50, 50))
     )
-    algorithm = mo.fedavg(lr=0.02, steps=1, batch_size=99, weighting="uniform")
+    algorithm = mo.fedavg(shared=mo.sgd(0.02, steps=1, batch_size=99), weighting="uniform")
     clock = mo.clock.asynchronous(active=3, compute=SLOW)
     thetas, records = followed(task, some, algorithm, 909, split, clock)
     cycle = [r.cohort[0] for r in records[-101:]]

@@ -18,8 +18,8 @@ def model():
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 @pytest.mark.parametrize("rule", ["sgd", "adagrad"])
 def test_is_a_plain_loop_of_torch_over_sums(rule, weighting, engine):
-    algorithm = mo.central(lr=0.05, rule=rule, weighting=weighting, shuffle=False)
-    run = mo.fit(model(), DATA, algorithm, rounds=11, engine=engine, evaluate_every=11)
+    algorithm = mo.central(shared=mo.online(0.05, rule=rule, shuffle=False), weighting=weighting)
+    run = mo.fit(model(), DATA, algorithm, rounds=11, engine=engine, settings=mo.Settings(evaluate_every=11))
     net = model()
     kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}[rule]
     optimiser = kind(net.parameters(), lr=0.05)
@@ -42,10 +42,18 @@ def test_is_glocal_with_nothing_personal():
     """Under delay too: then only the server's side is left."""
     clock = mo.clock.delayed(down=[2, 0, 1], up=[1, 1, 0])
     net = model()
-    glocal = mo.glocal_sgd(shared_lr=0.05, personal_lr=0.7, longest_round_trip=3, shared_radius=2.0)
+    glocal = mo.glocal_sgd(shared=mo.online(0.05, radius=2.0), personal=0.7, longest_round_trip=3)
     runs = [
-        mo.fit(net, DATA, each, split=mo.split.nothing(net), rounds=9, engine="sequential", clock=clock)
-        for each in (glocal, mo.central(lr=0.05, radius=2.0))
+        mo.fit(
+            net,
+            DATA,
+            each,
+            split=mo.split.nothing(net),
+            rounds=9,
+            engine="sequential",
+            settings=mo.Settings(clock=clock),
+        )
+        for each in (glocal, mo.central(shared=mo.online(0.05, radius=2.0)))
     ]
     for name, p in runs[0].shared_parameters().items():
         torch.testing.assert_close(runs[1].shared_parameters()[name], p, rtol=1e-12, atol=0)

@@ -18,6 +18,7 @@ import oracle_numpy as ref
 import oracle_pulled as pulled
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients, split_of, vector_clients, vector_task
 
 import moiety as mo
@@ -53,7 +54,7 @@ def test_first_round_by_hand(engine, weighting, w):
 
     v_1 <- (5 v + 5)/8: 1 -> 5/4 -> 45/32. v_2 <- (4 v + 3)/8: 1 -> 7/8 -> 13/16.
     """
-    agree(fit(mo.ditto(lr=1 / 4, steps=2, weighting=weighting, **HAND), engine), w, Q(45, 32), Q(13, 16))
+    agree(fit(flat(mo.ditto, lr=1 / 4, steps=2, weighting=weighting, **HAND), engine), w, Q(45, 32), Q(13, 16))
 
 
 @ENGINES
@@ -63,13 +64,13 @@ def test_second_round_by_hand(engine):
     w_1: 45/32 -> 231/128. w_2: 11/16 -> 19/32. By examples (231 + 4 * 76)/640 = 107/128.
     v_1 <- (5 v + 19/4)/8: 377/256 -> (1885 + 1216)/2048 = 3101/2048. v_2 <- (4 v + 11/4)/8: 3/4 -> 23/32.
     """
-    agree(fit(mo.ditto(lr=1 / 4, steps=2, **HAND), engine, rounds=2), Q(107, 128), Q(3101, 2048), Q(23, 32))
+    agree(fit(flat(mo.ditto, lr=1 / 4, steps=2, **HAND), engine, rounds=2), Q(107, 128), Q(3101, 2048), Q(23, 32))
 
 
 @ENGINES
 def test_finetuning_form_by_hand(engine):
     """w stays 1. v_1 <- (5 v + 5)/8: 45/32 -> 385/256 -> 3205/2048. v_2 <- (4 v + 3)/8: 13/16 -> 25/32 -> 49/64."""
-    run = fit(mo.ditto(form="finetune", **HAND), engine, rounds=2)
+    run = fit(flat(mo.ditto, form="finetune", **HAND), engine, rounds=2)
     agree(run, 1, Q(3205, 2048), Q(49, 64))
     assert run.ledger["down_values"] == 2 * 2 * 8
     assert (run.ledger["up_values"], run.ledger["up_payload"]) == (0, 0)
@@ -80,7 +81,7 @@ def test_what_is_clipped_is_the_gradient_of_the_loss():
 
     v: 1 -> 17/16 -> 17/16 + (1/2 - 1/8)/8 = 71/64; within the 1e-6 that clipping adds to a norm.
     """
-    run = fit(mo.ditto(form="finetune", clip=0.5, **HAND))
+    run = fit(flat(mo.ditto, form="finetune", clip=0.5, **HAND))
     assert float(run.parameters(0)["w"]) == pytest.approx(71 / 64, abs=1e-6)
 
 
@@ -98,7 +99,8 @@ def test_trajectory_in_numpy(engine, weighting, options):
     """Uneven clients, different numbers of steps for w and v, a server of rate 1, rates halved from round 3 on."""
     sizes = [1, 7, 3, 12]
     clients, w = vector_clients(sizes), {"u": np.array([0.5, -1.0]), "v": np.array([0.25, 2.0])}
-    algorithm = mo.ditto(
+    algorithm = flat(
+        mo.ditto,
         lr=0.1,
         personal_lr=0.2,
         pull=0.7,
@@ -143,10 +145,10 @@ def same(found, wanted, tolerance=1e-12):
 def test_without_a_pull_it_is_local_training_beside_fedavg(engine, options):
     """Two of four clients in each round: v_k is local training from w^0, whenever its turn comes, and w is FedAvg."""
     common = {**COMMON, **options}
-    both = mo.ditto(lr=0.1, personal_lr=0.3, pull=0.0, epochs=1, personal_epochs=2, **common)
+    both = flat(mo.ditto, lr=0.1, personal_lr=0.3, pull=0.0, epochs=1, personal_epochs=2, **common)
     run, alone, average = (
         mo.fit(network(), DATA, algorithm, rounds=4, cohort=2, engine=engine)
-        for algorithm in (both, mo.local_only(lr=0.3, epochs=2, **common), mo.fedavg(lr=0.1, **common))
+        for algorithm in (both, flat(mo.local_only, lr=0.3, epochs=2, **common), flat(mo.fedavg, lr=0.1, **common))
     )
     same(run.shared_parameters(), average.shared_parameters())
     asked = [i for i in range(4) if not torch.equal(alone.parameters(i)["head.bias"], network().head.bias)]
@@ -158,15 +160,15 @@ def test_without_a_pull_it_is_local_training_beside_fedavg(engine, options):
 def test_a_strong_pull_with_a_stable_step_gives_the_received_model():
     """With personal_lr = 1 / pull a step is v <- w - grad F(v) / pull, so v_k is the w of the last round."""
     common = {"lr": 0.1, **COMMON}
-    run = mo.fit(network(), DATA, mo.ditto(personal_lr=1e-9, pull=1e9, **common), rounds=3, engine="sequential")
-    before = mo.fit(network(), DATA, mo.fedavg(**common), rounds=2, engine="sequential").shared_parameters()
+    run = mo.fit(network(), DATA, flat(mo.ditto, personal_lr=1e-9, pull=1e9, **common), rounds=3, engine="sequential")
+    before = mo.fit(network(), DATA, flat(mo.fedavg, **common), rounds=2, engine="sequential").shared_parameters()
     for client in range(4):
         same(run.parameters(client), before, 1e-7)
 
 
 def test_the_pull_does_not_touch_the_shared_model():
     one, other = (
-        mo.fit(network(), DATA, mo.ditto(lr=0.1, personal_lr=0.1, pull=pull), rounds=2, engine="sequential")
+        mo.fit(network(), DATA, mo.ditto(shared=0.1, personal=mo.sgd(0.1, pull=pull)), rounds=2, engine="sequential")
         for pull in (0.0, 3.0)
     )
     assert all(torch.equal(p, other.shared_parameters()[n]) for n, p in one.shared_parameters().items())
@@ -175,7 +177,9 @@ def test_the_pull_does_not_touch_the_shared_model():
 
 @ENGINES
 def test_a_client_that_was_never_asked_has_the_shared_model(engine):
-    run = mo.fit(network(), DATA, mo.ditto(lr=0.1, personal_lr=0.1, pull=1.0), rounds=2, cohort=1, engine=engine)
+    run = mo.fit(
+        network(), DATA, mo.ditto(shared=0.1, personal=mo.sgd(0.1, pull=1.0)), rounds=2, cohort=1, engine=engine
+    )
     shared = run.shared_parameters()
     never = [i for i in range(4) if all(torch.equal(p, shared[n]) for n, p in run.parameters(i).items())]
     assert len(never) in (2, 3)
@@ -193,7 +197,7 @@ def test_onboarding_is_the_pulled_steps_from_the_received_model():
         line.weight.zero_()
         line.bias.zero_()
     data = federated([{"x": np.zeros((2, 1)), "y": np.full((2, 1), 4.0)}])
-    run = mo.fit(line, data, mo.ditto(lr=0.25, personal_lr=0.25, pull=1.0), rounds=1, engine="sequential")
+    run = mo.fit(line, data, mo.ditto(shared=0.25, personal=mo.sgd(0.25, pull=1.0)), rounds=1, engine="sequential")
     for passes, wanted in ((1, 6.0), (2, 7.0)):
         new = run.onboard({"x": np.zeros((1, 1)), "y": np.full((1, 1), 10.0)}, passes=passes)
         assert (float(new.bias.detach()), float(new.weight.detach())) == (wanted, 0.0)
@@ -204,7 +208,7 @@ def test_costs():
     numbers = 5 * 5 + 6 * 3
     ditto, fedavg = (
         mo.fit(network(), DATA, algorithm, rounds=1, engine="sequential").ledger
-        for algorithm in (mo.ditto(lr=0.1, personal_lr=0.1, pull=1.0, personal_epochs=3), mo.fedavg(lr=0.1))
+        for algorithm in (mo.ditto(shared=0.1, personal=mo.sgd(0.1, pull=1.0, epochs=3)), mo.fedavg(shared=0.1))
     )
     assert ditto["down_values"] == ditto["up_values"] == fedavg["up_values"] == 4 * numbers * 8
     assert ditto["flops"] == 4 * fedavg["flops"]
@@ -216,7 +220,9 @@ def test_each_of_the_two_models_has_its_running_statistics(stats):
     net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
     split = mo.split.nothing(net, running_stats=stats)
     data = federated(image_clients([8, 6]))
-    run = mo.fit(net, data, mo.ditto(lr=0.1, personal_lr=0.1, pull=0.1), split=split, rounds=2, engine="sequential")
+    run = mo.fit(
+        net, data, mo.ditto(shared=0.1, personal=mo.sgd(0.1, pull=0.1)), split=split, rounds=2, engine="sequential"
+    )
     means = [run.parameters(i)["1.running_mean"] for i in (0, 1)]
     assert not torch.equal(means[0], means[1])
     assert torch.equal(run.shared_parameters()["1.running_mean"], torch.zeros(5)) == (stats == "personal")
@@ -224,7 +230,7 @@ def test_each_of_the_two_models_has_its_running_statistics(stats):
 
 def test_it_refuses_a_split_with_something_personal():
     net = network()
-    algorithm = mo.ditto(lr=0.1, personal_lr=0.1, pull=1.0)
+    algorithm = mo.ditto(shared=0.1, personal=mo.sgd(0.1, pull=1.0))
     with pytest.raises(MoietyError, match=r"^`split` must be one with nothing personal for ditto, got "):
         mo.fit(net, DATA, algorithm, split=mo.split.output_layer(net), rounds=1, engine="sequential")
 
@@ -253,4 +259,4 @@ FINETUNE = {"form": "finetune", "lr": None}
 )
 def test_wrong_hyper_parameters_are_one_line(wrong, name):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        mo.ditto(**{"lr": 0.1, "personal_lr": 0.1, "pull": 1.0, **wrong})
+        flat(mo.ditto, **{"lr": 0.1, "personal_lr": 0.1, "pull": 1.0, **wrong})

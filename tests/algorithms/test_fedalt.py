@@ -31,7 +31,7 @@ def test_each_phase_has_its_own_steps_and_its_own_shuffle():
     net = mo.models.mlp(4, 3, hidden=(5,))
     data = federated(image_clients([30]))
     problem = problem_of(from_module(net, loss="cross_entropy"), data, mo.split.output_layer(net))
-    algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.1, shared_epochs=2, personal_epochs=3, batch_size=10)
+    algorithm = mo.fedalt(shared=mo.sgd(0.1, epochs=2, batch_size=10), personal=mo.sgd(0.1, epochs=3, batch_size=10))
     job = problem.make_jobs(algorithm.phases, [0], [problem.first_state(algorithm)], "train", 0, part="train")
     asked = []
 
@@ -60,7 +60,7 @@ def test_momentum_starts_anew_in_each_phase_and_round():
     momentum, they stay there for good.
     """
     data = federated([{"a": np.array([1.0, 0]), "b": np.array([0, 1.0]), "y": np.ones(2)}])
-    algorithm = mo.fedalt(shared_lr=1.0, personal_lr=1.0, shared_steps=2, personal_steps=2, momentum=0.5)
+    algorithm = mo.fedalt(shared=mo.sgd(1.0, steps=2, momentum=0.5), personal=mo.sgd(1.0, steps=2, momentum=0.5))
     for rounds in (1, 2):
         run = mo.fit(
             scalar_task(0.0, -1.0), data, algorithm, split=split_of(["u"], ["v"]), rounds=rounds, engine="sequential"
@@ -71,7 +71,7 @@ def test_momentum_starts_anew_in_each_phase_and_round():
 def test_weight_decay_is_on_the_block_being_trained():
     """No data pull (a = b = y = 0): decay 1/2 with rate 1 halves v in the v-phase and u in the u-phase, once each."""
     data = federated([{k: np.zeros(1) for k in "aby"}])
-    algorithm = mo.fedalt(shared_lr=1.0, personal_lr=1.0, weight_decay=0.5)
+    algorithm = mo.fedalt(shared=mo.sgd(1.0, weight_decay=0.5), personal=mo.sgd(1.0, weight_decay=0.5))
     run = mo.fit(scalar_task(8.0, 4.0), data, algorithm, split=split_of(["u"], ["v"]), rounds=1, engine="sequential")
     assert {k: float(p) for k, p in run.parameters(0).items()} == {"u": 4.0, "v": 2.0}
 
@@ -87,7 +87,7 @@ def test_onboarding_is_the_personal_phase_from_the_first_v():
         line.weight.zero_()
         line.bias.zero_()
     data = federated([{"x": np.zeros((2, 1)), "y": np.full((2, 1), 4.0)}])
-    algorithm = mo.fedalt(shared_lr=0.25, personal_lr=0.25)
+    algorithm = mo.fedalt(shared=0.25, personal=0.25)
     run = mo.fit(line, data, algorithm, split=mo.split.by_name(line, personal=["bias"]), rounds=1, engine="sequential")
     assert float(run.parameters(0)["bias"]) == 2.0
     before = run.parameters(0)

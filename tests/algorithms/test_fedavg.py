@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_problems import federated, image_clients, split_of
@@ -34,7 +35,7 @@ def test_full_batches_contract_towards_the_weighted_mean_of_means(clients, epoch
     """After t rounds, w = M (1 - (1 - r)^(E t)) with M the weighted mean of the clients' means."""
     sizes = [len(c) if weighting == "examples" else 1 for c in clients]
     target = np.average([np.mean(c) for c in clients], weights=sizes)
-    found = fit(clients, mo.fedavg(lr=lr, epochs=epochs, batch_size=5, weighting=weighting), rounds=2)
+    found = fit(clients, mo.fedavg(shared=mo.sgd(lr, epochs=epochs, batch_size=5), weighting=weighting), rounds=2)
     assert found == pytest.approx(target * (1 - (1 - lr) ** (2 * epochs)), rel=1e-10, abs=1e-12)
 
 
@@ -44,14 +45,14 @@ def test_by_hand():
     By examples (1/2 + 2 * 5) / 3 = 7/2, by batches the same here, uniform 11/4.
     """
     common = {"lr": 0.5, "batch_size": 1, "shuffle": False}
-    assert fit([[1], [4, 8]], mo.fedavg(**common)) == pytest.approx(7 / 2, rel=1e-14)
-    assert fit([[1], [4, 8]], mo.fedavg(**common, weighting="batches")) == pytest.approx(7 / 2, rel=1e-14)
-    assert fit([[1], [4, 8]], mo.fedavg(**common, weighting="uniform")) == pytest.approx(11 / 4, rel=1e-14)
+    assert fit([[1], [4, 8]], flat(mo.fedavg, **common)) == pytest.approx(7 / 2, rel=1e-14)
+    assert fit([[1], [4, 8]], flat(mo.fedavg, **common, weighting="batches")) == pytest.approx(7 / 2, rel=1e-14)
+    assert fit([[1], [4, 8]], flat(mo.fedavg, **common, weighting="uniform")) == pytest.approx(11 / 4, rel=1e-14)
 
 
 def test_shuffling_uses_each_row_once_per_epoch():
     """Batches of 1, two rows, rate 1/2: 0 -> 2 -> 5 in one order and 0 -> 4 -> 4 in the other; nothing else."""
-    found = {fit([[4, 8]], mo.fedavg(lr=0.5, batch_size=1), seed=seed) for seed in range(8)}
+    found = {fit([[4, 8]], mo.fedavg(shared=mo.sgd(0.5, batch_size=1)), seed=seed) for seed in range(8)}
     assert found == {5.0, 4.0}
 
 
@@ -61,7 +62,7 @@ def test_it_refuses_a_split_with_something_personal():
         mo.fit(
             net,
             federated(image_clients([3])),
-            mo.fedavg(lr=0.1),
+            mo.fedavg(shared=0.1),
             split=mo.split.output_layer(net),
             rounds=1,
             engine="sequential",
@@ -76,6 +77,6 @@ def test_wrong_hyper_parameters_are_one_line():
         {"lr": 0.1, "batch_size": 0},
     ):
         with pytest.raises(MoietyError, match=r"^`\w+` must be .*, got "):
-            mo.fedavg(**wrong)
+            flat(mo.fedavg, **wrong)
     with pytest.raises(TypeError):
         mo.fedavg(0.1)

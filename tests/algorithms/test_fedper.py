@@ -4,6 +4,7 @@ import numpy as np
 import oracle_bilinear as bilinear
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients
 
 import moiety as mo
@@ -21,7 +22,7 @@ def network():
 def test_trajectory_in_numpy(engine):
     """The paper's procedure: two epochs in batches of 4 on (W_B, W_P) together, bases averaged by n_j / n."""
     clients = bilinear.clients(SIZES)
-    algorithm = mo.fedper(lr=0.1, epochs=2, batch_size=4, shuffle=False)
+    algorithm = mo.fedper(shared=mo.sgd(0.1, epochs=2, batch_size=4, shuffle=False))
     split = bilinear.split("h")
     run = mo.fit(bilinear.task(), federated(clients), algorithm, split=split, rounds=3, engine=engine)
     base, heads = bilinear.START["B"], [bilinear.START["h"]] * len(SIZES)
@@ -48,7 +49,10 @@ def test_it_equals_fedsim_at_one_learning_rate(engine):
     split = mo.split.output_layer(net)
     one, other = (
         mo.fit(net, DATA, algorithm, split=split, rounds=3, cohort=2, engine=engine)
-        for algorithm in (mo.fedper(lr=0.1, **options), mo.fedsim(shared_lr=0.1, personal_lr=0.1, **options))
+        for algorithm in (
+            flat(mo.fedper, lr=0.1, **options),
+            flat(mo.fedsim, shared_lr=0.1, personal_lr=0.1, **options),
+        )
     )
     new = {k: column[:5] for k, column in DATA.columns.items()}
     pairs = [(one.parameters(i), other.parameters(i)) for i in range(len(SIZES))]
@@ -58,14 +62,14 @@ def test_it_equals_fedsim_at_one_learning_rate(engine):
 
 
 def test_the_last_layer_is_personal_by_default():
-    run = mo.fit(network(), DATA, mo.fedper(lr=0.1), rounds=1, engine="sequential")
+    run = mo.fit(network(), DATA, mo.fedper(shared=0.1), rounds=1, engine="sequential")
     ann, bob = run.parameters(1), run.parameters(3)
     assert [n for n in ann if not torch.equal(ann[n], bob[n])] == ["head.weight", "head.bias"]
 
 
 def test_personal_layers_begin_alike():
     """Those of clients that were never asked are the given model's."""
-    run = mo.fit(network(), DATA, mo.fedper(lr=0.1), rounds=1, cohort=1, engine="sequential")
+    run = mo.fit(network(), DATA, mo.fedper(shared=0.1), rounds=1, cohort=1, engine="sequential")
     heads = [run.parameters(i)["head.weight"] for i in range(4)]
     assert sum(torch.equal(head, network().head.weight) for head in heads) == 3
 
@@ -73,4 +77,4 @@ def test_personal_layers_begin_alike():
 @pytest.mark.parametrize(("wrong", "name"), [({"lr": 0}, "lr"), ({"steps": 0}, "steps"), ({"clip": -1.0}, "clip")])
 def test_wrong_hyper_parameters_are_one_line(wrong, name):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        mo.fedper(**{"lr": 0.1, **wrong})
+        flat(mo.fedper, **{"lr": 0.1, **wrong})

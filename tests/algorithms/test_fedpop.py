@@ -5,8 +5,10 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from oracle_fedpop import Reference, noise
 from oracle_problems import federated, split_of, vector_clients, vector_task
+from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
@@ -31,12 +33,14 @@ def algorithm_1(rounds, samples, thinning=1, b=1, cohorts=None, factors=None, **
 def fedpop(**options):
     given = {"kernel": mo.kernel.langevin(step=STEP), "shared_lr": ETA_SHARED, "prior_lr": ETA_PRIOR}
     given |= {"prior": mo.prior.gaussian(scale=0.8), "loss_weight": WEIGHT}
-    return mo.fedpop(**{**given, **options})
+    return flat(mo.fedpop, **{**given, **options})
 
 
 def fit(algorithm, rounds, engine="sequential", **options):
     task = vector_task(U, V)
-    return mo.fit(task, federated(CLIENTS), algorithm, split=SPLIT, rounds=rounds, engine=engine, **options)
+    return mo.fit(
+        task, federated(CLIENTS), algorithm, **with_settings(split=SPLIT, rounds=rounds, engine=engine, **options)
+    )
 
 
 def served(run):
@@ -181,7 +185,7 @@ def test_a_minibatch_stands_for_all_rows():
 
 
 def test_rows_at_a_time_do_not_change_the_gradient():
-    one, other = (fit(fedpop(samples=2, batch_size=size), 2) for size in (None, 2))
+    one, other = (fit(fedpop(batch_size=size, samples=2), 2) for size in (None, 2))
     np.testing.assert_allclose(served(one)[0], served(other)[0], rtol=1e-12)
 
 
@@ -225,7 +229,7 @@ def test_another_number_of_clients_is_refused():
 
 def test_batch_norm_is_refused():
     net = Net(nn.BatchNorm1d(4))
-    algorithm = mo.fedpop(kernel=mo.kernel.langevin(step=0.01), shared_lr=0.1, prior_lr=0.1)
+    algorithm = mo.fedpop(shared=0.1, personal=mo.kernel.langevin(step=0.01), prior_lr=0.1)
     split = mo.split.by_name(net, personal=["head"], running_stats="shared")
     with pytest.raises(mo.MoietyError, match="`model` must be one whose examples are independent for fedpop"):
         mo.fit(net, data(), algorithm, split=split, rounds=1, engine="sequential")
@@ -236,7 +240,7 @@ def test_a_personal_buffer_is_refused(engine):
     """A buffer is no parameter: it has no prior and no chain."""
     net = Net(nn.Identity())
     net.head.register_buffer("seen", torch.zeros(2))
-    algorithm = mo.fedpop(kernel=mo.kernel.langevin(step=0.01), shared_lr=0.1)
+    algorithm = mo.fedpop(shared=0.1, personal=mo.kernel.langevin(step=0.01))
     with pytest.raises(mo.MoietyError) as caught:
         mo.fit(net, data(), algorithm, split=mo.split.by_name(net, personal=["head"]), rounds=1, engine=engine)
     text = "`split` must be one whose personal part is trained parameters alone for fedpop, got head.seen"
@@ -248,7 +252,9 @@ def test_single_precision_stays_single(engine):
     """The guard would stop an upload of another type; the server keeps the model's own too."""
     net = Net(nn.Identity())
     options = {"averaged": True, "schedule": mo.schedule.linear(), "prior": mo.prior.laplace(spread="element")}
-    algorithm = mo.fedpop(kernel=mo.kernel.mala(step=0.01), shared_lr=0.1, shared_decay=0.1, radius=5.0, **options)
+    algorithm = flat(
+        mo.fedpop, kernel=mo.kernel.mala(step=0.01), shared_lr=0.1, shared_decay=0.1, radius=5.0, **options
+    )
     run = mo.fit(net, data(), algorithm, split=mo.split.by_name(net, personal=["head"]), rounds=3, engine=engine)
     server = run._loop.progress.server
     kept = [*server.shared.values(), *server.prior.values(), *server.average.values(), server.total]
@@ -261,16 +267,16 @@ def test_resumed_from_its_folder_it_is_the_same_bit_for_bit(averaged, tmp_path):
     fed = mo.data.load("digits", clients=4, per_client=12, seed=1)
     net = mo.models.mlp(64, 10, hidden=(5,), seed=1)
     algorithm = mo.fedpop(
-        kernel=mo.kernel.preconditioned_sgld(step=0.001, batch_size=4),
-        shared_lr=0.1,
+        shared=0.1,
+        personal=mo.kernel.preconditioned_sgld(step=0.001, batch_size=4),
         prior=mo.prior.gaussian(scale=0.5, scale_decay=1.0),
         server=mo.server.adam(lr=0.01),
         samples=3,
         averaged=averaged,
     )
     how = {"split": mo.split.output_layer(net), "cohort": 2, "engine": "sequential"}
-    whole = mo.fit(net, fed, algorithm, rounds=4, **how)
-    mo.fit(net, fed, algorithm, rounds=2, out=tmp_path / "run", **how)
+    whole = mo.fit(net, fed, algorithm, **with_settings(rounds=4, **how))
+    mo.fit(net, fed, algorithm, **with_settings(rounds=2, out=tmp_path / "run", **how))
     again = mo.resume(tmp_path / "run", rounds=4)
     for client in range(4):
         one, other = (
@@ -289,7 +295,7 @@ def served_all(run):
 
 def test_something_must_be_personal():
     net = Net(nn.Identity())
-    algorithm = mo.fedpop(kernel=mo.kernel.langevin(step=0.01), shared_lr=0.1, prior_lr=0.1)
+    algorithm = mo.fedpop(shared=0.1, personal=mo.kernel.langevin(step=0.01), prior_lr=0.1)
     with pytest.raises(mo.MoietyError, match="something personal for fedpop"):
         mo.fit(net, data(), algorithm, split=mo.split.nothing(net), rounds=1, engine="sequential")
 
@@ -301,8 +307,18 @@ def test_partial_evaluation_gives_the_same_numbers():
     split = mo.split.by_name(net, personal=["head"])
     runs = []
     for partial in (True, False):
-        algorithm = mo.fedpop(kernel=mo.kernel.langevin(step=0.01), shared_lr=0.1, prior_lr=0.1, samples=4)
-        runs.append(mo.fit(net, data(), algorithm, split=split, rounds=3, engine="sequential", partial=partial))
+        algorithm = mo.fedpop(shared=0.1, personal=mo.kernel.langevin(step=0.01), prior_lr=0.1, samples=4)
+        runs.append(
+            mo.fit(
+                net,
+                data(),
+                algorithm,
+                split=split,
+                rounds=3,
+                engine="sequential",
+                settings=mo.Settings(partial=partial),
+            )
+        )
     for name, p in runs[0].parameters(0).items():
         torch.testing.assert_close(p, runs[1].parameters(0)[name], rtol=1e-10, atol=1e-12)
 

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, split_of, vector_clients, vector_task
+from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
@@ -33,7 +35,9 @@ def newcomers(kernel, count, rows, **options):
     So the posterior is N(mean of y, 1 / rows).
     """
     prior = mo.prior.gaussian(scale=1e4, mean=0.0)
-    algorithm = mo.fedpop(kernel=kernel, shared_lr=1e-9, prior=prior, learn_prior=False, loss_weight=0.5, **options)
+    algorithm = flat(
+        mo.fedpop, kernel=kernel, shared_lr=1e-9, prior=prior, learn_prior=False, loss_weight=0.5, **options
+    )
     one = {"x": np.zeros((4, 1)), "y": np.zeros((4, 1))}
     net = Mean().double()
     split = mo.split.by_name(net, personal=["head"])
@@ -79,7 +83,7 @@ def test_a_chain_that_diverges_is_said():
 
 def test_a_client_without_data_is_served_with_the_centre():
     prior = mo.prior.gaussian(scale=0.5, mean=0.25)
-    algorithm = mo.fedpop(kernel=mo.kernel.langevin(step=1e-6), shared_lr=1e-9, prior=prior, learn_prior=False)
+    algorithm = mo.fedpop(shared=1e-9, personal=mo.kernel.langevin(step=1e-6), prior=prior, learn_prior=False)
     one = {"x": np.ones((4, 1)), "y": np.ones((4, 1))}
     net = Mean().double()
     split = mo.split.by_name(net, personal=["head"])
@@ -103,10 +107,10 @@ def test_a_refused_proposal_may_be_anywhere(engine):
     split = mo.split.by_name(net, personal=["v"])
     data = mo.data.from_clients({f"c{i}": {"x": np.ones((3, 1)), "y": np.zeros((3, 1))} for i in range(3)}, test=0.0)
     prior = mo.prior.gaussian(scale=1.0, mean=1.0)
-    algorithm = mo.fedpop(kernel=mo.kernel.mala(step=0.2), shared_lr=0.01, samples=8, prior=prior, learn_prior=False)
+    algorithm = mo.fedpop(shared=0.01, personal=mo.kernel.mala(step=0.2), samples=8, prior=prior, learn_prior=False)
     dropped = []
     options = {"evaluate_every": 4, "on_round": lambda record, of: dropped.extend(record.dropped)}
-    run = mo.fit(net, data, algorithm, split=split, rounds=4, engine=engine, **options)
+    run = mo.fit(net, data, algorithm, **with_settings(split=split, rounds=4, engine=engine, **options))
     assert dropped == []
     assert all(float(state.samples["v"].min()) > 0 for state in run._loop.progress.store.get([0, 1, 2]))
 
@@ -116,9 +120,11 @@ def test_a_codec_leaves_beta_and_the_weights_of_the_average_alone(codec):
     """After one round the chains are those of the run without a codec, so beta is too; phi is not. Weights are 1."""
 
     def server(codec, rounds):
-        algorithm = mo.fedpop(kernel=mo.kernel.langevin(step=0.02), shared_lr=0.1, samples=3, averaged=True)
+        algorithm = mo.fedpop(shared=0.1, personal=mo.kernel.langevin(step=0.02), samples=3, averaged=True)
         task, data = vector_task([0.5, -0.3], [0.2, 0.1]), federated(CLIENTS)
-        run = mo.fit(task, data, algorithm, split=SPLIT, rounds=rounds, engine="sequential", codec=codec)
+        run = mo.fit(
+            task, data, algorithm, split=SPLIT, rounds=rounds, engine="sequential", settings=mo.Settings(codec=codec)
+        )
         return run._loop.progress.server
 
     plain, packed = server(None, 1), server(codec, 1)
@@ -146,7 +152,7 @@ def test_a_parameter_may_be_called_step():
     clients = {f"c{i}": {"x": rng.normal(size=(5, 1)), "y": rng.normal(size=(5, 1))} for i in range(3)}
     found = []
     for averaged in (False, True):
-        algorithm = mo.fedpop(kernel=mo.kernel.langevin(step=0.01), shared_lr=0.01, averaged=averaged)
+        algorithm = mo.fedpop(shared=0.01, personal=mo.kernel.langevin(step=0.01), averaged=averaged)
         net = Stepped().double()
         split = mo.split.by_name(net, personal=["head"])
         run = mo.fit(
@@ -159,7 +165,7 @@ def test_a_parameter_may_be_called_step():
 @pytest.mark.parametrize("name", ["learn_prior", "averaged", "stateful"])
 def test_flags_are_true_or_false(name):
     with pytest.raises(MoietyError, match=f"`{name}` must be true or false"):
-        mo.fedpop(kernel=mo.kernel.langevin(step=0.01), shared_lr=0.1, **{name: "no"})
+        flat(mo.fedpop, kernel=mo.kernel.langevin(step=0.01), shared_lr=0.1, **{name: "no"})
 
 
 def test_a_range_of_scales_that_is_empty():

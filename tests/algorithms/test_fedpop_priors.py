@@ -113,8 +113,8 @@ def test_a_learned_mixture_under_mala_is_algorithm_1(engine):
     net = Additive(U.tolist(), Z.tolist())
     # The loss of the module is the squared error, without the half.
     algorithm = mo.fedpop(
-        kernel=mo.kernel.mala(step=STEP),
-        shared_lr=ETA_SHARED,
+        shared=ETA_SHARED,
+        personal=mo.kernel.mala(step=STEP),
         prior_lr=ETA_PRIOR,
         prior=two_groups(),
         samples=SAMPLES,
@@ -123,7 +123,9 @@ def test_a_learned_mixture_under_mala_is_algorithm_1(engine):
     )
     data = mo.data.from_clients({f"c{i}": columns(c) for i, c in enumerate(CLIENTS)}, test=0.0)
     split = mo.split.by_name(net, personal=["head"])
-    run = mo.fit(net, data, algorithm, split=split, rounds=ROUNDS, engine=engine, inputs=("a", "b"))
+    run = mo.fit(
+        net, data, algorithm, split=split, rounds=ROUNDS, engine=engine, settings=mo.Settings(inputs=("a", "b"))
+    )
     server = run._loop.progress.server
     np.testing.assert_allclose(server.shared["body.weight"].numpy()[0], reference.u, rtol=1e-9)
     for name in ("one", "two", "l"):

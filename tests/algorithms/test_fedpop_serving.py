@@ -27,8 +27,8 @@ AVERAGED = pytest.mark.parametrize("averaged", [False, True])
 def trained(averaged):
     net = Additive(U, Z)
     algorithm = mo.fedpop(
-        kernel=mo.kernel.langevin(step=0.02),
-        shared_lr=0.01,
+        shared=0.01,
+        personal=mo.kernel.langevin(step=0.02),
         prior_lr=0.03,
         prior=mo.prior.gaussian(scale=0.8),
         loss_weight=0.35,
@@ -39,7 +39,9 @@ def trained(averaged):
     )
     data = mo.data.from_clients({f"c{i}": columns(c) for i, c in enumerate(CLIENTS)}, test=0.0)
     split = mo.split.by_name(net, personal=["head"])
-    return mo.fit(net, data, algorithm, split=split, rounds=ROUNDS, engine="sequential", inputs=("a", "b"))
+    return mo.fit(
+        net, data, algorithm, split=split, rounds=ROUNDS, engine="sequential", settings=mo.Settings(inputs=("a", "b"))
+    )
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from oracle_fedpop import Additive, Reference, columns
 from oracle_problems import federated, problem_of, serve, split_of, vector_task
 from scipy import stats
@@ -48,7 +49,7 @@ def posterior(c, u=U, mu=MU, spread=SPREAD, noise=S):
 
 def fedpop(kernel, spread=SPREAD, **options):
     given = {"shared_lr": 0.03, "prior_lr": 0.1, "loss_weight": 1 / S**2, "samples": 1}
-    return mo.fedpop(kernel=kernel, prior=mo.prior.gaussian(scale=spread), **{**given, **options})
+    return flat(mo.fedpop, kernel=kernel, prior=mo.prior.gaussian(scale=spread), **{**given, **options})
 
 
 def adapted(clients, algorithm, u=U, mu=MU):
@@ -104,7 +105,7 @@ def fitted(clients, rounds, seed):
         rounds=rounds,
         engine="vectorised",
         seed=seed,
-        evaluate_every=rounds,
+        settings=mo.Settings(evaluate_every=rounds),
     )
     server = run._loop.progress.server
     return np.concatenate(
@@ -172,7 +173,7 @@ def test_a_spread_towards_0_gives_the_objective_of_fedavg():
     spread = 1e-4
     prior = mo.prior.gaussian(scale=spread, least=1e-6)
     algorithm = mo.fedpop(
-        kernel=mo.kernel.langevin(step=spread**2 / 4), shared_lr=0.01, learn_prior=False, prior=prior, samples=4
+        shared=0.01, personal=mo.kernel.langevin(step=spread**2 / 4), learn_prior=False, prior=prior, samples=4
     )
     run = mo.fit(vector_task([0.0, 0.0], MU), federated(clients), algorithm, split=SPLIT, rounds=5, engine="vectorised")
     u = np.zeros(2)
@@ -193,8 +194,8 @@ def test_a_spread_towards_infinity_gives_fedrep_with_heads_fitted_alone():
     prior = mo.prior.gaussian(scale=1e3)
     steepest = max(np.linalg.eigvalsh(c["b"].T @ c["b"])[-1] for c in clients)
     algorithm = mo.fedpop(
-        kernel=mo.kernel.langevin(step=noise**2 / steepest),
-        shared_lr=0.01 * noise**2,
+        shared=0.01 * noise**2,
+        personal=mo.kernel.langevin(step=noise**2 / steepest),
         learn_prior=False,
         prior=prior,
         loss_weight=1 / noise**2,
@@ -222,7 +223,9 @@ def test_onboarding_is_the_chain_of_algorithm_1_from_the_learned_prior():
     algorithm = fedpop(mo.kernel.langevin(step=0.01), **options)
     split = mo.split.by_name(net, personal=["head"])
     data = mo.data.from_clients(rows, test=0.0)
-    run = mo.fit(net, data, algorithm, split=split, rounds=5, engine="sequential", inputs=("a", "b"))
+    run = mo.fit(
+        net, data, algorithm, split=split, rounds=5, engine="sequential", settings=mo.Settings(inputs=("a", "b"))
+    )
     (new,), _ = population(1, seed=8)
     server = run._loop.progress.server
     start = {"u": server.shared["body.weight"].numpy()[0], "mu": server.prior["mean"].numpy()}
@@ -241,14 +244,14 @@ def test_without_data_the_prior_predicts():
     """z from N(mu, s^2 I), so outputs A u + B z from N(A u + B mu, s^2 B B'): mean and covariance over 4000 draws."""
     prior = mo.prior.gaussian(scale=SPREAD)
     small, large = (
-        mo.fedpop(kernel=mo.kernel.langevin(step=0.01), shared_lr=0.01, prior=prior, samples=samples)
+        mo.fedpop(shared=0.01, personal=mo.kernel.langevin(step=0.01), prior=prior, samples=samples)
         for samples in (2, 4000)
     )
     clients, _ = population(2, seed=1)
     net = Additive(U.tolist(), MU.tolist())
     data = mo.data.from_clients({f"c{i}": columns(c) for i, c in enumerate(clients)}, test=0.0)
     split = mo.split.by_name(net, personal=["head"])
-    run = mo.fit(net, data, small, split=split, rounds=1, engine="sequential", inputs=("a", "b"))
+    run = mo.fit(net, data, small, split=split, rounds=1, engine="sequential", settings=mo.Settings(inputs=("a", "b")))
     run._loop.algorithm = large
     server = run._loop.progress.server
     u, mu, spread = server.shared["body.weight"].numpy()[0], server.prior["mean"].numpy(), server.prior["log_scale"]

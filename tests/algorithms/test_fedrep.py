@@ -4,6 +4,7 @@ import numpy as np
 import oracle_bilinear as bilinear
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients
 
 import moiety as mo
@@ -21,7 +22,10 @@ def network():
 def test_trajectory_in_numpy(engine):
     """Algorithm 1: tau = 5 steps on h with phi fixed, then one on phi with the new h; the plain mean. Three rounds."""
     clients = bilinear.clients(SIZES, seed=1)
-    algorithm = mo.fedrep(lr=0.1, personal_steps=5, shared_steps=1, batch_size=9, shuffle=False)
+    algorithm = mo.fedrep(
+        shared=mo.sgd(0.1, steps=1, batch_size=9, shuffle=False),
+        personal=mo.sgd(0.1, steps=5, batch_size=9, shuffle=False),
+    )
     split = bilinear.split("h")
     run = mo.fit(bilinear.task(), federated(clients), algorithm, split=split, rounds=3, engine=engine)
     phi, heads = bilinear.START["B"], [bilinear.START["h"]] * len(SIZES)
@@ -38,7 +42,7 @@ def test_trajectory_in_numpy(engine):
 def test_many_steps_on_the_head_end_at_its_least_squares_solution():
     """Algorithm 2 solves for the head: with h = (X B')^+ y its gradient is 0, and B makes one step from there."""
     data = bilinear.clients([9], seed=2)[0]
-    algorithm = mo.fedrep(lr=0.2, personal_steps=3000, shared_steps=1, batch_size=9)
+    algorithm = mo.fedrep(shared=mo.sgd(0.2, steps=1, batch_size=9), personal=mo.sgd(0.2, steps=3000, batch_size=9))
     run = mo.fit(
         bilinear.task(), federated([data]), algorithm, split=bilinear.split("h"), rounds=1, engine="sequential"
     )
@@ -55,10 +59,10 @@ def test_it_equals_fedalt_with_its_defaults(engine):
     options = {"batch_size": 4, "momentum": 0.5, "weight_decay": 0.1, "clip": 0.5}
     net = network()
     split = mo.split.output_layer(net)
-    fedalt = mo.fedalt(shared_lr=0.1, personal_lr=0.1, personal_epochs=10, weighting="uniform", **options)
+    fedalt = flat(mo.fedalt, shared_lr=0.1, personal_lr=0.1, personal_epochs=10, weighting="uniform", **options)
     one, other = (
         mo.fit(net, DATA, algorithm, split=split, rounds=2, cohort=2, engine=engine)
-        for algorithm in (mo.fedrep(lr=0.1, **options), fedalt)
+        for algorithm in (flat(mo.fedrep, lr=0.1, **options), fedalt)
     )
     new = {k: column[:5] for k, column in DATA.columns.items()}
     pairs = [(one.parameters(i), other.parameters(i)) for i in range(len(SIZES))]
@@ -68,7 +72,7 @@ def test_it_equals_fedalt_with_its_defaults(engine):
 
 
 def test_the_last_layer_is_personal_by_default():
-    run = mo.fit(network(), DATA, mo.fedrep(lr=0.1), rounds=1, engine="sequential")
+    run = mo.fit(network(), DATA, mo.fedrep(shared=0.1), rounds=1, engine="sequential")
     ann, bob = run.parameters(1), run.parameters(2)
     assert [n for n in ann if not torch.equal(ann[n], bob[n])] == ["head.weight", "head.bias"]
 
@@ -79,4 +83,4 @@ WRONG = [({"lr": 0}, "lr"), ({"personal_epochs": 2, "personal_steps": 2}, "perso
 @pytest.mark.parametrize(("wrong", "name"), WRONG)
 def test_wrong_hyper_parameters_are_one_line(wrong, name):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        mo.fedrep(**{"lr": 0.1, **wrong})
+        flat(mo.fedrep, **{"lr": 0.1, **wrong})

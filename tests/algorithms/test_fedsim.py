@@ -17,7 +17,7 @@ def test_one_pass_serves_both_blocks(engine):
     Residual -1: u = 1/2, v = 1/4. Residual 3/4 - 3 = -9/4: u = 1/2 + 9/8 = 13/8, v = 1/4 + 9/16 = 13/16.
     """
     data = federated([{"a": np.ones(2), "b": np.ones(2), "y": np.array([1.0, 3.0])}])
-    algorithm = mo.fedsim(shared_lr=0.5, personal_lr=0.25, batch_size=1, shuffle=False)
+    algorithm = mo.fedsim(shared=mo.sgd(0.5, batch_size=1, shuffle=False), personal=0.25)
     run = mo.fit(scalar_task(0.0, 0.0), data, algorithm, split=split_of(["u"], ["v"]), rounds=1, engine=engine)
     assert {k: float(p) for k, p in run.parameters(0).items()} == {"u": 13 / 8, "v": 13 / 16}
 
@@ -29,7 +29,7 @@ def test_momentum_is_kept_for_each_block_and_starts_anew_in_each_round(engine):
     U and v are apart, so the joint steps are those of each; both are at 1 after one round and stay.
     """
     data = federated([{"a": np.array([1.0, 0]), "b": np.array([0, 1.0]), "y": np.ones(2)}])
-    algorithm = mo.fedsim(shared_lr=1.0, personal_lr=1.0, steps=2, momentum=0.5)
+    algorithm = mo.fedsim(shared=mo.sgd(1.0, steps=2, momentum=0.5), personal=mo.sgd(1.0, momentum=0.5))
     for rounds in (1, 2):
         run = mo.fit(
             scalar_task(0.0, -1.0), data, algorithm, split=split_of(["u"], ["v"]), rounds=rounds, engine=engine
@@ -49,7 +49,7 @@ def test_onboarding_is_the_personal_part_of_the_joint_work():
         line.weight.zero_()
         line.bias.zero_()
     data = federated([{"x": np.zeros((2, 1)), "y": np.full((2, 1), 4.0)}])
-    algorithm = mo.fedsim(shared_lr=0.125, personal_lr=0.125, steps=2)
+    algorithm = mo.fedsim(shared=mo.sgd(0.125, steps=2), personal=0.125)
     run = mo.fit(line, data, algorithm, split=mo.split.by_name(line, personal=["bias"]), rounds=1, engine="sequential")
     new = run.onboard({"x": np.ones((1, 1)), "y": np.full((1, 1), 8.0)})
     assert (float(new.bias.detach()), float(new.weight.detach())) == (3.0, 0.0)

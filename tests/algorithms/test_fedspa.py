@@ -4,7 +4,9 @@ import numpy as np
 import oracle_sparse as ref
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients, problem_of, serve, split_of
+from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
@@ -54,7 +56,11 @@ def test_rounds_against_numpy(engine, cohort, search):
     Those who are not asked inherit their mask; the mean is over the whole cohort.
     """
     algorithm = mo.fedspa(
-        lr=0.1, density=0.5, search=search, steps=3, batch_size=9, weight_decay=0.05, prune_rate=0.6, mask_seed=3
+        shared=mo.sgd(0.1, steps=3, batch_size=9, weight_decay=0.05),
+        density=0.5,
+        search=search,
+        prune_rate=0.6,
+        mask_seed=3,
     )
     run, cohorts = linear_run(algorithm, engine, cohort=cohort)
     first = numpy_of(algorithm.init_client(ref.task().init, {}).mask)
@@ -64,8 +70,7 @@ def test_rounds_against_numpy(engine, cohort, search):
         [first] * 4,
         ref.clients(SIZES),
         cohorts,
-        lr=0.1,
-        steps=3,
+        shared=mo.sgd(0.1, steps=3),
         rate=0.6,
         decay=0.05,
         search=search == "dst",
@@ -92,7 +97,7 @@ def mlp():
 
 
 def mlp_run(algorithm, engine="sequential", rounds=3, **options):
-    return mo.fit(mlp(), DATA, algorithm, rounds=rounds, engine=engine, **options)
+    return mo.fit(mlp(), DATA, algorithm, **with_settings(rounds=rounds, engine=engine, **options))
 
 
 @ENGINES
@@ -100,8 +105,8 @@ def mlp_run(algorithm, engine="sequential", rounds=3, **options):
 def test_density_one_is_fedavg_bit_for_bit(engine, search):
     common = {"lr": 0.1, "epochs": 2, "batch_size": 4, "weight_decay": 0.01, "momentum": 0.5, "weighting": "uniform"}
     common["schedule"] = mo.schedule.geometric(factor=0.9)
-    one = mlp_run(mo.fedspa(density=1.0, search=search, **common), engine, cohort=2)
-    other = mlp_run(mo.fedavg(**common), engine, cohort=2)
+    one = mlp_run(flat(mo.fedspa, density=1.0, search=search, **common), engine, cohort=2)
+    other = mlp_run(flat(mo.fedavg, **common), engine, cohort=2)
     for name, p in one.shared_parameters().items():
         assert torch.equal(p, other.shared_parameters()[name])
         assert torch.equal(p, one.parameters(0)[name])
@@ -134,7 +139,9 @@ class SubNetwork(nn.Module):
 
 def test_rsm_with_equal_masks_is_fedavg_on_the_sub_network():
     """FedAvg by torch.optim on a network that has the active weights alone; what is outside stays as it was."""
-    algorithm = mo.fedspa(lr=0.2, density=0.6, search="rsm", epochs=2, batch_size=5, shuffle=False, weight_decay=0.1)
+    algorithm = mo.fedspa(
+        shared=mo.sgd(0.2, epochs=2, batch_size=5, shuffle=False, weight_decay=0.1), density=0.6, search="rsm"
+    )
     net = mlp().double()
     run = mo.fit(net, DATA, algorithm, rounds=3, engine="sequential")
     masks = algorithm.init_client({n: p.detach() for n, p in net.named_parameters()}, {}).mask
@@ -164,7 +171,7 @@ def test_rsm_with_equal_masks_is_fedavg_on_the_sub_network():
 @pytest.mark.parametrize("regrow", ["gradient", "random"])
 def test_volume_is_constant_and_the_server_moves_only_on_the_union_of_masks(masks, regrow):
     """After every round, with 2 of 3 clients asked; 51 numbers, 0.4 of them are 20, of which 9 biases."""
-    algorithm = mo.fedspa(lr=0.3, density=0.4, masks=masks, regrow=regrow, batch_size=4)
+    algorithm = mo.fedspa(shared=mo.sgd(0.3, batch_size=4), density=0.4, masks=masks, regrow=regrow)
     problem = problem_of(mo.task.from_module(mlp(), loss="cross_entropy"), DATA, mo.split.nothing(mlp()))
     server = problem.first_server(algorithm)
     held = [problem.first_state(algorithm) for _ in range(3)]
@@ -191,18 +198,18 @@ def test_volume_is_constant_and_the_server_moves_only_on_the_union_of_masks(mask
 
 
 def test_different_masks_are_drawn_by_each_client_and_kept():
-    algorithm = mo.fedspa(lr=0.1, density=0.4, search="rsm", masks="different")
+    algorithm = mo.fedspa(shared=0.1, density=0.4, search="rsm", masks="different")
     one, three = (states(mlp_run(algorithm, rounds=r), range(3)) for r in (1, 3))
     for a, b in zip(one, three, strict=True):
         assert all(torch.equal(m, b.mask[n]) for n, m in a.mask.items())
     assert any((one[0].mask[n] != one[1].mask[n]).any() for n in one[0].mask)
-    same = states(mlp_run(mo.fedspa(lr=0.1, density=0.4, search="rsm")), range(3))
+    same = states(mlp_run(mo.fedspa(shared=0.1, density=0.4, search="rsm")), range(3))
     assert all(torch.equal(m, same[1].mask[n]) for n, m in same[0].mask.items())
 
 
 def test_a_client_that_was_never_asked_has_its_first_mask():
     """Algorithm 1, line 3: every client has one. It is the mask it works with when all are asked, which RSM keeps."""
-    algorithm = mo.fedspa(lr=0.1, density=0.4, search="rsm", masks="different")
+    algorithm = mo.fedspa(shared=0.1, density=0.4, search="rsm", masks="different")
     everyone = states(mlp_run(algorithm, rounds=1), range(3))
     run = mlp_run(algorithm, rounds=1, cohort=1)
     assert len(run._loop.progress.store.owners()) == 1
@@ -221,10 +228,10 @@ def test_a_client_with_statistics_of_its_own_that_was_never_asked_has_its_first_
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     split = mo.split.nothing(net, running_stats="personal")
     options = {"split": split, "engine": "sequential"}
-    before = mo.fit(net, DATA, mo.fedavg(lr=0.1), rounds=1, **options)
-    algorithm = mo.fedspa(lr=0.1, density=0.6, search="rsm", masks="different")
-    everyone = mo.fit(net, DATA, algorithm, rounds=1, start=before, **options)
-    one = mo.fit(net, DATA, algorithm, rounds=1, cohort=1, start=before, **options)
+    before = mo.fit(net, DATA, mo.fedavg(shared=0.1), **with_settings(rounds=1, **options))
+    algorithm = mo.fedspa(shared=0.1, density=0.6, search="rsm", masks="different")
+    everyone = mo.fit(net, DATA, algorithm, **with_settings(rounds=1, start=before, **options))
+    one = mo.fit(net, DATA, algorithm, **with_settings(rounds=1, cohort=1, start=before, **options))
     for client, state in enumerate(states(everyone, range(3))):
         for name, m in state.mask.items():
             assert torch.equal(one.parameters(client)[name] != 0, m & (one.broadcast()[name] != 0))
@@ -232,9 +239,11 @@ def test_a_client_with_statistics_of_its_own_that_was_never_asked_has_its_first_
 
 def test_a_new_mask_takes_the_dense_weights_of_the_server():
     """Section 4.2: what grows starts from the server's value, never from 0."""
-    run = mlp_run(mo.fedspa(lr=0.1, density=0.4, batch_size=4), rounds=1)
+    run = mlp_run(mo.fedspa(shared=mo.sgd(0.1, batch_size=4), density=0.4), rounds=1)
     (state,) = states(run, [0])
-    first = mo.fedspa(lr=0.1, density=0.4).init_client({n: p.detach() for n, p in mlp().named_parameters()}, {}).mask
+    first = (
+        mo.fedspa(shared=0.1, density=0.4).init_client({n: p.detach() for n, p in mlp().named_parameters()}, {}).mask
+    )
     grown = {n: m & ~first[n] for n, m in state.mask.items()}
     assert sum(int(g.sum()) for g in grown.values()) > 0
     for name, places in grown.items():
@@ -254,7 +263,7 @@ def test_vectorised_is_sequential_with_ties(regrow):
         client["x"][:, 1:] = 0
     task, data = mo.task.from_module(net, loss="cross_entropy"), federated(columns)
     problem = problem_of(task, data, mo.split.nothing(net))
-    algorithm = mo.fedspa(lr=0.1, density=0.5, regrow=regrow, batch_size=4, steps=2)
+    algorithm = mo.fedspa(shared=mo.sgd(0.1, batch_size=4, steps=2), density=0.5, regrow=regrow)
     received = algorithm.broadcast(problem.first_server(algorithm))
     jobs = problem.make_jobs(algorithm.phases, range(4), [problem.first_state(algorithm)] * 4, "train", 0, part="train")
     one, other = (
@@ -271,7 +280,7 @@ def test_bytes_by_hand(engine):
 
     up in every turn that changed it: in the last round the rate is 0, and nothing changes.
     """
-    algorithm = mo.fedspa(lr=0.1, density=0.5, batch_size=4)
+    algorithm = mo.fedspa(shared=mo.sgd(0.1, batch_size=4), density=0.5)
     run = mlp_run(algorithm, engine, rounds=2)
     first = algorithm.init_client({n: p.detach() for n, p in mlp().named_parameters()}, {}).mask
     told, known = (
@@ -282,12 +291,12 @@ def test_bytes_by_hand(engine):
     assert ledger["down_values"] == ledger["up_values"] == 2 * 3 * 26 * 4
     assert told > known > 26 * 4
     assert ledger["down_payload"] == ledger["up_payload"] == 3 * told + 3 * known
-    static = mlp_run(mo.fedspa(lr=0.1, density=0.5, search="rsm"), engine, rounds=2).ledger
+    static = mlp_run(mo.fedspa(shared=0.1, density=0.5, search="rsm"), engine, rounds=2).ledger
     assert static["up_payload"] == 6 * known
 
 
 def test_the_sparse_codec_changes_no_number():
-    algorithm = mo.fedspa(lr=0.1, density=0.3, batch_size=4)
+    algorithm = mo.fedspa(shared=mo.sgd(0.1, batch_size=4), density=0.3)
     one, other = (mlp_run(algorithm, codec=codec) for codec in (None, mo.codec.sparse()))
     assert all(torch.equal(p, other.shared_parameters()[n]) for n, p in one.shared_parameters().items())
     assert other.ledger["down_payload"] == one.ledger["down_payload"]
@@ -296,10 +305,10 @@ def test_the_sparse_codec_changes_no_number():
 def test_a_codec_does_not_hide_new_masks():
     """Whatever packs the values: 3 clients find a new mask in the first of two rounds, none in the last."""
     weights = {n: p.detach() for n, p in mlp().named_parameters()}
-    mask = mo.fedspa(lr=0.1).init_client(weights, {}).mask
+    mask = mo.fedspa(shared=0.1).init_client(weights, {}).mask
     told, alone = (len(pack(sparse_pack(weights, mask, known=known))) for known in (False, True))
     dst, rsm = (
-        mlp_run(mo.fedspa(lr=0.1, search=s, batch_size=4), rounds=2, codec=mo.codec.qsgd(levels=7)).ledger
+        mlp_run(mo.fedspa(shared=mo.sgd(0.1, batch_size=4), search=s), rounds=2, codec=mo.codec.qsgd(levels=7)).ledger
         for s in ("dst", "rsm")
     )
     assert dst["up_payload"] - rsm["up_payload"] == 3 * (told - alone)
@@ -324,7 +333,7 @@ def test_flops_of_a_weight_that_no_layer_owns():
     Shares 20 * 24/42 = 11.43 and 8.57, so 11 and 9; per row 96 of the first weight, 108 of the head.
     """
     options = {"lr": 0.1, "density": 0.5, "densities": "uniform", "batch_size": 4, "search": "rsm"}
-    ledger = mo.fit(Bare(), DATA, mo.fedspa(**options), rounds=2, engine="sequential").ledger
+    ledger = mo.fit(Bare(), DATA, flat(mo.fedspa, **options), rounds=2, engine="sequential").ledger
     assert ledger["flops"] == pytest.approx(2 * 28 * (96 * 11 / 24 + 108 * 9 / 18))
 
 
@@ -351,7 +360,7 @@ def test_flops_of_branches_by_hand():
     options = {"lr": 0.01, "density": 0.5, "densities": "uniform", "batch_size": 4, "search": "rsm"}
     counts = layer_counts(dict(Branches().named_parameters()), 0.5, "uniform")
     assert list(counts.values()) == [10, 13, 13, 7]
-    ledger = mo.fit(Branches(), DATA, mo.fedspa(**options), rounds=2, engine="sequential").ledger
+    ledger = mo.fit(Branches(), DATA, flat(mo.fedspa, **options), rounds=2, engine="sequential").ledger
     row = 80 * 10 / 20 + 3 * (100 + 50) * 13 / 25 + 90 * 7 / 15
     assert ledger["flops"] == pytest.approx(2 * 28 * row)
 
@@ -373,7 +382,7 @@ def test_what_cannot_be_told_apart_counts_as_dense():
     """The head alone is sparse: 24 per row forward, 48 backward."""
     options = {"lr": 0.1, "densities": "uniform", "batch_size": 4, "search": "rsm"}
     half, dense = (
-        mo.fit(Attending(), DATA, mo.fedspa(density=d, **options), rounds=1, engine="sequential").ledger["flops"]
+        mo.fit(Attending(), DATA, flat(mo.fedspa, density=d, **options), rounds=1, engine="sequential").ledger["flops"]
         for d in (0.6, 1.0)
     )
     counts = layer_counts(dict(Attending().named_parameters()), 0.6, "uniform")
@@ -392,10 +401,10 @@ def test_flops_by_hand(engine):
     first, head = 96, 108
     search = 2 * 3 * 4 * (first + head)
     training = 2 * 28 * (first * 10 / 24 + head * 7 / 18)
-    ledger = mlp_run(mo.fedspa(**options), engine, rounds=2).ledger
+    ledger = mlp_run(flat(mo.fedspa, **options), engine, rounds=2).ledger
     assert ledger["search_flops"] == search
     assert ledger["flops"] == pytest.approx(search + training)
-    static = mlp_run(mo.fedspa(search="rsm", epochs=2, **options), engine, rounds=2).ledger
+    static = mlp_run(flat(mo.fedspa, search="rsm", epochs=2, **options), engine, rounds=2).ledger
     assert static["search_flops"] == 0
     assert static["flops"] == pytest.approx(2 * training)
 
@@ -404,7 +413,8 @@ def test_search_is_counted_again_where_uploads_are_computed_on_arrival():
     """Every turn is then worked twice: the search, of 4 rows for each of 3 clients and 2 rounds, and the rest."""
     options = {"lr": 0.1, "density": 0.5, "densities": "uniform", "batch_size": 4}
     plain, late = (
-        mlp_run(mo.fedspa(**options), rounds=2, clock=clock).ledger for clock in (None, mo.clock.delayed(at="arrival"))
+        mlp_run(flat(mo.fedspa, **options), rounds=2, clock=clock).ledger
+        for clock in (None, mo.clock.delayed(at="arrival"))
     )
     assert late["search_flops"] == 2 * (2 * 3 * 4 * (96 + 108))
     assert late["flops"] == pytest.approx(2 * plain["flops"])
@@ -412,7 +422,7 @@ def test_search_is_counted_again_where_uploads_are_computed_on_arrival():
 
 def test_the_dense_model_is_the_shared_one():
     """The shared model alone is the server's, dense; a client's is masked."""
-    run = mlp_run(mo.fedspa(lr=0.3, density=0.3, batch_size=4), rounds=5)
+    run = mlp_run(mo.fedspa(shared=mo.sgd(0.3, batch_size=4), density=0.3), rounds=5)
     dense = mlp()
     dense.load_state_dict(run.shared_parameters())
     hits = (dense(torch.tensor(DATA.columns["x"])).argmax(1) == torch.tensor(DATA.columns["y"])).float()
@@ -422,7 +432,7 @@ def test_the_dense_model_is_the_shared_one():
 
 
 def test_onboarding_gives_a_sparse_model():
-    run = mlp_run(mo.fedspa(lr=0.1, density=0.4, masks="different"))
+    run = mlp_run(mo.fedspa(shared=0.1, density=0.4, masks="different"))
     columns = DATA.client(1)
     made = run.onboard({k: columns[k] for k in ("x", "y")})
     parameters = dict(made.named_parameters()) if isinstance(made, nn.Module) else made
@@ -430,7 +440,7 @@ def test_onboarding_gives_a_sparse_model():
 
 
 def test_resumed_bit_for_bit(tmp_path):
-    algorithm = mo.fedspa(lr=0.1, density=0.4, masks="different", batch_size=4)
+    algorithm = mo.fedspa(shared=mo.sgd(0.1, batch_size=4), density=0.4, masks="different")
     whole = mlp_run(algorithm, rounds=4, out=tmp_path / "whole", evaluate_every=2)
     other = tmp_path / "cut"
 
@@ -462,10 +472,10 @@ def test_resumed_bit_for_bit(tmp_path):
 )
 def test_bad_options_are_one_line(options, text):
     with pytest.raises(MoietyError) as caught:
-        mo.fedspa(lr=0.1, **options)
+        flat(mo.fedspa, lr=0.1, **options)
     assert str(caught.value).startswith(text)
 
 
 def test_a_model_of_vectors_cannot_be_sparse():
     with pytest.raises(MoietyError, match=r"`density` must be >= .* for this model"):
-        mo.fedspa(lr=0.1, density=0.5).init_client({"u": torch.zeros(4)}, {})
+        mo.fedspa(shared=0.1, density=0.5).init_client({"u": torch.zeros(4)}, {})

@@ -6,6 +6,7 @@ import numpy as np
 import oracle_bilevel as ref
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients, scalar_task, split_of
 from torch import nn
 
@@ -30,7 +31,7 @@ def test_two_rounds_by_hand(engine, solver):
     Client 2 has rows 2 u + v = 1 and v = 3, two of each: v* = 2 - u leaves u + 1 and -(u + 1), so F_2 = 2 (u + 1) / 2.
     The mean of both (plain, though client 2 has more rows), gamma = 1/4: u <- u - (u + 1) / 8: 1 -> 3/4 -> 17/32.
     """
-    algorithm = mo.ffgg(lr=1 / 4, solver=solver)
+    algorithm = mo.ffgg(shared=1 / 4, personal=solver)
     split = split_of(["u"], ["v"])
     run = mo.fit(scalar_task(), federated(HAND), algorithm, split=split, rounds=2, engine=engine)
     u = Q(17, 32)
@@ -49,9 +50,9 @@ def test_an_inexact_round_by_hand(engine):
     the residuals 2 + 15/64 - 1 and 15/64 - 3.
     """
     split = split_of(["u"], ["v"])
-    solver = mo.solver.sgd(lr=1 / 8, steps=2)
+    solver = mo.sgd(1 / 8, steps=2)
     for weighting, u in (("uniform", 1 - Q(47, 512)), ("examples", 1 - Q(71, 320))):
-        algorithm = mo.ffgg(lr=1 / 4, solver=solver, weighting=weighting)
+        algorithm = mo.ffgg(shared=1 / 4, personal=solver, weighting=weighting)
         run = mo.fit(scalar_task(), federated(HAND), algorithm, split=split, rounds=1, engine=engine)
         assert float(run.shared_parameters()["u"]) == pytest.approx(float(u), rel=1e-14)
         second = ((Q(2) + Q(15, 64) - 1) ** 2 + (Q(15, 64) - 3) ** 2) / 4
@@ -61,7 +62,7 @@ def test_an_inexact_round_by_hand(engine):
 
 def test_the_schedule_scales_both_rates():
     """Halved from the second round on: u <- u - (u + 1) / 8, then by a sixteenth."""
-    algorithm = mo.ffgg(lr=1 / 4, solver=EXACT, schedule=mo.schedule.exponential(halve_every=1))
+    algorithm = mo.ffgg(shared=1 / 4, personal=EXACT, schedule=mo.schedule.exponential(halve_every=1))
     run = mo.fit(scalar_task(), federated(HAND), algorithm, split=split_of(["u"], ["v"]), rounds=2, engine="sequential")
     assert float(run.shared_parameters()["u"]) == pytest.approx(float(Q(3, 4) - Q(7, 4) / 16), rel=1e-14)
 
@@ -81,7 +82,7 @@ def test_nothing_personal_is_one_full_gradient_step(engine, name):
     """FedSGD: theta - gamma sum n_k grad F_k / n is a step on the mean over all rows, by ordinary autograd."""
     options = {"exact": {}, "sgd": {"lr": 0.1, "epochs": 2}}.get(name, {"steps": 2})
     net = network()
-    algorithm = mo.ffgg(lr=0.3, solver=getattr(mo.solver, name)(**options), weighting="examples")
+    algorithm = mo.ffgg(shared=0.3, personal=getattr(mo.solver, name)(**options), weighting="examples")
     run = mo.fit(net, DATA, algorithm, split=mo.split.nothing(net), rounds=1, engine=engine)
     x, y = torch.tensor(DATA.columns["x"]).double(), torch.tensor(DATA.columns["y"])
     nn.functional.cross_entropy(net(x), y).backward()
@@ -94,7 +95,12 @@ def test_everything_personal_is_a_solve_from_the_start(engine):
     """Nothing is shared and nothing moves at the server; a client's model is one Newton step from the first values."""
     split = split_of([], ["u", "v"], {"u": 3, "v": 2})
     run = mo.fit(
-        ref.task(THETA, W), federated(CLIENTS), mo.ffgg(lr=0.1, solver=EXACT), split=split, rounds=2, engine=engine
+        ref.task(THETA, W),
+        federated(CLIENTS),
+        mo.ffgg(shared=0.1, personal=EXACT),
+        split=split,
+        rounds=2,
+        engine=engine,
     )
     for client, data in enumerate(CLIENTS):
         rows = np.vstack([np.hstack([data["a"], data["b"]]), np.hstack([data["h"], 0 * data["b"]])])
@@ -109,7 +115,7 @@ def test_a_gradient_from_a_batch_is_a_step_on_its_rows(engine):
     rows = [{"a": np.array([1.0, 2.0, 4.0]), "b": np.ones(3), "y": np.array([1.0, -1.0, 5.0])}]
     w = np.mean(rows[0]["y"] - rows[0]["a"])
     points = 1 - 0.1 * rows[0]["a"] * (rows[0]["a"] + w - rows[0]["y"])
-    algorithm = mo.ffgg(lr=0.1, solver=EXACT, batch_size=1)
+    algorithm = mo.ffgg(shared=mo.sgd(0.1, batch_size=1), personal=EXACT)
     split = split_of(["u"], ["v"])
     runs = [
         mo.fit(scalar_task(), federated(rows), algorithm, split=split, rounds=1, seed=seed, engine=engine)
@@ -124,10 +130,18 @@ def test_a_gradient_from_a_batch_is_a_step_on_its_rows(engine):
 @ENGINES
 def test_clients_keep_nothing(engine):
     """Evaluating in between, or asking a client twice, leaves no trace: a run of two rounds is two runs of one."""
-    solver = mo.solver.sgd(lr=1 / 8, steps=2)
-    algorithm = mo.ffgg(lr=1 / 4, solver=solver)
+    solver = mo.sgd(1 / 8, steps=2)
+    algorithm = mo.ffgg(shared=1 / 4, personal=solver)
     split = split_of(["u"], ["v"])
-    two = mo.fit(scalar_task(), federated(HAND), algorithm, split=split, rounds=2, engine=engine, evaluate_every=1)
+    two = mo.fit(
+        scalar_task(),
+        federated(HAND),
+        algorithm,
+        split=split,
+        rounds=2,
+        engine=engine,
+        settings=mo.Settings(evaluate_every=1),
+    )
     one = mo.fit(scalar_task(), federated(HAND), algorithm, split=split, rounds=1, engine=engine)
     u = float(one.shared_parameters()["u"])
     again = mo.fit(scalar_task(u=u), federated(HAND), algorithm, split=split, rounds=1, engine=engine)
@@ -141,9 +155,9 @@ def test_a_random_start_does_not_matter_where_the_solver_is_exact(engine):
     clients = [{"x": c["x"], "y": np.stack([c["x"][:, 0], c["x"][:, 1] ** 2], 1)} for c in image_clients((9, 8))]
     split = mo.split.by_name(net, personal=["*bias"])
     found = {}
-    for name, solver in (("exact", EXACT), ("sgd", mo.solver.sgd(lr=0.1, steps=1))):
+    for name, solver in (("exact", EXACT), ("sgd", mo.sgd(0.1, steps=1))):
         for seed in (None, 1):
-            algorithm = mo.ffgg(lr=0.1, solver=solver, random_start=seed)
+            algorithm = mo.ffgg(shared=0.1, personal=solver, random_start=seed)
             run = mo.fit(net, federated(clients), algorithm, split=split, rounds=2, engine=engine, loss="mse")
             found[name, seed] = next(p for n, p in run.shared_parameters().items() if n.endswith("weight"))
     torch.testing.assert_close(found["exact", None], found["exact", 1], rtol=1e-10, atol=1e-12)
@@ -156,7 +170,9 @@ def test_a_client_never_seen_gets_its_personal_part_from_the_solver():
     rng = np.random.default_rng(0)
     clients = [{"x": c["x"], "y": rng.normal(size=(len(c["x"]), 2))} for c in image_clients((9, 8, 5))]
     split = mo.split.by_name(net, personal=["*bias"])
-    run = mo.fit(net, federated(clients[:2]), mo.ffgg(lr=0.1, solver=EXACT), split=split, rounds=3, engine="sequential")
+    run = mo.fit(
+        net, federated(clients[:2]), mo.ffgg(shared=0.1, personal=EXACT), split=split, rounds=3, engine="sequential"
+    )
     new = run.onboard(clients[2])
     values = dict(new.named_parameters())
     weight = next(p for n, p in values.items() if n.endswith("weight")).detach().numpy()
@@ -175,8 +191,16 @@ def test_running_statistics_move_with_every_pass(solver, passes):
     net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
     split = mo.split.by_name(net, personal=["2"], running_stats="shared")
     clients = image_clients([8, 6])
-    algorithm = mo.ffgg(lr=0.1, solver=solver)
-    run = mo.fit(net, federated(clients), algorithm, split=split, rounds=1, engine="sequential", partial=False)
+    algorithm = mo.ffgg(shared=0.1, personal=solver)
+    run = mo.fit(
+        net,
+        federated(clients),
+        algorithm,
+        split=split,
+        rounds=1,
+        engine="sequential",
+        settings=mo.Settings(partial=False),
+    )
     means = torch.stack([net[0](torch.tensor(c["x"])).detach().mean(0) for c in clients])
     wanted = (1 - 0.9 ** (passes + 1)) * means.mean(0)
     torch.testing.assert_close(run.shared_parameters()["1.running_mean"], wanted, rtol=1e-5, atol=1e-6)
@@ -194,4 +218,4 @@ def test_running_statistics_move_with_every_pass(solver, passes):
 )
 def test_wrong_hyper_parameters_are_one_line(wrong, text):
     with pytest.raises(MoietyError, match=rf"^{text}"):
-        mo.ffgg(**{"lr": 0.1, "solver": EXACT, **wrong})
+        flat(mo.ffgg, **{"lr": 0.1, "solver": EXACT, **wrong})

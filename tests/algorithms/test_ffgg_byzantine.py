@@ -13,6 +13,7 @@ import oracle_bilevel as ref
 import pytest
 import torch
 from oracle_problems import federated, split_of
+from run_settings import with_settings
 
 import moiety as mo
 from moiety.task import from_functions
@@ -43,7 +44,7 @@ TASK, SPLIT = ref.task(THETA, W, phi=False), split_of(["u"], ["v"], {"u": D, "v"
 
 def path(task=TASK, clients=CLIENTS, rounds=ROUNDS, rate=RATE, solver=None, split=SPLIT, **options):
     """theta before every round and after the last."""
-    algorithm = mo.ffgg(lr=rate, solver=solver or mo.solver.exact())
+    algorithm = mo.ffgg(shared=rate, personal=solver or mo.solver.exact())
     found = [task.init["u"].numpy()]
 
     def server_update(server, change):
@@ -53,7 +54,7 @@ def path(task=TASK, clients=CLIENTS, rounds=ROUNDS, rate=RATE, solver=None, spli
 
     options = {"engine": "vectorised", "evaluate_every": rounds, **options}
     watched = replace(algorithm, server_update=server_update)
-    mo.fit(task, federated(clients), watched, split=split, rounds=rounds, **options)
+    mo.fit(task, federated(clients), watched, **with_settings(split=split, rounds=rounds, **options))
     return np.array(found)
 
 

@@ -9,6 +9,7 @@ import oracle_numpy as plain
 import pytest
 import torch
 from oracle_problems import federated, split_of
+from run_settings import with_settings
 
 import moiety as mo
 from moiety.task import from_functions
@@ -34,10 +35,9 @@ def followed(task, clients, algorithm, rounds, split, **options):
         task,
         data,
         watched,
-        split=split,
-        rounds=rounds,
-        on_round=lambda record, of: cohorts.append(record.cohort),
-        **options,
+        **with_settings(
+            split=split, rounds=rounds, on_round=lambda record, of: cohorts.append(record.cohort), **options
+        ),
     )
     return run, thetas, cohorts
 
@@ -52,7 +52,7 @@ L = max(ref.cocoercive(data) for data in CLIENTS)
 def test_theorem_1(engine):
     """Example 1, overpersonalised, gamma = 1/L: min_{r<R} ||F(theta^r)||^2 <= L ||theta^0 - theta*||^2 / (gamma R)."""
     rounds = 60
-    algorithm = mo.ffgg(lr=1 / L, solver=EXACT)
+    algorithm = mo.ffgg(shared=1 / L, personal=EXACT)
     _, thetas, _ = followed(ref.task(THETA, W), CLIENTS, algorithm, rounds, SPLIT, engine=engine)
     squares = [np.sum(np.mean([ref.operator(d, t) for d in CLIENTS], axis=0) ** 2) for t in thetas]
     for count in range(1, rounds + 1):
@@ -69,7 +69,7 @@ def test_partial_participation_decreases_the_distance_in_every_round(cohort):
 
     ||theta^{r+1} - theta*||^2 <= ||theta^r - theta*||^2 - gamma / (L |C|) sum_{m in C} ||F_m(theta^r)||^2
     """
-    algorithm = mo.ffgg(lr=1 / L, solver=EXACT)
+    algorithm = mo.ffgg(shared=1 / L, personal=EXACT)
     _, thetas, cohorts = followed(ref.task(THETA, W), CLIENTS, algorithm, 60, SPLIT, cohort=cohort)
     assert len({tuple(c) for c in cohorts}) > 2
     for before, after, asked in zip(thetas[:-1], thetas[1:], cohorts, strict=True):
@@ -84,10 +84,17 @@ FITTED, THETA_STAR = ref.clients(3, rows=8, d=3, e=2, seed=5, phi=False)
 def test_overpersonalised_is_solved_exactly_by_one_client_a_round(engine):
     """One theta* fits all, with a w_m* for each; FFGG finds it though it sees one client at a time."""
     top = max(ref.cocoercive(d) for d in FITTED) / 2  # without phi, F_m is linear and L is its norm
-    algorithm = mo.ffgg(lr=1 / top, solver=mo.solver.conjugate_gradient(steps=2))
+    algorithm = mo.ffgg(shared=1 / top, personal=mo.solver.conjugate_gradient(steps=2))
     task = ref.task(THETA, W, phi=False)
     run = mo.fit(
-        task, federated(FITTED), algorithm, split=SPLIT, rounds=300, cohort=1, engine=engine, evaluate_every=300
+        task,
+        federated(FITTED),
+        algorithm,
+        split=SPLIT,
+        rounds=300,
+        cohort=1,
+        engine=engine,
+        settings=mo.Settings(evaluate_every=300),
     )
     np.testing.assert_allclose(run.shared_parameters()["u"].numpy(), THETA_STAR, rtol=0, atol=1e-8)
     assert max(row["loss"] for row in run.clients) < 1e-15
@@ -103,7 +110,7 @@ def test_fedavg_is_biased_on_the_same_problem():
     task, split = ref.task(one["u"], one["v"], phi=False), split_of(["u", "v"], [], {"u": 3, "v": 2})
     moved = {}
     for steps, cohort in ((1, 3), (10, 3), (10, 1)):
-        algorithm = mo.fedavg(lr=0.1, steps=steps, batch_size=99, weighting="uniform")
+        algorithm = mo.fedavg(shared=mo.sgd(0.1, steps=steps, batch_size=99), weighting="uniform")
         run = mo.fit(task, federated(FITTED), algorithm, split=split, rounds=20, cohort=cohort, engine="vectorised")
         moved[steps, cohort] = np.abs(run.shared_parameters()["u"].numpy() - one["u"]).max()
         assert min(row["loss"] for row in run.clients) > 0.05
@@ -127,7 +134,7 @@ def test_theorem_6():
     a, b, r0 = 2 * lw * big_a / L, 2 * lw * big_c / L, np.linalg.norm(THETA - BEST)
     logs = (2 * np.log(a * rounds), 2 * np.log(b * rounds / r0), np.log(b**2 * rounds / r0**2))
     tau = int(np.ceil(lw / mu * max(logs)))
-    algorithm = mo.ffgg(lr=1 / L, solver=mo.solver.sgd(lr=1 / lw, steps=tau))
+    algorithm = mo.ffgg(shared=1 / L, personal=mo.sgd(1 / lw, steps=tau))
     _, thetas, _ = followed(ref.task(THETA, 0 * W), CLIENTS, algorithm, rounds, SPLIT, engine="vectorised")
     squares = [np.sum(np.mean([ref.operator(d, t) for d in CLIENTS], axis=0) ** 2) for t in thetas]
     for count in range(1, rounds + 1):
@@ -146,9 +153,17 @@ def test_theorem_5(engine, weighting):
     best = ref.bilevel_minimiser(clients, weights)
     assert np.abs(best - true).max() > 0.1
     top = max(ref.cocoercive(d) for d in clients) / 2
-    algorithm = mo.ffgg(lr=1 / top, solver=EXACT, weighting=weighting)
+    algorithm = mo.ffgg(shared=1 / top, personal=EXACT, weighting=weighting)
     task = ref.task(THETA, W, phi=False)
-    run = mo.fit(task, federated(clients), algorithm, split=SPLIT, rounds=250, engine=engine, evaluate_every=250)
+    run = mo.fit(
+        task,
+        federated(clients),
+        algorithm,
+        split=SPLIT,
+        rounds=250,
+        engine=engine,
+        settings=mo.Settings(evaluate_every=250),
+    )
     found = run.shared_parameters()["u"].numpy()
     np.testing.assert_allclose(found, best, rtol=0, atol=1e-8)
     for side in np.vstack([np.eye(3), -np.eye(3)]) / 100:
@@ -180,7 +195,7 @@ def test_example_3():
 
     start = np.array([3.0, 1.0])
     task = from_functions({"u": torch.tensor(start), "v": torch.zeros(1, dtype=torch.float64)}, loss)
-    algorithm = mo.ffgg(lr=1 / top, solver=mo.solver.lbfgs(steps=20))
+    algorithm = mo.ffgg(shared=1 / top, personal=mo.solver.lbfgs(steps=20))
     split = split_of(["u"], ["v"], {"u": 2, "v": 1})
     _, thetas, _ = followed(task, clients, algorithm, 25, split, engine="vectorised")
     squares = [np.sum(np.mean([operator(d, t) for d in clients], axis=0) ** 2) for t in thetas]

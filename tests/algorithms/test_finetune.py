@@ -7,6 +7,7 @@ import numpy as np
 import oracle_numpy as ref
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients, scalar_task, split_of, vector_clients, vector_task
 from torch import nn
 
@@ -36,7 +37,7 @@ def test_by_hand(engine, rounds, v1, v2):
     v <- 7v/8 + (2 - u)/8 = (7v + 1)/8: 0 -> 1/8 -> 15/64 | 169/512 -> 1695/4096. The second round goes on from the
     first.
     """
-    algorithm = mo.finetune(lr=1 / 8, steps=2, batch_size=4, shuffle=False)
+    algorithm = mo.finetune(personal=mo.sgd(1 / 8, steps=2, batch_size=4, shuffle=False))
     split = split_of(["u"], ["v"])
     run = mo.fit(scalar_task(), federated(CLIENTS), algorithm, split=split, rounds=rounds, engine=engine)
     assert float(run.shared_parameters()["u"]) == 1.0
@@ -47,7 +48,7 @@ def test_by_hand(engine, rounds, v1, v2):
 
 
 def test_a_client_that_is_not_asked_stays_where_it_was():
-    algorithm = mo.finetune(lr=1 / 8, steps=2, batch_size=4)
+    algorithm = mo.finetune(personal=mo.sgd(1 / 8, steps=2, batch_size=4))
     split = split_of(["u"], ["v"])
     run = mo.fit(scalar_task(), federated(CLIENTS), algorithm, split=split, rounds=1, cohort=1, engine="sequential")
     assert sorted(float(run.parameters(i)["v"]) == 0.0 for i in (0, 1)) == [False, True]
@@ -59,7 +60,7 @@ def test_trajectory_in_numpy(engine, options):
     """Uneven clients, halved rates from the third round on; u never moves."""
     clients, u0, v0 = vector_clients([1, 7, 3, 12]), np.array([0.5, -1.0]), np.array([0.25, 2.0])
     schedule = mo.schedule.exponential(halve_every=2)
-    algorithm = mo.finetune(lr=0.2, epochs=2, batch_size=4, shuffle=False, schedule=schedule, **options)
+    algorithm = flat(mo.finetune, lr=0.2, epochs=2, batch_size=4, shuffle=False, schedule=schedule, **options)
     split = split_of(["u"], ["v"], {"u": 2, "v": 2})
     run = mo.fit(vector_task(u0, v0), federated(clients), algorithm, split=split, rounds=3, engine=engine)
     for i, data in enumerate(clients):
@@ -74,7 +75,7 @@ def test_trajectory_in_numpy(engine, options):
 def test_everything_personal_is_local_training_from_the_given_model():
     """The baseline of Table 2: the given model is the start, and plain SGD on the client's rows is all there is."""
     net = network()
-    algorithm = mo.finetune(lr=0.3, epochs=5, batch_size=4, shuffle=False, weight_decay=0.1)
+    algorithm = mo.finetune(personal=mo.sgd(0.3, epochs=5, batch_size=4, shuffle=False, weight_decay=0.1))
     run = mo.fit(net, DATA, algorithm, split=mo.split.everything(net), rounds=1, engine="sequential")
     for client in range(len(SIZES)):
         mine = network()
@@ -96,7 +97,7 @@ def test_what_goes_down_is_counted_and_nothing_goes_up(engine):
     """The 4 -> 6 -> 3 network with its head personal: 30 shared numbers go to each of 2 clients in each of 3 rounds."""
     net = network()
     split = mo.split.output_layer(net)
-    run = mo.fit(net, DATA, mo.finetune(lr=0.1), split=split, rounds=3, cohort=2, engine=engine)
+    run = mo.fit(net, DATA, mo.finetune(personal=0.1), split=split, rounds=3, cohort=2, engine=engine)
     one = len(pack({n: p for n, p in net.named_parameters() if n.startswith("hidden1")}))
     assert (run.ledger["down_values"], run.ledger["down_payload"]) == (6 * 30 * 4, 6 * one)
     assert (run.ledger["up_values"], run.ledger["up_payload"], run.ledger["client_updates"]) == (0, 0, 6)
@@ -109,7 +110,14 @@ def test_the_shared_part_is_computed_once_in_several_epochs(engine):
     The hidden layer takes 48, once; the head 36 forwards and 36 for its weight's gradient, in each of 5 epochs.
     """
     net = network()
-    run = mo.fit(net, DATA, mo.finetune(lr=0.1, epochs=5), split=mo.split.output_layer(net), rounds=1, engine=engine)
+    run = mo.fit(
+        net,
+        DATA,
+        mo.finetune(personal=mo.sgd(0.1, epochs=5)),
+        split=mo.split.output_layer(net),
+        rounds=1,
+        engine=engine,
+    )
     assert run.ledger["flops"] == sum(SIZES) * (48 + 5 * (36 + 36))
 
 
@@ -118,7 +126,7 @@ def test_shared_running_statistics_stay_as_the_server_has_them(stats):
     net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
     split = mo.split.by_name(net, personal=["2"], running_stats=stats)
     data = federated(image_clients([8, 6]))
-    run = mo.fit(net, data, mo.finetune(lr=0.1), split=split, rounds=2, engine="sequential")
+    run = mo.fit(net, data, mo.finetune(personal=0.1), split=split, rounds=2, engine="sequential")
     for client in (0, 1):
         moved = not torch.equal(run.parameters(client)["1.running_mean"], torch.zeros(5))
         assert moved == (stats == "personal")
@@ -126,7 +134,7 @@ def test_shared_running_statistics_stay_as_the_server_has_them(stats):
 
 def test_a_client_that_sends_something_is_stopped():
     net = network()
-    inner = mo.finetune(lr=0.1)
+    inner = mo.finetune(personal=0.1)
 
     def client_update(work, received, state):
         update, after = inner.client_update(work, received, state)
@@ -140,8 +148,10 @@ def test_a_client_that_sends_something_is_stopped():
 def test_the_given_model_stays_the_shared_model():
     """A run from an exported model: the shared model alone is that model, whatever the clients did."""
     net, split = network(), mo.split.nothing(network())
-    start = mo.fit(net, DATA, mo.fedavg(lr=0.3), split=split, rounds=3, engine="sequential").export()
-    run = mo.fit(start, DATA, mo.finetune(lr=0.3), split=mo.split.output_layer(start), rounds=2, engine="sequential")
+    start = mo.fit(net, DATA, mo.fedavg(shared=0.3), split=split, rounds=3, engine="sequential").export()
+    run = mo.fit(
+        start, DATA, mo.finetune(personal=0.3), split=mo.split.output_layer(start), rounds=2, engine="sequential"
+    )
     for name, p in start.named_parameters():
         assert torch.equal(run.shared_parameters()[name], p)
     assert not torch.equal(run.parameters(2)["head.weight"], start.head.weight)
@@ -150,10 +160,10 @@ def test_the_given_model_stays_the_shared_model():
 def test_it_refuses_a_split_with_nothing_personal():
     net = network()
     with pytest.raises(MoietyError, match=r"^`split` must be one with something personal for finetune, got 4 shared "):
-        mo.fit(net, DATA, mo.finetune(lr=0.1), split=mo.split.nothing(net), rounds=1, engine="sequential")
+        mo.fit(net, DATA, mo.finetune(personal=0.1), split=mo.split.nothing(net), rounds=1, engine="sequential")
 
 
 @pytest.mark.parametrize("wrong", [{"lr": 0}, {"epochs": 0}, {"epochs": 1, "steps": 2}, {"batch_size": 0}, {"clip": 0}])
 def test_wrong_hyper_parameters_are_one_line(wrong):
     with pytest.raises(MoietyError, match=r"^`\w+` must be .*, got "):
-        mo.finetune(**{"lr": 0.1, **wrong})
+        flat(mo.finetune, **{"lr": 0.1, **wrong})

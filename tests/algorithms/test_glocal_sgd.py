@@ -5,6 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, scalar_task, split_of, vector_clients, vector_task
 
 import moiety as mo
@@ -15,7 +16,7 @@ START = {"u": np.array([0.5, -1.0]), "v": np.array([0.25, 2.0])}
 
 
 def fitted(clients, rounds, *, engine="sequential", clock=None, online=None, **options):
-    algorithm = mo.glocal_sgd(**{"shared_lr": 0.02, "personal_lr": 0.05, "shuffle": False, **options})
+    algorithm = flat(mo.glocal_sgd, **{"shared_lr": 0.02, "personal_lr": 0.05, "shuffle": False, **options})
     task = vector_task(START["u"], START["v"])
     return mo.fit(
         task,
@@ -24,8 +25,7 @@ def fitted(clients, rounds, *, engine="sequential", clock=None, online=None, **o
         split=PAIR,
         rounds=rounds,
         engine=engine,
-        clock=clock,
-        evaluate_every=rounds,
+        settings=mo.Settings(clock=clock, evaluate_every=rounds),
         on_round=online,
     )
 
@@ -41,7 +41,7 @@ def test_two_rounds_by_hand_without_delay():
     """
     rows = [{"a": [1.0, 2.0], "b": [1.0, 1.0], "y": [0.0, 1.0]}, {"a": [1.0, 0.0], "b": [2.0, 1.0], "y": [3.0, 1.0]}]
     clients = [{k: np.array(c) for k, c in r.items()} for r in rows]
-    algorithm = mo.glocal_sgd(shared_lr=0.1, personal_lr=0.5, shuffle=False)
+    algorithm = mo.glocal_sgd(shared=mo.online(0.1, shuffle=False), personal=0.5)
     seen = []
     run = mo.fit(
         scalar_task(),
@@ -189,14 +189,28 @@ def test_opposite_preferences():
     rows = [{"a": x[:, None], "b": x[:, None], "y": x * 1 + s * x * 2} for s in (1, 1, -1, -1) for x in [sign]]
     start = np.zeros(1)
     pair = split_of(["u"], ["v"], {"u": 1, "v": 1})
-    glocal = mo.glocal_sgd(shared_lr=0.05, personal_lr=0.2)
-    run = mo.fit(vector_task(start, start), federated(rows), glocal, split=pair, rounds=150, evaluate_every=150)
+    glocal = mo.glocal_sgd(shared=0.05, personal=0.2)
+    run = mo.fit(
+        vector_task(start, start),
+        federated(rows),
+        glocal,
+        split=pair,
+        rounds=150,
+        settings=mo.Settings(evaluate_every=150),
+    )
     u = float(run.shared_parameters()["u"])
     assert [u + float(run.parameters(i)["v"]) for i in range(4)] == pytest.approx([3, 3, -1, -1], abs=1e-6)
     assert run.history[-1]["loss"] == pytest.approx(0, abs=1e-10)
     alone = split_of(["u", "v"], [], {"u": 1, "v": 1})
-    central = mo.central(lr=0.05)
-    run = mo.fit(vector_task(start, start), federated(rows), central, split=alone, rounds=150, evaluate_every=150)
+    central = mo.central(shared=0.05)
+    run = mo.fit(
+        vector_task(start, start),
+        federated(rows),
+        central,
+        split=alone,
+        rounds=150,
+        settings=mo.Settings(evaluate_every=150),
+    )
     assert sum(float(run.shared_parameters()[k]) for k in "uv") == pytest.approx(1, abs=1e-6)
     assert run.history[-1]["loss"] == pytest.approx(2, abs=1e-9)
 
@@ -215,7 +229,7 @@ def test_opposite_preferences():
 )
 def test_one_line_for_a_wrong_option(options, words):
     with pytest.raises(MoietyError) as error:
-        mo.glocal_sgd(**{"shared_lr": 0.1, "personal_lr": 0.1, **options})
+        flat(mo.glocal_sgd, **{"shared_lr": 0.1, "personal_lr": 0.1, **options})
     assert str(error.value).startswith(words)
     assert "\n" not in str(error.value)
 
@@ -237,10 +251,12 @@ def test_a_run_that_is_continued_has_its_past_gradients(tmp_path):
         return mo.fit(
             model,
             data,
-            mo.glocal_sgd(shared_lr=0.02, personal_lr=0.02, rule="adagrad", longest_round_trip=7),
+            mo.glocal_sgd(
+                shared=mo.online(0.02, rule="adagrad"), personal=mo.online(0.02, rule="adagrad"), longest_round_trip=7
+            ),
             split=mo.split.additive(model, mo.models.linear(64, 1)),
             rounds=rounds,
-            clock=mo.clock.delayed(down=[1, 2, 3], up=[3, 1, 4]),
+            settings=mo.Settings(clock=mo.clock.delayed(down=[1, 2, 3], up=[3, 1, 4])),
             engine="sequential",
             loss="one_versus_all",
             out=out,

@@ -25,7 +25,7 @@ def averages(alignment, tau):
     trip = 2 * tau if alignment == "aligned" else 0
     at = "arrival" if alignment == "misaligned" else "dispatch"
     algorithm = mo.glocal_sgd(
-        shared_lr=ETA, personal_lr=ETA, batch_size=20, alignment=alignment, longest_round_trip=trip
+        shared=mo.online(ETA, batch_size=20), personal=ETA, alignment=alignment, longest_round_trip=trip
     )
     mo.fit(
         vector_task([0.0], [0.0]),
@@ -34,8 +34,9 @@ def averages(alignment, tau):
         split=split_of(["u"], ["v"]),
         rounds=ROUNDS[-1],
         engine="sequential",
-        clock=mo.clock.delayed(down=tau, up=tau, at=at) if tau else None,
-        evaluate_every=ROUNDS[-1],
+        settings=mo.Settings(
+            clock=mo.clock.delayed(down=tau, up=tau, at=at) if tau else None, evaluate_every=ROUNDS[-1]
+        ),
         on_round=online,
     )
     return online.regret(0.0)[np.array(ROUNDS) - 1]

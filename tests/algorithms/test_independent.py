@@ -20,7 +20,7 @@ def model():
 @pytest.mark.parametrize(("steps", "rounds"), [(1, 12), (4, 3), (12, 1)])
 def test_is_a_plain_loop_of_torch_over_the_rows(steps, rounds, rule, engine):
     """Twelve steps in data order, however they are dealt to rounds; Adagrad's sums go on from round to round."""
-    algorithm = mo.independent(lr=0.1, rule=rule, steps=steps, shuffle=False)
+    algorithm = mo.independent(personal=mo.online(0.1, rule=rule, steps=steps, shuffle=False))
     losses = []
     run = mo.fit(
         model(),
@@ -28,7 +28,7 @@ def test_is_a_plain_loop_of_torch_over_the_rows(steps, rounds, rule, engine):
         algorithm,
         rounds=rounds,
         engine=engine,
-        evaluate_every=rounds,
+        settings=mo.Settings(evaluate_every=rounds),
         on_round=lambda record, _: losses.append(record.train_loss),
     )
     incurred = []
@@ -55,9 +55,11 @@ def test_one_client_is_glocal_without_delay():
     """With P = 1, Glocal.SGD is SGD on both parts of the pair, which is one client's whole model."""
     alone = federated(image_clients([6], dtype=np.float64))
     pair = mo.split.additive(model(), mo.models.linear(4, 3, seed=5).double())
-    glocal = mo.glocal_sgd(shared_lr=0.1, personal_lr=0.1, rule="adagrad", shuffle=False)
+    glocal = mo.glocal_sgd(
+        shared=mo.online(0.1, rule="adagrad", shuffle=False), personal=mo.online(0.1, rule="adagrad")
+    )
     one = mo.fit(model(), alone, glocal, split=pair, rounds=9, engine="sequential")
-    whole = mo.independent(lr=0.1, rule="adagrad", shuffle=False, steps=9)
+    whole = mo.independent(personal=mo.online(0.1, rule="adagrad", shuffle=False, steps=9))
     joint = pair.model
     other = mo.fit(joint, alone, whole, split=mo.split.everything(joint), rounds=1, engine="sequential")
     for name, p in other.parameters(0).items():

@@ -6,6 +6,7 @@ import numpy as np
 import oracle_l2gd as ref
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import even_clients, federated, image_clients, split_of, vector_clients, vector_task
 from oracle_pulled import joined
 
@@ -23,7 +24,15 @@ W = {"u": np.array([0.5, -1.0]), "v": np.array([0.25, 2.0])}
 
 def fit(clients, algorithm, rounds, engine="vectorised"):
     task = vector_task(W["u"], W["v"])
-    return mo.fit(task, federated(clients), algorithm, split=SPLIT, rounds=rounds, engine=engine, evaluate_every=rounds)
+    return mo.fit(
+        task,
+        federated(clients),
+        algorithm,
+        split=SPLIT,
+        rounds=rounds,
+        engine=engine,
+        settings=mo.Settings(evaluate_every=rounds),
+    )
 
 
 def flat(params):
@@ -36,7 +45,7 @@ def test_trajectory_in_numpy(engine, weighting):
     sizes = [1, 7, 3, 12]
     clients, weights = vector_clients(sizes), sizes if weighting == "examples" else [1] * 4
     options = {"lr": 0.05, "pull": 1.5, "probability": 0.4, "coins": 2}
-    run = fit(clients, mo.l2gd(**options, weighting=weighting), rounds=7, engine=engine)
+    run = fit(clients, flat(mo.l2gd, **options, weighting=weighting), rounds=7, engine=engine)
     assert len({tosses(0.4, 2, hashed("train", t)) for t in range(7)}) > 2
     mean, own = ref.run(clients, weights, W, 7, MATRICES, **options)
     np.testing.assert_allclose(flat(run.shared_parameters()), flat(mean), rtol=1e-10)
@@ -70,7 +79,7 @@ def test_it_ends_at_the_minimiser_as_steps_fall():
     """
     best = ref.minimiser(CLIENTS, (6, 9, 15), 0.5, MATRICES)
     falling = Schedule(lambda t, rounds: 10 / (10 + t))
-    algorithm = mo.l2gd(lr=0.15, pull=0.5, probability=0.3, weighting="examples", schedule=falling)
+    algorithm = mo.l2gd(personal=mo.sgd(0.15, pull=0.5), probability=0.3, weighting="examples", schedule=falling)
     run = fit(CLIENTS, algorithm, rounds=250)
     assert max(np.abs(flat(run.parameters(i)) - best[i]).max() for i in range(3)) < 0.06
     # ... which is neither what clients find alone nor one model for all, nor is it where clients count alike.
@@ -82,7 +91,7 @@ def test_it_ends_at_the_minimiser_as_steps_fall():
 @ENGINES
 def test_without_a_pull_clients_train_alone(engine):
     """x_i after K steps of rate r = lr/(1-p) is x* + (I - r A)^K (x0 - x*)."""
-    run = fit(CLIENTS, mo.l2gd(lr=0.1, pull=0.0, probability=0.25), rounds=5, engine=engine)
+    run = fit(CLIENTS, mo.l2gd(personal=mo.sgd(0.1, pull=0.0), probability=0.25), rounds=5, engine=engine)
     count = ref.coin(0.25, 5).count(0)
     for i, data in enumerate(CLIENTS):
         a, b = joined(data, MATRICES)
@@ -93,7 +102,7 @@ def test_without_a_pull_clients_train_alone(engine):
 
 def test_a_full_step_to_the_mean_is_local_gd_with_a_random_number_of_steps():
     """lr pull / p = 1: all models become their mean, then descend; the number of steps is the coin's."""
-    run = fit(CLIENTS, mo.l2gd(lr=0.1, pull=2.0, probability=0.2), rounds=6)
+    run = fit(CLIENTS, mo.l2gd(personal=mo.sgd(0.1, pull=2.0), probability=0.2), rounds=6)
     x = flat(W)
     for t in range(6):
         _, steps = tosses(0.2, 0, hashed("train", t))
@@ -113,7 +122,7 @@ def test_models_stay_at_home_and_the_ledger_counts_communications():
     run = mo.fit(
         net,
         federated(image_clients((3, 5))),
-        mo.l2gd(lr=0.1, pull=0.1, probability=0.1),
+        mo.l2gd(personal=mo.sgd(0.1, pull=0.1), probability=0.1),
         rounds=4,
         engine="sequential",
     )
@@ -132,7 +141,7 @@ def test_flops_are_those_of_the_local_steps_of_each_round(engine, probability, c
     A round has k local steps where (1 - p)^k is the first power below the coin's uniform number; 8 rows in all.
     """
     net, data = mo.models.mlp(4, 3, hidden=(5,), seed=2).double(), federated(image_clients((3, 5)))
-    algorithm = mo.l2gd(lr=0.01, pull=0.1, probability=probability, coins=coins)
+    algorithm = mo.l2gd(personal=mo.sgd(0.01, pull=0.1), probability=probability, coins=coins)
     run = mo.fit(net, data, algorithm, rounds=4, engine=engine)
     steps = []
     for t in range(4):
@@ -156,4 +165,4 @@ def test_flops_are_those_of_the_local_steps_of_each_round(engine, probability, c
 )
 def test_wrong_hyper_parameters_are_one_line(wrong, name):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        mo.l2gd(**{"lr": 0.1, "pull": 0.1, "probability": 0.5, **wrong})
+        flat(mo.l2gd, **{"lr": 0.1, "pull": 0.1, "probability": 0.5, **wrong})

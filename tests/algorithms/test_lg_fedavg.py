@@ -4,6 +4,7 @@ import numpy as np
 import oracle_bilinear as bilinear
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients
 
 import moiety as mo
@@ -21,7 +22,7 @@ def network():
 def test_trajectory_in_numpy(engine):
     """Algorithm 1: the local B and the global h step together, h is averaged by N_m / N. Three rounds of one epoch."""
     clients = bilinear.clients(SIZES, seed=3)
-    algorithm = mo.lg_fedavg(lr=0.2, batch_size=4, shuffle=False)
+    algorithm = mo.lg_fedavg(shared=mo.sgd(0.2, batch_size=4, shuffle=False))
     split = bilinear.split("B")
     run = mo.fit(bilinear.task(), federated(clients), algorithm, split=split, rounds=3, engine=engine)
     top, local = bilinear.START["h"], [bilinear.START["B"]] * len(SIZES)
@@ -44,7 +45,10 @@ def test_it_equals_fedsim_at_one_learning_rate():
     split = mo.split.representation(net)
     one, other = (
         mo.fit(net, DATA, algorithm, split=split, rounds=3, cohort=2, engine="sequential")
-        for algorithm in (mo.lg_fedavg(lr=0.1, **options), mo.fedsim(shared_lr=0.1, personal_lr=0.1, **options))
+        for algorithm in (
+            flat(mo.lg_fedavg, lr=0.1, **options),
+            flat(mo.fedsim, shared_lr=0.1, personal_lr=0.1, **options),
+        )
     )
     for i in range(len(SIZES)):
         mine, theirs = one.parameters(i), other.parameters(i)
@@ -53,7 +57,7 @@ def test_it_equals_fedsim_at_one_learning_rate():
 
 def test_the_last_layer_alone_is_shared_by_default():
     """6 * 3 = 18 numbers of 8 bytes go up from each of three clients, and the rest stays."""
-    run = mo.fit(network(), DATA, mo.lg_fedavg(lr=0.1), rounds=1, engine="sequential")
+    run = mo.fit(network(), DATA, mo.lg_fedavg(shared=0.1), rounds=1, engine="sequential")
     ann, bob = run.parameters(1), run.parameters(2)
     assert [n for n in ann if torch.equal(ann[n], bob[n])] == ["head.weight", "head.bias"]
     assert run.ledger["up_values"] == 3 * 18 * 8
@@ -62,4 +66,4 @@ def test_the_last_layer_alone_is_shared_by_default():
 @pytest.mark.parametrize(("wrong", "name"), [({"lr": -1}, "lr"), ({"weighting": "size"}, "weighting")])
 def test_wrong_hyper_parameters_are_one_line(wrong, name):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        mo.lg_fedavg(**{"lr": 0.1, **wrong})
+        flat(mo.lg_fedavg, **{"lr": 0.1, **wrong})

@@ -7,6 +7,7 @@ import oracle_bilevel as ref
 import oracle_numpy as plain
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients, scalar_task, split_of, vector_clients, vector_task
 
 import moiety as mo
@@ -30,7 +31,7 @@ def test_a_round_by_hand(engine):
     u <- 1/2 - (1 + 17/16 - 1)/4 = 15/64. The plain mean: (1 + 15/64)/2 = 79/128. Losses before the steps on u: client 1
     none; client 2 at (1, 1) residuals 2 and -2, so 2, and at (1/2, 17/16) residuals 17/16 and -31/16.
     """
-    algorithm = mo.local_ffgg(shared_lr=1 / 4, personal_lr=1 / 8, solver=mo.solver.exact(), steps=2, batch_size=4)
+    algorithm = mo.local_ffgg(shared=mo.sgd(1 / 4, steps=2, batch_size=4), personal=1 / 8, solver=mo.solver.exact())
     run = mo.fit(scalar_task(), federated(HAND), algorithm, split=split_of(["u"], ["v"]), rounds=1, engine=engine)
     u = Q(79, 128)
     assert float(run.shared_parameters()["u"]) == pytest.approx(float(u), rel=1e-14)
@@ -47,10 +48,11 @@ def test_a_round_by_hand(engine):
 def test_trajectory_in_numpy(engine, options, weighting):
     """Uneven clients in batches of 4, a solver of one epoch, two epochs in turns, halved rates in the third round."""
     clients, u0, v0 = vector_clients([1, 7, 3, 12]), np.array([0.5, -1.0]), np.array([0.25, 2.0])
-    algorithm = mo.local_ffgg(
+    algorithm = flat(
+        mo.local_ffgg,
         shared_lr=0.05,
         personal_lr=0.1,
-        solver=mo.solver.sgd(lr=0.2, epochs=1, batch_size=4, shuffle=False),
+        solver=mo.sgd(0.2, epochs=1, batch_size=4, shuffle=False),
         epochs=2,
         batch_size=4,
         shuffle=False,
@@ -80,7 +82,7 @@ def test_one_turn_after_an_exact_solution_is_ffgg(engine):
     """There grad_2 is 0, so line 6 stays: theta - gamma F, in NumPy."""
     clients, _ = ref.clients(3, rows=6, d=2, e=2, seed=4, noise=1.0, phi=False)
     theta, w = np.array([2.0, -1.0]), np.array([3.0, 0.5])
-    algorithm = mo.local_ffgg(shared_lr=0.1, personal_lr=0.3, solver=mo.solver.exact(), steps=1, batch_size=99)
+    algorithm = mo.local_ffgg(shared=mo.sgd(0.1, steps=1, batch_size=99), personal=0.3, solver=mo.solver.exact())
     run = mo.fit(ref.task(theta, w, phi=False), federated(clients), algorithm, split=SPLIT, rounds=3, engine=engine)
     for _ in range(3):
         theta = theta - 0.1 * np.mean([ref.operator(d, theta) for d in clients], axis=0)
@@ -92,7 +94,7 @@ def test_overpersonalised_is_solved_exactly_with_many_local_steps(engine):
     """At theta* every client's steps stand still, so there is no drift: one client a round, ten turns each."""
     clients, best = ref.clients(3, rows=8, d=2, e=2, seed=5, phi=False)
     algorithm = mo.local_ffgg(
-        shared_lr=0.1, personal_lr=0.2, solver=mo.solver.conjugate_gradient(steps=2), steps=10, batch_size=99
+        shared=mo.sgd(0.1, steps=10, batch_size=99), personal=0.2, solver=mo.solver.conjugate_gradient(steps=2)
     )
     task = ref.task(np.array([4.0, -3.0]), np.zeros(2), phi=False)
     run = mo.fit(task, federated(clients), algorithm, split=SPLIT, rounds=80, cohort=1, engine=engine)
@@ -108,7 +110,10 @@ def test_nothing_personal_is_fedavg(engine):
     solver = mo.solver.lbfgs(steps=3)
     fits = [
         mo.fit(net, data, a, split=mo.split.nothing(net), rounds=2, engine=engine)
-        for a in (mo.fedavg(lr=0.1, **common), mo.local_ffgg(shared_lr=0.1, personal_lr=0.7, solver=solver, **common))
+        for a in (
+            flat(mo.fedavg, lr=0.1, **common),
+            flat(mo.local_ffgg, shared_lr=0.1, personal_lr=0.7, solver=solver, **common),
+        )
     ]
     for name, p in fits[0].shared_parameters().items():
         torch.testing.assert_close(fits[1].shared_parameters()[name], p, rtol=1e-12, atol=1e-14)
@@ -128,4 +133,4 @@ def test_nothing_personal_is_fedavg(engine):
 )
 def test_wrong_hyper_parameters_are_one_line(wrong, text):
     with pytest.raises(MoietyError, match=rf"^{text}"):
-        mo.local_ffgg(**{"shared_lr": 0.1, "personal_lr": 0.1, "solver": mo.solver.exact(), **wrong})
+        flat(mo.local_ffgg, **{"shared_lr": 0.1, "personal_lr": 0.1, "solver": mo.solver.exact(), **wrong})

@@ -4,6 +4,7 @@ import numpy as np
 import oracle_numpy as ref
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import even_clients, federated, image_clients, split_of, vector_clients, vector_task
 
 import moiety as mo
@@ -29,7 +30,7 @@ def test_a_round_by_hand(engine, weighting, x):
     ]
     init = {"w": torch.ones((), dtype=torch.float64)}
     task = from_functions(init, lambda p, d: (d["a"] * p["w"] - d["y"]).square() / 2)
-    algorithm = mo.local_gd(lr=1 / 4, steps=2, weighting=weighting)
+    algorithm = mo.local_gd(shared=mo.sgd(1 / 4, steps=2), weighting=weighting)
     run = mo.fit(task, federated(clients), algorithm, split=split_of(["w"]), rounds=1, engine=engine)
     assert float(run.shared_parameters()["w"]) == pytest.approx(x, rel=1e-14)
 
@@ -40,7 +41,7 @@ def test_trajectory_in_numpy(engine):
     sizes, w = [1, 7, 3, 12], W
     clients = vector_clients(sizes)
     algorithm = mo.local_gd(
-        lr=0.1, steps=4, server=mo.server.sgd(lr=0.5), schedule=mo.schedule.exponential(halve_every=2)
+        shared=mo.sgd(0.1, steps=4), server=mo.server.sgd(lr=0.5), schedule=mo.schedule.exponential(halve_every=2)
     )
     run = mo.fit(vector_task(w["u"], w["v"]), federated(clients), algorithm, split=SPLIT, rounds=3, engine=engine)
     for scale in (1.0, 1.0, 0.5):
@@ -65,10 +66,16 @@ def test_where_it_ends(steps, drifts):
 
     For H = 1 that is the minimiser of the mean; otherwise clients drift apart.
     """
-    algorithm = mo.local_gd(lr=0.2, steps=steps)
+    algorithm = mo.local_gd(shared=mo.sgd(0.2, steps=steps))
     task, rounds = vector_task(W["u"], W["v"]), 10 + 150 // steps
     run = mo.fit(
-        task, federated(CLIENTS), algorithm, split=SPLIT, rounds=rounds, engine="vectorised", evaluate_every=rounds
+        task,
+        federated(CLIENTS),
+        algorithm,
+        split=SPLIT,
+        rounds=rounds,
+        engine="vectorised",
+        settings=mo.Settings(evaluate_every=rounds),
     )
     found = np.concatenate([run.shared_parameters()[k].numpy() for k in "uv"])
     left, right = 0.0, 0.0
@@ -86,7 +93,10 @@ def test_it_is_fedavg_on_full_batches():
     data, net = federated(image_clients((1, 13, 6, 20))), mo.models.mlp(4, 3, hidden=(5,), seed=2).double()
     one, other = (
         mo.fit(net, data, a, rounds=3, cohort=2, engine="vectorised")
-        for a in (mo.local_gd(lr=0.1, steps=3), mo.fedavg(lr=0.1, steps=3, batch_size=99, weighting="uniform"))
+        for a in (
+            mo.local_gd(shared=mo.sgd(0.1, steps=3)),
+            mo.fedavg(shared=mo.sgd(0.1, steps=3, batch_size=99), weighting="uniform"),
+        )
     )
     for n, p in other.shared_parameters().items():
         torch.testing.assert_close(one.shared_parameters()[n], p, rtol=0, atol=1e-12)
@@ -98,4 +108,4 @@ def test_it_is_fedavg_on_full_batches():
 )
 def test_wrong_hyper_parameters_are_one_line(wrong, name):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        mo.local_gd(**{"lr": 0.1, **wrong})
+        flat(mo.local_gd, **{"lr": 0.1, **wrong})

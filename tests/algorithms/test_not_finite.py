@@ -9,7 +9,9 @@ from fractions import Fraction as Q
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, scalar_task, split_of
+from run_settings import with_settings
 
 import moiety as mo
 from moiety.types import Schedule
@@ -24,8 +26,8 @@ ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 CASES = pytest.mark.parametrize(
     ("build", "u", "v1", "v2"),
     [
-        (lambda **o: mo.fedalt(**RATES, shared_steps=2, personal_steps=2, **o), Q(431, 640), Q(3, 4), Q(15, 64)),
-        (lambda **o: mo.fedsim(**RATES, steps=2, **o), Q(4, 5), Q(5, 8), Q(17, 64)),
+        (lambda **o: flat(mo.fedalt, **RATES, shared_steps=2, personal_steps=2, **o), Q(431, 640), Q(3, 4), Q(15, 64)),
+        (lambda **o: flat(mo.fedsim, **RATES, steps=2, **o), Q(4, 5), Q(5, 8), Q(17, 64)),
     ],
     ids=["fedalt", "fedsim"],
 )
@@ -38,11 +40,13 @@ def fit(clients, algorithm, engine, rounds=1, **options):
         scalar_task(),
         federated(clients, [GOOD[0]] * len(clients), names=names),
         algorithm,
-        split=split_of(["u"], ["v"]),
-        rounds=rounds,
-        engine=engine,
-        on_round=lambda record, _: records.append(record),
-        **options,
+        **with_settings(
+            split=split_of(["u"], ["v"]),
+            rounds=rounds,
+            engine=engine,
+            on_round=lambda record, _: records.append(record),
+            **options,
+        ),
     )
     return run, records
 
@@ -100,7 +104,7 @@ def test_a_round_in_which_all_fail_leaves_the_optimiser_alone(server):
 def test_local_training_drops_it_too(engine):
     """Nothing is sent, but a state that is not finite must not be kept."""
     data = federated([GOOD[0], BAD], [GOOD[0]] * 2, names=["ann", "eve"])
-    algorithm = mo.local_only(lr=0.1, steps=2)
+    algorithm = mo.local_only(personal=mo.sgd(0.1, steps=2))
     run = mo.fit(scalar_task(), data, algorithm, split=split_of([], ["u", "v"]), rounds=1, engine=engine)
     assert run.history[-1]["dropped"] == ["1:eve"]
     assert {k: float(p) for k, p in run.parameters("eve").items()} == {"u": 1.0, "v": 0.0}
@@ -113,7 +117,7 @@ def test_a_state_that_is_not_finite_counts_even_where_the_upload_is_fine(engine)
 
     So client 1 is left out, its v stays 0, and u is client 2's alone: 1 - 1/4 * 1 = 3/4.
     """
-    algorithm = mo.fedsim(shared_lr=1 / 4, personal_lr=1e308, steps=1, batch_size=4)
+    algorithm = mo.fedsim(shared=mo.sgd(1 / 4, steps=1, batch_size=4), personal=1e308)
     run, records = fit(GOOD, algorithm, engine)
     assert records[0].dropped == ("ann",)
     assert float(run.parameters("ann")["v"]) == 0.0

@@ -13,6 +13,7 @@ import numpy as np
 import oracle_mixtures as mixtures
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients, problem_of, serve, split_of, vector_clients, vector_task
 
 import moiety as mo
@@ -57,7 +58,7 @@ def test_two_rounds_by_hand(engine, form):
         w = (first(first(w)) + second(second(w))) / 2
         if rounds == 1:
             assert w == (Q(1407, 1024) if form == "hessian_vector" else Q(91, 64))
-        algorithm = mo.per_fedavg(form=form, **HAND)
+        algorithm = flat(mo.per_fedavg, form=form, **HAND)
         run = mo.fit(task, federated(CLIENTS), algorithm, split=split_of(["w"]), rounds=rounds, engine=engine)
         found = [float(p["w"]) for p in (run.shared_parameters(), run.parameters(0), run.parameters(1))]
         assert found == pytest.approx([float(w), float((3 * w + 3) / 4), float((2 * w + 1) / 4)], rel=1e-13)
@@ -73,7 +74,7 @@ def test_each_gradient_has_its_own_batches(engine, form, options):
     start = {"u": np.array([0.5, -1.0]), "v": np.array([0.25, 2.0])}
     data, split = federated(clients), split_of(["u", "v"], [], {"u": 2, "v": 2})
     problem = problem_of(vector_task(start["u"], start["v"]), data, split)
-    algorithm = mo.per_fedavg(lr=0.2, personal_lr=0.15, steps=4, batch_size=4, form=form, **options)
+    algorithm = flat(mo.per_fedavg, lr=0.2, personal_lr=0.15, steps=4, batch_size=4, form=form, **options)
     received = algorithm.broadcast(algorithm.init_server(*problem.first_shared()))
     jobs = problem.make_jobs(algorithm.phases, range(3), [problem.first_state(algorithm)] * 3, "train", 0, part="train")
     server = Sequential if engine == "sequential" else Vectorised
@@ -112,7 +113,7 @@ def test_the_product_with_the_hessian_is_the_limit_of_the_papers_difference(engi
     task = from_functions(init, lambda p, d: torch.nn.functional.softplus(-d["y"] * (d["x"] @ p["w"])))
     found = {}
     for form in ("hessian_vector", "first_order"):
-        algorithm = mo.per_fedavg(lr=0.5, personal_lr=0.9, steps=3, batch_size=12, form=form)
+        algorithm = mo.per_fedavg(shared=mo.sgd(0.5, steps=3, batch_size=12), personal=0.9, form=form)
         run = mo.fit(
             task, federated([{"x": x, "y": y}]), algorithm, split=split_of(["w"], [], {"w": 3}), rounds=1, engine=engine
         )
@@ -125,7 +126,7 @@ def test_a_small_alpha_makes_it_fedavg():
     common = {"lr": 0.1, "epochs": 2, "batch_size": 8, "shuffle": False, "weighting": "uniform"}
     one, other = (
         mo.fit(network(), DATA, algorithm, rounds=3, cohort=3, engine="sequential")
-        for algorithm in (mo.per_fedavg(personal_lr=1e-12, **common), mo.fedavg(**common))
+        for algorithm in (flat(mo.per_fedavg, personal_lr=1e-12, **common), flat(mo.fedavg, **common))
     )
     for name, p in other.shared_parameters().items():
         torch.testing.assert_close(one.shared_parameters()[name], p, rtol=0, atol=1e-9)
@@ -142,7 +143,7 @@ def test_onboarding_is_steps_from_the_received_model(steps):
         line.weight.zero_()
         line.bias.zero_()
     data = federated([{"x": np.zeros((2, 1)), "y": np.full((2, 1), 4.0)}])
-    algorithm = mo.per_fedavg(lr=0.5, personal_lr=0.25, personal_steps=steps)
+    algorithm = mo.per_fedavg(shared=0.5, personal=mo.sgd(0.25, steps=steps))
     run = mo.fit(line, data, algorithm, rounds=1, engine="sequential")
     assert float(run.shared_parameters()["bias"]) == 1.0
     for passes in (1, 2):
@@ -157,9 +158,9 @@ def test_costs():
     ledgers = [
         mo.fit(network(), DATA, algorithm, rounds=1, engine="sequential").ledger
         for algorithm in (
-            mo.fedavg(lr=0.1),
-            mo.per_fedavg(lr=0.1, personal_lr=0.1, form="first_order"),
-            mo.per_fedavg(lr=0.1, personal_lr=0.1),
+            mo.fedavg(shared=0.1),
+            mo.per_fedavg(shared=0.1, personal=0.1, form="first_order"),
+            mo.per_fedavg(shared=0.1, personal=0.1),
         )
     ]
     plain, first, second = (ledger["flops"] for ledger in ledgers)
@@ -175,7 +176,7 @@ def test_running_statistics_are_those_of_the_model_that_predicts(stats, form):
     net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
     split = mo.split.nothing(net, running_stats=stats)
     data = federated(image_clients([8, 6]))
-    algorithm = mo.per_fedavg(lr=0.1, personal_lr=0.1, form=form)
+    algorithm = mo.per_fedavg(shared=0.1, personal=0.1, form=form)
     run = mo.fit(net, data, algorithm, split=split, rounds=2, engine="sequential")
     assert int(run.shared_parameters()["1.num_batches_tracked"]) == (2 if stats == "shared" else 0)
     assert int(run.parameters(0)["1.num_batches_tracked"]) == (3 if stats == "shared" else 1)
@@ -193,7 +194,7 @@ def test_attention_has_a_second_derivative():
             x = self.head.weight.sum() * x.reshape(-1, 1, 2, 2)
             return self.head(torch.nn.functional.scaled_dot_product_attention(x, x, x).sum(2).flatten(1))
 
-    run = mo.fit(Attends(), DATA, mo.per_fedavg(lr=0.1, personal_lr=0.1), rounds=1, engine="sequential")
+    run = mo.fit(Attends(), DATA, mo.per_fedavg(shared=0.1, personal=0.1), rounds=1, engine="sequential")
     assert run.history[-1]["train_loss"] > 0
 
 
@@ -229,7 +230,7 @@ def test_an_lstm_has_a_second_derivative():
     plus, minus = grad(along(w, g, 1e-4)), grad(along(w, g, -1e-4))
     product = {n: (plus[n] - minus[n]) / 2e-4 for n in w}
     wanted = along(w, along(g, product, -0.9), -0.5)
-    algorithm = mo.per_fedavg(lr=0.5, personal_lr=0.9, batch_size=8)
+    algorithm = mo.per_fedavg(shared=mo.sgd(0.5, batch_size=8), personal=0.9)
     found = mo.fit(net, data, algorithm, rounds=1, engine="sequential").shared_parameters()
     assert max(float(product[n].abs().max()) for n in w) > 1e-2, "or the Hessian is not tested"
     for name, p in wanted.items():
@@ -257,8 +258,8 @@ def test_what_has_no_second_derivative_needs_the_first_order():
     options = {"lr": 0.1, "personal_lr": 0.1}
     line = r"^`model` must be one that can be differentiated twice for form='hessian_vector', got [^\n]*"
     with pytest.raises(MoietyError, match=line + r" Use form='first_order'\.$"):
-        mo.fit(Doubles(4, 3), DATA, mo.per_fedavg(**options), rounds=1, engine="sequential")
-    run = mo.fit(Doubles(4, 3), DATA, mo.per_fedavg(form="first_order", **options), rounds=1, engine="sequential")
+        mo.fit(Doubles(4, 3), DATA, flat(mo.per_fedavg, **options), rounds=1, engine="sequential")
+    run = mo.fit(Doubles(4, 3), DATA, flat(mo.per_fedavg, form="first_order", **options), rounds=1, engine="sequential")
     assert run.history[-1]["train_loss"] > 0
 
 
@@ -273,7 +274,7 @@ def test_own_models_are_a_step_on_one_batch():
         line.bias.fill_(2.0)
     data = federated([{"x": np.zeros((2, 1)), "y": np.array([[0.0], [8.0]])}])
     for size, target in ((1, 0.0), (2, 4.0)):
-        algorithm = mo.per_fedavg(lr=1e-9, personal_lr=0.25, batch_size=size, shuffle=False)
+        algorithm = mo.per_fedavg(shared=mo.sgd(1e-9, batch_size=size, shuffle=False), personal=0.25)
         run = mo.fit(line, data, algorithm, rounds=1, engine="sequential")
         assert float(run.parameters(0)["bias"]) == pytest.approx((2 + target) / 2, abs=1e-6)
 
@@ -292,4 +293,4 @@ def test_own_models_are_a_step_on_one_batch():
 )
 def test_wrong_hyper_parameters_are_one_line(wrong, name):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        mo.per_fedavg(**{"lr": 0.1, "personal_lr": 0.1, **wrong})
+        flat(mo.per_fedavg, **{"lr": 0.1, "personal_lr": 0.1, **wrong})

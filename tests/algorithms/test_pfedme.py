@@ -15,6 +15,7 @@ import oracle_numpy as ref
 import oracle_pulled as pulled
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import even_clients, federated, image_clients, scalar_task, split_of, vector_clients, vector_task
 
 import moiety as mo
@@ -80,14 +81,14 @@ def test_first_round(engine, options, w):
 
     With beta = 1/2, (1 + 9623/10240)/2.
     """
-    agree(fit(mo.pfedme(**HAND, **options), engine), w, Q(1687, 1024), Q(187, 256))
+    agree(fit(flat(mo.pfedme, **HAND, **options), engine), w, Q(1687, 1024), Q(187, 256))
 
 
 @ENGINES
 def test_second_round(engine):
     """Theta starts anew at the received w, so the second round is the first one from another w."""
     (w1, theta1), (w2, theta2) = one_round(Q(9623, 10240))
-    agree(fit(mo.pfedme(**HAND), engine, rounds=2), (w1 + 4 * w2) / 5, theta1, theta2)
+    agree(fit(flat(mo.pfedme, **HAND), engine, rounds=2), (w1 + 4 * w2) / 5, theta1, theta2)
 
 
 @ENGINES
@@ -96,7 +97,7 @@ def test_many_inner_steps_are_the_proximal_point(engine, pull):
     """theta_i = (A_i + lambda I)^-1 (b_i + lambda w): the pull acts, and as strongly as it says."""
     clients = even_clients([5, 6, 8], seed=1)
     start = {"u": np.array([3.0, -2.0]), "v": np.array([-1.0, 4.0])}
-    algorithm = mo.pfedme(lr=0.1, personal_lr=1 / (4 + pull), pull=pull, inner_steps=60, steps=1)
+    algorithm = mo.pfedme(shared=mo.sgd(0.1, steps=1), personal=mo.sgd(1 / (4 + pull), pull=pull, steps=60))
     task, split = vector_task(start["u"], start["v"]), split_of(["u", "v"], [], WIDTHS)
     run = mo.fit(task, federated(clients), algorithm, split=split, rounds=1, engine=engine)
     w = np.concatenate([start["u"], start["v"]])
@@ -121,7 +122,7 @@ def test_a_local_step_is_a_gradient_step_on_the_moreau_envelope():
         return (residual**2 / 2).mean() + pull / 2 * ((theta - at) ** 2).sum()
 
     slope = np.array([(envelope(w + e) - envelope(w - e)) / 2 for e in np.eye(4)])
-    algorithm = mo.pfedme(lr=0.3, personal_lr=0.2, pull=pull, inner_steps=60, steps=1)
+    algorithm = mo.pfedme(shared=mo.sgd(0.3, steps=1), personal=mo.sgd(0.2, pull=pull, steps=60))
     task, split = vector_task(w[:2], w[2:]), split_of(["u", "v"], [], WIDTHS)
     run = mo.fit(task, federated([data]), algorithm, split=split, rounds=1, engine="sequential")
     found = np.concatenate([run.shared_parameters()[k].numpy() for k in "uv"])
@@ -142,7 +143,8 @@ def test_trajectory_in_numpy(engine, weighting, options):
     """Uneven clients, whose minibatches are padded where clients are vectorised; beta 3/4; rates halved in round 3."""
     sizes = [1, 7, 3, 12]
     clients, w = vector_clients(sizes), {"u": np.array([0.5, -1.0]), "v": np.array([0.25, 2.0])}
-    algorithm = mo.pfedme(
+    algorithm = flat(
+        mo.pfedme,
         lr=0.3,
         personal_lr=0.1,
         pull=1.5,
@@ -176,10 +178,10 @@ def network():
 def test_one_inner_step_on_one_minibatch_is_fedavg(engine):
     """theta = w - personal_lr grad f(w), so w moves by lr pull personal_lr grad f(w): 0.5 * 2 * 0.1 = 0.1."""
     common = {"steps": 1, "batch_size": 8, "shuffle": False}
-    pfedme = mo.pfedme(lr=0.5, personal_lr=0.1, pull=2.0, inner_steps=1, **common)
+    pfedme = flat(mo.pfedme, lr=0.5, personal_lr=0.1, pull=2.0, inner_steps=1, **common)
     one, other = (
         mo.fit(network(), DATA, algorithm, rounds=4, cohort=3, engine=engine)
-        for algorithm in (pfedme, mo.fedavg(lr=0.1, **common))
+        for algorithm in (pfedme, flat(mo.fedavg, lr=0.1, **common))
     )
     for name, p in other.shared_parameters().items():
         torch.testing.assert_close(one.shared_parameters()[name], p, rtol=0, atol=1e-13)
@@ -193,14 +195,14 @@ def test_the_training_loss_is_the_mean_over_real_minibatches(engine):
     the first client's fifth minibatch is padding, and does not count.
     """
     rows = [{"a": np.ones(n), "b": np.ones(n), "y": np.full(n, y)} for n, y in ((4, 3.0), (5, 0.0))]
-    algorithm = mo.pfedme(lr=1e-9, personal_lr=1e-9, pull=1.0, inner_steps=2, batch_size=1)
+    algorithm = mo.pfedme(shared=mo.sgd(1e-9, batch_size=1), personal=mo.sgd(1e-9, pull=1.0, steps=2))
     run = mo.fit(scalar_task(), federated(rows), algorithm, split=split_of(["u", "v"]), rounds=1, engine=engine)
     assert run.history[-1]["train_loss"] == pytest.approx(7 / 6, rel=1e-7)
 
 
 @ENGINES
 def test_a_client_that_was_never_asked_has_the_shared_model(engine):
-    algorithm = mo.pfedme(lr=0.5, personal_lr=0.1, pull=1.0)
+    algorithm = mo.pfedme(shared=0.5, personal=mo.sgd(0.1, pull=1.0))
     run = mo.fit(network(), DATA, algorithm, rounds=2, cohort=1, engine=engine)
     shared = run.shared_parameters()
     never = [i for i in range(4) if all(torch.equal(p, shared[n]) for n, p in run.parameters(i).items())]
@@ -220,7 +222,7 @@ def test_onboarding_is_the_proximal_point_of_the_received_model():
         line.weight.zero_()
         line.bias.zero_()
     data = federated([{"x": np.zeros((2, 1)), "y": np.full((2, 1), 4.0)}])
-    algorithm = mo.pfedme(lr=0.4, personal_lr=0.25, pull=1.0, inner_steps=2)
+    algorithm = mo.pfedme(shared=0.4, personal=mo.sgd(0.25, pull=1.0, steps=2))
     run = mo.fit(line, data, algorithm, rounds=1, engine="sequential")
     assert float(run.parameters(0)["bias"]) == 2.5
     assert float(run.shared_parameters()["bias"]) == 1.0
@@ -235,7 +237,7 @@ def test_costs():
     numbers = 5 * 5 + 6 * 3
     pfedme, fedavg = (
         mo.fit(network(), DATA, algorithm, rounds=1, engine="sequential").ledger
-        for algorithm in (mo.pfedme(lr=0.1, personal_lr=0.1, pull=1.0, inner_steps=7), mo.fedavg(lr=0.1))
+        for algorithm in (mo.pfedme(shared=0.1, personal=mo.sgd(0.1, pull=1.0, steps=7)), mo.fedavg(shared=0.1))
     )
     assert pfedme["down_values"] == pfedme["up_values"] == fedavg["up_values"] == 4 * numbers * 8
     assert pfedme["flops"] == 7 * fedavg["flops"]
@@ -247,7 +249,7 @@ def test_running_statistics_are_those_of_the_personal_model(stats):
     net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
     split = mo.split.nothing(net, running_stats=stats)
     data = federated(image_clients([8, 6]))
-    algorithm = mo.pfedme(lr=0.1, personal_lr=0.1, pull=1.0, inner_steps=3)
+    algorithm = mo.pfedme(shared=0.1, personal=mo.sgd(0.1, pull=1.0, steps=3))
     run = mo.fit(net, data, algorithm, split=split, rounds=2, engine="sequential")
     assert [int(run.parameters(i)["1.num_batches_tracked"]) for i in (0, 1)] == [6, 6]
     assert int(run.shared_parameters()["1.num_batches_tracked"]) == (0 if stats == "personal" else 6)
@@ -267,4 +269,4 @@ def test_running_statistics_are_those_of_the_personal_model(stats):
 )
 def test_wrong_hyper_parameters_are_one_line(wrong, name):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        mo.pfedme(**{"lr": 0.1, "personal_lr": 0.1, "pull": 1.0, **wrong})
+        flat(mo.pfedme, **{"lr": 0.1, "personal_lr": 0.1, "pull": 1.0, **wrong})

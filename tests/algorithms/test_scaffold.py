@@ -6,8 +6,10 @@ import numpy as np
 import oracle_numpy as ref
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import even_clients, federated, image_clients, split_of, vector_clients, vector_task
 from oracle_pulled import cut, joined
+from run_settings import with_settings
 
 import moiety as mo
 from moiety.errors import MoietyError
@@ -28,7 +30,7 @@ def fit_hand(rounds, engine):
     task = from_functions(
         {"w": torch.ones((), dtype=torch.float64)}, lambda p, d: (d["a"] * p["w"] - d["y"]).square() / 2
     )
-    algorithm = mo.scaffold(lr=1 / 4, steps=2, batch_size=None)
+    algorithm = mo.scaffold(shared=mo.sgd(1 / 4, steps=2, batch_size="all"))
     return mo.fit(task, federated(clients), algorithm, split=split_of(["w"]), rounds=rounds, engine=engine)
 
 
@@ -98,7 +100,8 @@ def test_trajectory_in_numpy(engine, option, length, weighting):
     """Two of four uneven clients a round, minibatches, a server of rate 1/2, client rates halved from round 4 on."""
     sizes = [1, 7, 3, 12]
     clients = vector_clients(sizes)
-    algorithm = mo.scaffold(
+    algorithm = flat(
+        mo.scaffold,
         lr=0.1,
         option=option,
         batch_size=4,
@@ -137,7 +140,7 @@ BEST = flat(ref.minimiser(DIFFERENT, (1, 1, 1), MATRICES, ())[0])
 def ended(algorithm, rounds=50, **options):
     task = vector_task(W["u"], W["v"])
     options = {"engine": "vectorised", "evaluate_every": rounds, **options}
-    run = mo.fit(task, federated(DIFFERENT), algorithm, split=SPLIT, rounds=rounds, **options)
+    run = mo.fit(task, federated(DIFFERENT), algorithm, **with_settings(split=SPLIT, rounds=rounds, **options))
     return flat({k: p.numpy() for k, p in run.shared_parameters().items()})
 
 
@@ -148,20 +151,20 @@ def test_ten_local_steps_end_at_the_minimiser_where_those_of_local_gd_do_not(opt
     Local GD: x = mean of x_m* + T_m (x - x_m*), T_m = (I - gamma A_m)^10, so
     sum (I - T_m) x = sum (I - T_m) x_m*.
     """
-    found = ended(mo.scaffold(lr=0.05, option=option, steps=10, batch_size=None))
+    found = ended(mo.scaffold(shared=mo.sgd(0.05, steps=10, batch_size="all"), option=option))
     np.testing.assert_allclose(found, BEST, rtol=0, atol=1e-9)
     left, right = 0.0, 0.0
     for a, b in (joined(data, MATRICES) for data in DIFFERENT):
         moved = np.eye(4) - np.linalg.matrix_power(np.eye(4) - 0.05 * a, 10)
         left, right = left + moved, right + moved @ np.linalg.solve(a, b)
     biased = np.linalg.solve(left, right)
-    np.testing.assert_allclose(ended(mo.local_gd(lr=0.05, steps=10)), biased, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(ended(mo.local_gd(shared=mo.sgd(0.05, steps=10))), biased, rtol=0, atol=1e-9)
     assert np.abs(biased - BEST).max() > 0.1
 
 
 def test_the_minimiser_is_reached_with_one_client_a_round_too():
     """No draw of clients pulls it away from there, once the controls know each of them."""
-    algorithm = mo.scaffold(lr=0.05, option="I", steps=2, batch_size=None)
+    algorithm = mo.scaffold(shared=mo.sgd(0.05, steps=2, batch_size="all"), option="I")
     np.testing.assert_allclose(ended(algorithm, rounds=300, cohort=1), BEST, rtol=0, atol=1e-6)
 
 
@@ -178,10 +181,12 @@ def test_the_servers_control_is_the_mean_of_all(how):
         {k: v * (1e200 if how == "dropped" and i == 1 else 1) for k, v in c.items()} for i, c in enumerate(DIFFERENT)
     ]
     task = vector_task(W["u"], W["v"])
-    algorithm = mo.scaffold(lr=0.02, steps=2, batch_size=None)
+    algorithm = mo.scaffold(shared=mo.sgd(0.02, steps=2, batch_size="all"))
     dropped = []
     options |= {"on_round": lambda record, of: dropped.extend(record.dropped), "engine": "sequential"}
-    run = mo.fit(task, federated(clients), algorithm, split=SPLIT, rounds=9, evaluate_every=9, **options)
+    run = mo.fit(
+        task, federated(clients), algorithm, **with_settings(split=SPLIT, rounds=9, evaluate_every=9, **options)
+    )
     now = run._loop.progress
     assert len(dropped) == (9 if how == "dropped" else 0)
     for name, control in now.server.control.items():
@@ -200,7 +205,7 @@ def test_one_step_of_all_clients_is_gradient_descent(engine):
         x = x - 0.4 * 0.1 * (a @ x - b)
     for option in ("I", "II"):
         server = mo.server.sgd(lr=0.4)
-        algorithm = mo.scaffold(lr=0.1, option=option, steps=1, batch_size=None, server=server)
+        algorithm = mo.scaffold(shared=mo.sgd(0.1, steps=1, batch_size="all"), option=option, server=server)
         np.testing.assert_allclose(ended(algorithm, rounds=6, engine=engine), x, rtol=1e-11)
 
 
@@ -223,9 +228,9 @@ def test_controls_cross_both_ways_and_are_counted():
     """Twice what FedAvg sends in both directions; the client keeps one control as large as the model."""
     data, net = federated(image_clients((3, 5))), network()
     numbers = sum(p.numel() for p in net.parameters())
-    run = mo.fit(net, data, mo.scaffold(lr=0.1), rounds=3, engine="sequential")
+    run = mo.fit(net, data, mo.scaffold(shared=0.1), rounds=3, engine="sequential")
     assert run.ledger["down_values"] == run.ledger["up_values"] == 2 * 3 * 2 * numbers * 8
-    plain = mo.fit(net, data, mo.fedavg(lr=0.1), rounds=3, engine="sequential").ledger
+    plain = mo.fit(net, data, mo.fedavg(shared=0.1), rounds=3, engine="sequential").ledger
     assert run.ledger["device_memory"] > plain["device_memory"]
     assert set(run.shared_parameters()) == {n for n, _ in net.named_parameters()}
 
@@ -234,7 +239,9 @@ def test_controls_cross_both_ways_and_are_counted():
 def test_running_statistics(stats):
     net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
     split = mo.split.nothing(net, running_stats=stats)
-    run = mo.fit(net, federated(image_clients([8, 6])), mo.scaffold(lr=0.1), split=split, rounds=2, engine="sequential")
+    run = mo.fit(
+        net, federated(image_clients([8, 6])), mo.scaffold(shared=0.1), split=split, rounds=2, engine="sequential"
+    )
     means = [run.parameters(i)["1.running_mean"] for i in (0, 1)]
     assert torch.equal(means[0], means[1]) == (stats == "shared")
     assert int(run.parameters(0)["1.num_batches_tracked"]) == 2
@@ -253,4 +260,4 @@ def test_running_statistics(stats):
 )
 def test_wrong_hyper_parameters_are_one_line(wrong, name):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        mo.scaffold(**{"lr": 0.1, **wrong})
+        flat(mo.scaffold, **{"lr": 0.1, **wrong})

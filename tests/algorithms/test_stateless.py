@@ -9,7 +9,9 @@ from fractions import Fraction as Q
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, problem_of, scalar_task, serve, split_of
+from run_settings import with_settings
 from safetensors.torch import load_file
 
 import moiety as mo
@@ -46,14 +48,19 @@ def sim(u):
 
 CASES = pytest.mark.parametrize(
     ("algorithm", "one_round"),
-    [(mo.fedalt(**RATES, shared_steps=2, personal_steps=2), alt), (mo.fedsim(**RATES, steps=2), sim)],
+    [(flat(mo.fedalt, **RATES, shared_steps=2, personal_steps=2), alt), (flat(mo.fedsim, **RATES, steps=2), sim)],
     ids=["fedalt", "fedsim"],
 )
 
 
 def fit(algorithm, engine, rounds, **options):
     split = split_of(["u"], ["v"])
-    return mo.fit(scalar_task(), federated(CLIENTS), algorithm, split=split, rounds=rounds, engine=engine, **options)
+    return mo.fit(
+        scalar_task(),
+        federated(CLIENTS),
+        algorithm,
+        **with_settings(split=split, rounds=rounds, engine=engine, **options),
+    )
 
 
 def test_the_fractions_agree_with_the_hand_derived_first_round():
@@ -105,7 +112,7 @@ def test_nothing_personal_is_stored(algorithm, one_round, tmp_path):
 
 def test_evaluating_in_between_changes_nothing():
     """The rule used at an evaluation leaves no trace in the next round."""
-    algorithm = mo.fedalt(**RATES, shared_steps=2, personal_steps=2)
+    algorithm = flat(mo.fedalt, **RATES, shared_steps=2, personal_steps=2)
     often, once = (fit(algorithm, "sequential", 3, evaluate_every=k) for k in (1, 3))
     assert torch.equal(often.shared_parameters()["u"], once.shared_parameters()["u"])
 

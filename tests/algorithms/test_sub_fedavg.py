@@ -4,6 +4,7 @@ import numpy as np
 import oracle_sparse as ref
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients, split_of
 
 import moiety as mo
@@ -34,7 +35,7 @@ def test_rounds_against_numpy(engine, most_loss, distance):
     The thresholds are such that in the first case all prune, and in the others some do.
     """
     options = {"lr": 0.05, "epochs": 3, "batch_size": 9, "prune_rate": 0.3, "distance": distance}
-    algorithm = mo.sub_fedavg(density=0.5, accuracy=most_loss, **options)
+    algorithm = flat(mo.sub_fedavg, density=0.5, accuracy=most_loss, **options)
     cohorts = []
     run = mo.fit(
         ref.task(),
@@ -54,8 +55,7 @@ def test_rounds_against_numpy(engine, most_loss, distance):
         ref.clients(SIZES),
         cohorts,
         final,
-        lr=0.05,
-        epochs=3,
+        shared=mo.sgd(0.05, epochs=3),
         rate=0.3,
         most_loss=most_loss,
         distance=distance,
@@ -66,7 +66,7 @@ def test_rounds_against_numpy(engine, most_loss, distance):
         assert all(np.array_equal(found[n].numpy(), m) for n, m in masks[k].items()), k
     pruned = sum(int((~m).sum()) for each in masks for m in each.values())
     unlimited = ref.sub_fedavg(
-        start, ref.clients(SIZES), cohorts, final, lr=0.05, epochs=3, rate=0.3, most_loss=1e9, distance=0
+        start, ref.clients(SIZES), cohorts, final, shared=mo.sgd(0.05, epochs=3), rate=0.3, most_loss=1e9, distance=0
     )[1]
     most = sum(int((~m).sum()) for each in unlimited for m in each.values())
     assert 0 < pruned < most or (pruned == most and (most_loss, distance) == (1e9, 0.0))
@@ -74,7 +74,9 @@ def test_rounds_against_numpy(engine, most_loss, distance):
 
 def test_ends_at_the_density_that_was_asked():
     """42 weights and 9 biases: 0.6 of 51 is 31 (30.6), 22 weights."""
-    algorithm = mo.sub_fedavg(lr=0.1, density=0.6, prune_rate=0.2, accuracy=0, distance=0, epochs=2, batch_size=4)
+    algorithm = mo.sub_fedavg(
+        shared=mo.sgd(0.1, epochs=2, batch_size=4), density=0.6, prune_rate=0.2, accuracy=0, distance=0
+    )
     run = mo.fit(mlp(), DATA, algorithm, rounds=12, engine="sequential")
     for mask in masks_of(run):
         assert sum(int(m.sum()) for m in mask.values()) == 22
@@ -85,7 +87,7 @@ def test_ends_at_the_density_that_was_asked():
 
 def test_nothing_is_pruned_below_the_accuracy_or_the_distance():
     for options in ({"accuracy": 1.1, "distance": 0}, {"accuracy": 0, "distance": 1.0}):
-        run = mo.fit(mlp(), DATA, mo.sub_fedavg(lr=0.1, epochs=2, **options), rounds=3, engine="sequential")
+        run = mo.fit(mlp(), DATA, flat(mo.sub_fedavg, lr=0.1, epochs=2, **options), rounds=3, engine="sequential")
         assert all(bool(m.all()) for mask in masks_of(run) for m in mask.values())
 
 
@@ -95,7 +97,7 @@ def test_accuracy_is_that_of_the_trained_model_on_training_examples():
     columns[0]["y"][:] = 1  # one class only: soon learnt
     columns[1]["x"][:] = 0  # nothing to learn from
     columns[1]["y"][:] = [0, 1, 2, 0, 1, 2]
-    algorithm = mo.sub_fedavg(lr=1.0, accuracy=1.0, distance=0, prune_rate=0.3, epochs=10, batch_size=6)
+    algorithm = mo.sub_fedavg(shared=mo.sgd(1.0, epochs=10, batch_size=6), accuracy=1.0, distance=0, prune_rate=0.3)
     run = mo.fit(mlp(), federated(columns), algorithm, rounds=1, engine="sequential")
     pruned = [any(bool((~m).any()) for m in mask.values()) for mask in masks_of(run, 2)]
     assert pruned == [True, False]
@@ -128,8 +130,8 @@ def test_the_mean_is_over_those_who_kept_a_coordinate():
 def test_density_one_is_fedavg(engine):
     common = {"lr": 0.1, "batch_size": 4, "shuffle": False, "weighting": "uniform"}
     net = mlp().double()
-    one = mo.fit(net, DATA, mo.sub_fedavg(density=1.0, epochs=3, **common), rounds=3, engine=engine)
-    other = mo.fit(net, DATA, mo.fedavg(epochs=3, **common), rounds=3, engine=engine)
+    one = mo.fit(net, DATA, flat(mo.sub_fedavg, density=1.0, epochs=3, **common), rounds=3, engine=engine)
+    other = mo.fit(net, DATA, flat(mo.fedavg, epochs=3, **common), rounds=3, engine=engine)
     for name, p in one.parameters(1).items():
         torch.testing.assert_close(p, other.parameters(1)[name], rtol=1e-10, atol=1e-12)
     assert one.history[-1]["train_loss"] == pytest.approx(other.history[-1]["train_loss"], rel=1e-12)
@@ -142,7 +144,7 @@ def test_bytes_and_flops_by_hand():
     28 rows, two epochs of training and one forward pass for the accuracy, 96 and 48 in the first layer, 108 and 36 in
     the head.
     """
-    algorithm = mo.sub_fedavg(lr=0.1, density=0.3, prune_rate=0.25, accuracy=0, distance=0, epochs=2)
+    algorithm = mo.sub_fedavg(shared=mo.sgd(0.1, epochs=2), density=0.3, prune_rate=0.25, accuracy=0, distance=0)
     ledgers = [mo.fit(mlp(), DATA, algorithm, rounds=r, engine="sequential").ledger for r in (1, 2)]
     params = {n: p.detach() for n, p in mlp().named_parameters()}
     whole = len(pack(params))
@@ -168,8 +170,10 @@ def test_bytes_and_flops_by_hand():
 
 def test_with_a_codec_masks_go_up_as_bytes_in_every_round():
     """42 masked weights, 51 numbers as a byte each with 127 levels, and the norms of four tensors: 109 bytes."""
-    algorithm = mo.sub_fedavg(lr=0.1, accuracy=2.0, epochs=2)  # nobody prunes: no mask is ever new
-    run = mo.fit(mlp(), DATA, algorithm, rounds=2, engine="sequential", codec=mo.codec.qsgd(levels=127))
+    algorithm = mo.sub_fedavg(shared=mo.sgd(0.1, epochs=2), accuracy=2.0)  # nobody prunes: no mask is ever new
+    run = mo.fit(
+        mlp(), DATA, algorithm, rounds=2, engine="sequential", settings=mo.Settings(codec=mo.codec.qsgd(levels=127))
+    )
     assert run.ledger["up_values"] == 2 * 3 * (42 + 51 + 4 * 4)
 
 
@@ -185,5 +189,5 @@ def test_with_a_codec_masks_go_up_as_bytes_in_every_round():
 )
 def test_bad_options_are_one_line(options, text):
     with pytest.raises(MoietyError) as caught:
-        mo.sub_fedavg(lr=0.1, **options)
+        flat(mo.sub_fedavg, lr=0.1, **options)
     assert str(caught.value).startswith(text)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients, problem_of, serve
 
 import moiety as mo
@@ -35,9 +36,9 @@ def uploads(algorithm, engine=Sequential, round=0, seed=0):
 @pytest.mark.parametrize(("rescale", "factor"), [(False, 1), (True, 51 / 20)])
 def test_what_is_sent_is_fedavgs_change_or_nothing(engine, rescale, factor):
     """0.4 of 51 numbers are 20 (20.4)."""
-    whole = uploads(mo.fedavg(**COMMON), engine)
+    whole = uploads(flat(mo.fedavg, **COMMON), engine)
     for sent, change in zip(
-        uploads(mo.subsampling(density=0.4, rescale=rescale, **COMMON), engine), whole, strict=True
+        uploads(flat(mo.subsampling, density=0.4, rescale=rescale, **COMMON), engine), whole, strict=True
     ):
         for name, p in sent.items():
             kept = p != 0
@@ -46,7 +47,7 @@ def test_what_is_sent_is_fedavgs_change_or_nothing(engine, rescale, factor):
 
 
 def test_masks_are_new_for_every_client_and_round():
-    algorithm = mo.subsampling(**COMMON)
+    algorithm = flat(mo.subsampling, **COMMON)
     one, later = uploads(algorithm), uploads(algorithm, round=1)
     weight = "hidden1.weight"
     patterns = [u[weight] != 0 for u in (*one, *later)]
@@ -56,8 +57,8 @@ def test_masks_are_new_for_every_client_and_round():
 def test_rescaled_it_is_unbiased():
     """The mean over 400 seeds of a full-batch change, which no seed alters: each number is sent in half of them."""
     options = {"lr": 0.3, "batch_size": 13, "shuffle": False}
-    whole = uploads(mo.fedavg(**options))[1]
-    algorithm = mo.subsampling(rescale=True, **options)
+    whole = uploads(flat(mo.fedavg, **options))[1]
+    algorithm = flat(mo.subsampling, rescale=True, **options)
     drawn = [uploads(algorithm, seed=s)[1] for s in range(400)]
     for name, change in whole.items():
         mean = torch.stack([u[name] for u in drawn]).mean(0)
@@ -69,7 +70,7 @@ def test_rescaled_it_is_unbiased():
 def test_density_one_is_fedavg_bit_for_bit(engine):
     one, other = (
         mo.fit(mlp(), DATA, a, rounds=3, engine=engine)
-        for a in (mo.subsampling(density=1.0, **COMMON), mo.fedavg(**COMMON))
+        for a in (flat(mo.subsampling, density=1.0, **COMMON), flat(mo.fedavg, **COMMON))
     )
     assert all(torch.equal(p, other.shared_parameters()[n]) for n, p in one.shared_parameters().items())
 
@@ -82,7 +83,7 @@ def test_bytes_by_hand():
     """
     ledger, dense = (
         mo.fit(mlp(), DATA, a, rounds=2, engine="sequential").ledger
-        for a in (mo.subsampling(**COMMON), mo.fedavg(**COMMON))
+        for a in (flat(mo.subsampling, **COMMON), flat(mo.fedavg, **COMMON))
     )
     assert ledger["down_values"] == dense["down_values"] == 6 * 51 * 4
     assert ledger["down_payload"] == dense["down_payload"]
@@ -100,6 +101,6 @@ def test_bytes_by_hand():
 
 def test_bad_options_are_one_line():
     with pytest.raises(MoietyError, match=r"^`density` must be >= 0.2"):
-        mo.subsampling(lr=0.1, density=0.0)
+        mo.subsampling(shared=0.1, density=0.0)
     with pytest.raises(MoietyError, match=r"^`rescale` must be true or false"):
-        mo.subsampling(lr=0.1, rescale=2)
+        mo.subsampling(shared=0.1, rescale=2)

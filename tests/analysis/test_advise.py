@@ -12,7 +12,7 @@ from oracle_problems import federated, image_clients, split_of, vector_clients, 
 from torch import nn
 
 import moiety as mo
-from moiety.analysis.looking import STEPS, Look
+from moiety.analysis.estimates import STEPS, Estimates
 from moiety.errors import MoietyError
 
 SIZES = (5, 7, 4, 6)
@@ -117,7 +117,7 @@ def test_a_problem_where_fedalt_wins():
     assert advice.sentence == (
         "FedAlt has the better leading term: FedSim's is 1.41 times as large "
         "(1.41 to 1.41 over 1 point and 10 clients). "
-        "Estimates are lower bounds at the points looked at, and bounds are known up to constants only."
+        "Estimates are lower bounds at these points, and bounds are known up to constants only."
     )
 
 
@@ -156,8 +156,7 @@ def test_a_problem_where_fedsim_wins():
         "FedSim (Theorem 2)         0.003  0.000877   8.3e-05\n"
         "\n"
         "FedSim has the better leading term: FedAlt's is 1.13 times as large (1.13 to 1.13 over 3 points and\n"
-        "10 clients). Estimates are lower bounds at the points looked at, and bounds are known up to\n"
-        "constants only."
+        "10 clients). Estimates are lower bounds at these points, and bounds are known up to constants only."
     )
 
 
@@ -189,7 +188,7 @@ def test_samples_of_clients_and_of_rows_give_unbiased_diversity():
             # The variance of a mean of 2 of 3 rows: s^2 / 2 * (1 - 2 / 3).
             excess = np.array([[np.sum((s - s.mean(0)) ** 2) / 2 / 3 for s in seen]])
             nothing = np.zeros((1, 2))
-            found = Look(*[nothing] * 5, gram=(means @ means.T)[None], excess=excess, loss=nothing, clients=4)
+            found = Estimates(*[nothing] * 5, gram=(means @ means.T)[None], excess=excess, loss=nothing, clients=4)
             estimates.append(found.diversity(0, np.arange(2)))
     assert min(estimates) > 0  # no estimate was cut at 0, which would bias the mean
     assert np.mean(estimates) == pytest.approx(true)

@@ -151,7 +151,7 @@ def test_a_client_that_still_moves_theta_counts():
 def test_unfinished_finetuning_is_said():
     """One gradient step of size g on w: F and what is left of grad_2 are those at w0 - g grad_2 f_m."""
     g = 0.01
-    solver = mo.solver.sgd(lr=g, steps=1)
+    solver = mo.sgd(g, steps=1)
     found = mo.diagnose_split(bilevel.task(START, W0), data(), splits={"w": SPLITS["w"]}, solver=solver)
     ws = [W0 - g * grad_w(each, START, W0) for each in SOME]
     f = [np.linalg.norm(bilevel.operator(each, START, w)) for each, w in zip(SOME, ws, strict=True)]
@@ -224,7 +224,7 @@ def test_it_is_shown_as_text_as_markdown_and_as_rows():
         ({"clients": 0}, "`clients` must be >= 1, got 0."),
         ({"inputs": 3}, "`inputs` must be a list of column names, got 3 (int)."),
         (
-            {"solver": mo.solver.sgd(lr=1e200, steps=9)},
+            {"solver": mo.sgd(1e200, steps=9)},
             "`solver` must be one that stays finite, got numbers that are not",
         ),
     ],

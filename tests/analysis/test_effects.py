@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from moiety.analysis.effects import Sized, against_parameters, average, differences
+from moiety.analysis.versus import Sized, against_parameters, average, differences
 from moiety.errors import MoietyError
 
 

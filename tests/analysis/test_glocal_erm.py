@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import minimize
 
 import moiety as mo
-from moiety.analysis.glocal_erm import _least
+from moiety.analysis.glocal_erm import _minimise_in_ball
 
 ROUNDS, CLIENTS = 9, 2
 
@@ -22,7 +22,7 @@ def nearest(x, r, w):
 
 @pytest.mark.parametrize("old", [False, True], ids=["erm", "fictitious"])
 @pytest.mark.parametrize("tau", [0, 2])
-def test_every_round_is_least_squares_on_what_was_seen(tau, old):
+def test_every_round_is_minimise_in_ball_squares_on_what_was_seen(tau, old):
     g, l, y = stream()  # noqa: E741
     play = mo.fictitious_play if old else mo.glocal_erm
     found = play(g, l, y, delay=tau, shared=[1.0, -1.0], personal=[0.5, 0.0, 2.0])
@@ -59,7 +59,7 @@ def test_the_minimiser_in_a_ball(rank):
     rng = np.random.default_rng(rank)
     x, y = rng.normal(size=(rank, 3)), rng.normal(size=rank) * 3
     for radius in (0.2, 1.0, 50.0):
-        found = _least(x.T @ x, x.T @ y, np.zeros(3), radius)
+        found = _minimise_in_ball(x.T @ x, x.T @ y, np.zeros(3), radius)
         ball = {"type": "ineq", "fun": lambda w, r=radius: r**2 - w @ w}
         wanted = minimize(
             lambda w: ((x @ w - y) ** 2).sum(), np.zeros(3), constraints=[ball], method="SLSQP", options={"ftol": 1e-14}

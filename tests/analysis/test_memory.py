@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import moiety as mo
-from moiety.analysis.memory import memory_rows
+from moiety.analysis.costs import memory_rows
 from moiety.errors import MoietyError
 
 

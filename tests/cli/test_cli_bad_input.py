@@ -24,7 +24,7 @@ COMMANDS = {
     "resume without a run": (["run", "small.toml", "--resume"], "none in runs/small*"),
     "resume an absent folder": (["run", "small.toml", "--resume", "--out", "away"], "a run to resume, got away"),
     "resume a recipe without a run": (["run", "quickstart", "--resume"], "none in runs/quickstart*"),
-    "recipe with set": (["run", "quickstart", "--set", "run.rounds=3"], "left out for the recipe quickstart"),
+    "recipe with set": (["run", "quickstart", "--set", "run.rounds=3"], "a field of the plan"),
     "recipe with no rounds": (["run", "quickstart", "--rounds", "0"], "`rounds` must be >= 1, got 0."),
     "recipe with a negative seed": (["run", "quickstart", "--seed", "-1"], "`seed`"),
     "recipe with an unknown engine": (["run", "quickstart", "--engine", "fast"], "sequential, vectorised"),

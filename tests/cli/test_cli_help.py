@@ -11,7 +11,7 @@ from cli_command import call, shell
 
 import moiety
 
-HEAVY = ("torch", "numpy", "sklearn", "pyarrow", "pydantic", "rich")
+HEAVY = ("torch", "numpy", "sklearn", "pyarrow", "pydantic")
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["run", "--help"], ["list", "-h"], ["compare", "-h"], ["--version"], []])

@@ -8,19 +8,18 @@ import pytest
 from cli_command import call
 
 from moiety.algorithms import ALGORITHMS
-from moiety.cli.kinds import KINDS
-from moiety.cli.listing import FILES, first_line
+from moiety.cli.listing import FILES, KINDS, first_line
 from moiety.clients.clock import CLOCKS
 from moiety.clients.speed import TIMES
 from moiety.data import SOURCES
 from moiety.data.partition import PARTITIONS
 from moiety.engines.auto import ENGINES, OPEN
+from moiety.experiments import list_recipes, load_recipe
 from moiety.local.kernels import KERNELS
 from moiety.local.priors import PRIORS
 from moiety.local.schedules import SCHEDULES
 from moiety.local.solvers import SOLVERS
 from moiety.models import MODELS
-from moiety.recipes import RECIPES
 from moiety.server.aggregators import AGGREGATORS
 from moiety.server.attacks import ATTACKS
 from moiety.server.optimisers import SERVERS
@@ -28,11 +27,19 @@ from moiety.split import SPLITS
 from moiety.task.scores import LOSSES, METRICS
 from moiety.transport.codecs import CODECS
 
-TABLES = {"algorithms": ALGORITHMS, "recipes": RECIPES, "datasets": SOURCES, "models": MODELS, "splits": SPLITS}
+TABLES = {"algorithms": ALGORITHMS, "datasets": SOURCES, "models": MODELS, "splits": SPLITS}
 TABLES |= {"aggregators": AGGREGATORS, "attacks": ATTACKS, "partitions": PARTITIONS, "servers": SERVERS}
 TABLES |= {"schedules": SCHEDULES, "solvers": SOLVERS, "kernels": KERNELS, "priors": PRIORS, "codecs": CODECS}
 TABLES |= {"clocks": CLOCKS, "times": TIMES, "losses": LOSSES}
 TABLES |= {"metrics": {name: metric.per_example for name, metric in METRICS.items()}}
+
+
+def test_recipes_are_listed_with_their_summaries(capsys):
+    listed = call(capsys, "list", "recipes")
+    assert (listed.code, listed.err) == (0, "")
+    lines = {line.split()[0]: line for line in listed.out.splitlines() if line.strip()}
+    for name in list_recipes():
+        assert " ".join(load_recipe(name).summary.split()[:3]) in lines[name]
 
 
 @pytest.mark.parametrize("kind", TABLES)
@@ -48,7 +55,7 @@ def test_every_name_is_listed(capsys, monkeypatch, kind):
 
 
 def test_every_kind_is_tested_and_engines_have_their_own_words(capsys):
-    assert set(KINDS) == {*TABLES, "engines"}
+    assert set(KINDS) == {*TABLES, "engines", "recipes"}
     found = call(capsys, "list", "engines").out
     listed = {line.split()[0] for line in found.splitlines()[2:] if line and not line.startswith("in a file")}
     assert listed == {*ENGINES, *OPEN}

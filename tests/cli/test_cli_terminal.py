@@ -56,8 +56,8 @@ def test_bad_input_leaves_no_bar(monkeypatch):
     monkeypatch.setattr(progress, "console", lambda: Console(file=drawn, force_terminal=True, width=80))
 
     def fail() -> None:
-        with progress.reporter(quiet=False) as shown:
-            shown.watch("mine", None)
+        with progress.show_progress(quiet=False) as watch:
+            watch("mine", None)
             raise MoietyError("no")
 
     with pytest.raises(MoietyError):

@@ -14,6 +14,7 @@ import oracle_numpy as ref
 import oracle_problems as problems
 import oracle_pulled as pulled
 import torch
+from flat_options import flat
 from torch import nn
 
 import moiety as mo
@@ -67,24 +68,24 @@ def _head(model: nn.Module) -> Split:
 
 def _ffgg(batch_size=None, weighting="examples", server=None, inner_steps=3, **solver: Any) -> Algorithm:
     """FFGG by Algorithm 2; what is said of steps is said of the solver's."""
-    inner = mo.solver.sgd(lr=0.4, steps=inner_steps, batch_size=batch_size, **solver)
-    return mo.ffgg(lr=0.3, solver=inner, batch_size=batch_size, weighting=weighting, server=server)
+    inner = mo.sgd(lr=0.4, steps=inner_steps, batch_size=batch_size, **solver)
+    return mo.ffgg(shared=mo.sgd(0.3, batch_size=batch_size), personal=inner, weighting=weighting, server=server)
 
 
 def _local_ffgg(inner_steps=2, momentum=0.0, **options: Any) -> Algorithm:
     """Local FFGG by conjugate gradients. Momentum would have no step to last to."""
     inner = mo.solver.conjugate_gradient(steps=inner_steps)
-    return mo.local_ffgg(shared_lr=0.3, personal_lr=0.2, solver=inner, **{"weighting": "examples", **options})
+    return flat(mo.local_ffgg, shared_lr=0.3, personal_lr=0.2, solver=inner, **{"weighting": "examples", **options})
 
 
 def _scaffold(momentum=0.0, weight_decay=0.0, clip=None, **options: Any) -> Algorithm:
     """SCAFFOLD, whose steps are by plain gradients: line 12 takes them for that."""
-    return mo.scaffold(lr=0.1, **{"weighting": "examples", **options})
+    return flat(mo.scaffold, lr=0.1, **{"weighting": "examples", **options})
 
 
 def _local_gd(steps=2, **options: Any) -> Algorithm:
     """Local GD, which has no batches and so no options of SGD."""
-    return mo.local_gd(lr=0.1, steps=steps, weighting="examples")
+    return mo.local_gd(shared=mo.sgd(0.1, steps=steps), weighting="examples")
 
 
 L2GD = {"lr": 0.1, "pull": 0.5, "probability": 0.3}
@@ -92,7 +93,7 @@ L2GD = {"lr": 0.1, "pull": 0.5, "probability": 0.3}
 
 def _l2gd(**options: Any) -> Algorithm:
     """L2GD, which has no batches and so no options of SGD."""
-    return mo.l2gd(**L2GD, weighting="examples")
+    return flat(mo.l2gd, **L2GD, weighting="examples")
 
 
 FEDPOP = {"shared_lr": 0.002, "prior_lr": 0.01, "samples": 2, "thinning": 2, "loss_weight": 0.5}
@@ -101,7 +102,7 @@ FEDPOP = {"shared_lr": 0.002, "prior_lr": 0.01, "samples": 2, "thinning": 2, "lo
 def _fedpop(batch_size=None, kernel=None, **options: Any) -> Algorithm:
     """FedPop, which has no options of SGD."""
     kept = {key: value for key, value in options.items() if key in ("averaged", "stateful", "burn_in")}
-    return mo.fedpop(kernel=kernel or mo.kernel.langevin(step=0.005), batch_size=batch_size, **FEDPOP, **kept)
+    return flat(mo.fedpop, kernel=kernel or mo.kernel.langevin(step=0.005), batch_size=batch_size, **FEDPOP, **kept)
 
 
 def _fedpop_limit(clients: Any, weights: Any, start: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -117,12 +118,12 @@ def _body(model: nn.Module) -> Split:
 
 def _per_fedavg(momentum=0.0, **options: Any) -> Algorithm:
     """Per-FedAvg, whose step on the shared model has no momentum."""
-    return mo.per_fedavg(lr=0.3, personal_lr=0.1, **{"weighting": "examples", **options})
+    return flat(mo.per_fedavg, lr=0.3, personal_lr=0.1, **{"weighting": "examples", **options})
 
 
 def _apfl(momentum=0.0, **options: Any) -> Algorithm:
     """APFL, whose steps have no momentum."""
-    return mo.apfl(lr=0.1, personal_lr=0.4, alpha=0.7, **{"weighting": "examples", **options})
+    return flat(mo.apfl, lr=0.1, personal_lr=0.4, alpha=0.7, **{"weighting": "examples", **options})
 
 
 def _online(build: Callable[..., Algorithm], **rates: Any) -> Callable[..., Algorithm]:
@@ -138,19 +139,21 @@ def _online(build: Callable[..., Algorithm], **rates: Any) -> Callable[..., Algo
 
 
 TABLE = [
-    Row("fedavg", lambda **o: mo.fedavg(lr=0.1, **o), {"steps": 1}, (), mo.split.nothing),
+    Row("fedavg", lambda **o: flat(mo.fedavg, lr=0.1, **o), {"steps": 1}, (), mo.split.nothing),
     Row(
         "fedalt",
-        lambda **o: mo.fedalt(shared_lr=0.1, personal_lr=0.2, **o),
+        lambda **o: flat(mo.fedalt, shared_lr=0.1, personal_lr=0.2, **o),
         {"shared_steps": 1, "personal_steps": 1},
         ("v",),
         _head,
     ),
-    Row("fedsim", lambda **o: mo.fedsim(shared_lr=0.1, personal_lr=0.2, **o), {"steps": 1}, ("v",), _head),
-    Row("local_only", lambda **o: mo.local_only(lr=0.1, **o), {"steps": 1}, ("u", "v"), mo.split.everything, False),
+    Row("fedsim", lambda **o: flat(mo.fedsim, shared_lr=0.1, personal_lr=0.2, **o), {"steps": 1}, ("v",), _head),
+    Row(
+        "local_only", lambda **o: flat(mo.local_only, lr=0.1, **o), {"steps": 1}, ("u", "v"), mo.split.everything, False
+    ),
     Row(
         "finetune",
-        lambda **o: mo.finetune(lr=0.2, **o),
+        lambda **o: flat(mo.finetune, lr=0.2, **o),
         {"steps": 1},
         ("v",),
         _head,
@@ -159,7 +162,7 @@ TABLE = [
     ),
     Row(
         "ditto",
-        lambda **o: mo.ditto(lr=0.1, personal_lr=0.2, pull=0.5, **o),
+        lambda **o: flat(mo.ditto, lr=0.1, personal_lr=0.2, pull=0.5, **o),
         {"steps": 1, "personal_steps": 1},
         (),
         mo.split.nothing,
@@ -167,7 +170,7 @@ TABLE = [
     ),
     Row(
         "ditto",
-        lambda **o: mo.ditto(form="finetune", personal_lr=0.2, pull=0.5, **o),
+        lambda **o: flat(mo.ditto, form="finetune", personal_lr=0.2, pull=0.5, **o),
         {"personal_steps": 1},
         (),
         mo.split.nothing,
@@ -177,7 +180,7 @@ TABLE = [
     ),
     Row(
         "pfedme",
-        lambda **o: mo.pfedme(lr=0.5, personal_lr=0.2, pull=2.0, **{"inner_steps": 3, **o}),
+        lambda **o: flat(mo.pfedme, lr=0.5, personal_lr=0.2, pull=2.0, **{"inner_steps": 3, **o}),
         {"steps": 1, "inner_steps": 20},
         (),
         mo.split.nothing,
@@ -197,15 +200,15 @@ TABLE = [
         # The coin never lets it rest: with that of 300 rounds known, NumPy says where they end.
         limit=lambda clients, weights, start: oracle_l2gd.run(clients, weights, start, 300, MATRICES, **L2GD),
     ),
-    Row("fedper", lambda **o: mo.fedper(lr=0.1, **o), {"steps": 1}, ("v",), _head),
+    Row("fedper", lambda **o: flat(mo.fedper, lr=0.1, **o), {"steps": 1}, ("v",), _head),
     Row(
         "fedrep",
-        lambda **o: mo.fedrep(lr=0.2, **{"weighting": "examples", "personal_epochs": 2, **o}),
+        lambda **o: flat(mo.fedrep, lr=0.2, **{"weighting": "examples", "personal_epochs": 2, **o}),
         {"shared_steps": 1, "personal_epochs": 1},
         ("v",),
         _head,
     ),
-    Row("lg_fedavg", lambda **o: mo.lg_fedavg(lr=0.1, **o), {"steps": 1}, ("u",), _body),
+    Row("lg_fedavg", lambda **o: flat(mo.lg_fedavg, lr=0.1, **o), {"steps": 1}, ("u",), _body),
     Row(
         "per_fedavg",
         _per_fedavg,
@@ -244,7 +247,7 @@ TABLE = [
     *(
         Row(
             "fedspa",
-            lambda made=made, **o: mo.fedspa(lr=0.1, **{"density": 0.6, "weighting": "examples", **made, **o}),
+            lambda made=made, **o: flat(mo.fedspa, lr=0.1, **{"density": 0.6, "weighting": "examples", **made, **o}),
             {"steps": 1, "density": 1.0},
             (),
             mo.split.nothing,
@@ -255,8 +258,9 @@ TABLE = [
     Row(
         "sub_fedavg",
         # The thresholds are met always: it prunes in every turn until the density is reached.
-        lambda **o: mo.sub_fedavg(
-            **{"lr": 0.1, "density": 0.7, "accuracy": 0, "distance": 0, "epochs": 2, "weighting": "examples", **o}
+        lambda **o: flat(
+            mo.sub_fedavg,
+            **{"lr": 0.1, "density": 0.7, "accuracy": 0, "distance": 0, "epochs": 2, "weighting": "examples", **o},
         ),
         {"epochs": 1, "density": 1.0},
         (),
@@ -264,7 +268,7 @@ TABLE = [
     ),
     Row(
         "subsampling",
-        lambda **o: mo.subsampling(**{"lr": 0.1, "weighting": "examples", **o}),
+        lambda **o: flat(mo.subsampling, **{"lr": 0.1, "weighting": "examples", **o}),
         {"steps": 1, "density": 1.0},
         (),
         mo.split.nothing,

@@ -39,7 +39,9 @@ def test_every_algorithm_runs_and_pays_for_what_is_packed(row, codec):
         return packed
 
     watched = replace(codec, encode=encode)
-    run = mo.fit(net, DATA, row.build(), split=row.split(net), rounds=2, engine="sequential", codec=watched)
+    run = mo.fit(
+        net, DATA, row.build(), split=row.split(net), rounds=2, engine="sequential", settings=mo.Settings(codec=watched)
+    )
     assert len(seen) == 2 * 3
     algorithm = row.build()
     layout = declare_layouts(run._loop.problem, algorithm)[1]

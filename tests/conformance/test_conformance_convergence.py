@@ -36,7 +36,13 @@ def test_reaches_the_solution(row, weighting):
     rounds = 60 if "inner_steps" in row.one_step else 300
     task = vector_task(START["u"], START["v"])
     run = mo.fit(
-        task, federated(CLIENTS), algorithm, split=split, rounds=rounds, engine="vectorised", evaluate_every=rounds
+        task,
+        federated(CLIENTS),
+        algorithm,
+        split=split,
+        rounds=rounds,
+        engine="vectorised",
+        settings=mo.Settings(evaluate_every=rounds),
     )
     shared, own = expected(row, weighting)
     for k, value in shared.items():

@@ -70,7 +70,7 @@ def values(x):
 
 def malicious(change, where="upload"):
     """FedAlt whose clients (or server) send ``change(names -> tensors, personal)``."""
-    inner = mo.fedalt(shared_lr=0.1, personal_lr=0.1)
+    inner = mo.fedalt(shared=0.1, personal=0.1)
 
     def client_update(work, received, state):
         update, after = inner.client_update(work, received, state)
@@ -105,7 +105,7 @@ def test_the_guard_stops_an_upload(crime, engine):
 
 def test_the_guard_stops_a_broadcast():
     net = model()
-    inner = mo.fedalt(shared_lr=0.1, personal_lr=0.1)
+    inner = mo.fedalt(shared=0.1, personal=0.1)
     leaky = replace(inner, broadcast=lambda server: {**inner.broadcast(server), "head.bias": torch.zeros(3)})
     with pytest.raises(PrivacyError, match=r"^`broadcast` must be .*head\.bias.* \(round 1\)\.$"):
         mo.fit(net, DATA, leaky, split=mo.split.by_name(net, personal=["head"]), rounds=1, engine="sequential")

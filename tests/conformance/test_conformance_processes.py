@@ -7,6 +7,7 @@ import pytest
 import torch
 from conformance_table import NAMES, TABLE, mlp_problem
 from oracle_problems import federated, image_clients
+from run_settings import with_settings
 
 import moiety as mo
 from moiety import tree
@@ -88,8 +89,10 @@ def test_through_fit(row):
     net = mo.models.mlp(4, 3, hidden=(6,), seed=1)
     data = federated(image_clients(SIZES))
     options = {"split": row.split(net), "rounds": 3, "cohort": 5, "evaluate_every": 1}
-    one = mo.fit(net, data, row.build(**OPTIONS), engine="sequential", **options)
-    other = mo.fit(net, data, row.build(**OPTIONS), engine="processes:sequential", workers=2, **options)
+    one = mo.fit(net, data, row.build(**OPTIONS), **with_settings(engine="sequential", **options))
+    other = mo.fit(
+        net, data, row.build(**OPTIONS), **with_settings(engine="processes:sequential", workers=2, **options)
+    )
     assert [{**r, "seconds": 0} for r in one.history] == [{**r, "seconds": 0} for r in other.history]
     assert one.clients == other.clients
     assert one.ledger == other.ledger

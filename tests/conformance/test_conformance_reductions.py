@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients
 from torch import nn
 
@@ -32,12 +33,21 @@ def test_nothing_personal_makes_fedalt_and_fedsim_fedavg(engine, weighting, opti
     common = {**COMMON, **options, "weighting": weighting, "server": mo.server.adam(lr=0.05) if server else None}
     both = {"shared_lr": 0.1, "personal_lr": 0.7}
     algorithms = [
-        mo.fedavg(lr=0.1, epochs=2, **common),
-        mo.fedalt(**both, shared_epochs=2, personal_epochs=3, **common),
-        mo.fedsim(**both, epochs=2, **common),
+        flat(mo.fedavg, lr=0.1, epochs=2, **common),
+        flat(mo.fedalt, **both, shared_epochs=2, personal_epochs=3, **common),
+        flat(mo.fedsim, **both, epochs=2, **common),
     ]
     fits = [
-        mo.fit(net, DATA, a, split=mo.split.nothing(net), rounds=3, cohort=3, engine=engine, evaluate_every=3)
+        mo.fit(
+            net,
+            DATA,
+            a,
+            split=mo.split.nothing(net),
+            rounds=3,
+            cohort=3,
+            engine=engine,
+            settings=mo.Settings(evaluate_every=3),
+        )
         for a in algorithms
     ]
     for other in fits[1:]:
@@ -64,8 +74,8 @@ def plain_sgd(net, client, epochs, lr, momentum=0.0, weight_decay=0.0, clip=None
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1, "clip": 0.5}], ids=["plain", "all"])
 def test_local_only_is_plain_sgd_and_k_rounds_of_e_epochs_are_ke_epochs(engine, options):
-    algorithm = mo.local_only(lr=0.1, epochs=2, **COMMON, **options)
-    run = mo.fit(model(), DATA, algorithm, rounds=3, engine=engine, evaluate_every=3)
+    algorithm = flat(mo.local_only, lr=0.1, epochs=2, **COMMON, **options)
+    run = mo.fit(model(), DATA, algorithm, rounds=3, engine=engine, settings=mo.Settings(evaluate_every=3))
     for client in range(len(SIZES)):
         wanted = plain_sgd(model(), client, epochs=6, lr=0.1, **options)
         for name, p in run.parameters(client).items():
@@ -74,7 +84,9 @@ def test_local_only_is_plain_sgd_and_k_rounds_of_e_epochs_are_ke_epochs(engine, 
 
 def test_local_only_with_momentum_is_plain_sgd_within_a_round():
     options = {"momentum": 0.9, "weight_decay": 0.1}
-    run = mo.fit(model(), DATA, mo.local_only(lr=0.1, epochs=4, **COMMON, **options), rounds=1, engine="sequential")
+    run = mo.fit(
+        model(), DATA, flat(mo.local_only, lr=0.1, epochs=4, **COMMON, **options), rounds=1, engine="sequential"
+    )
     for client in range(len(SIZES)):
         wanted = plain_sgd(model(), client, epochs=4, lr=0.1, **options)
         for name, p in run.parameters(client).items():
@@ -96,7 +108,7 @@ def test_everything_personal_makes_fedalt_and_fedsim_local_training(build):
 def test_everything_personal_still_reports_a_training_loss():
     """The clients did train, on a loss of about log 3; a record of 0 would be a lie."""
     net = model()
-    algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.1, **COMMON)
+    algorithm = flat(mo.fedalt, shared_lr=0.1, personal_lr=0.1, **COMMON)
     run = mo.fit(net, DATA, algorithm, split=mo.split.everything(net), rounds=1, engine="sequential")
     found = run.history[-1]["train_loss"]
     assert found is None or 0.5 < found < 3
@@ -109,7 +121,7 @@ def test_everything_personal_with_an_adaptive_server_has_nothing_to_move_at_the_
         mo.fit(
             net,
             DATA,
-            mo.fedsim(shared_lr=0.1, personal_lr=0.1, server=server, **COMMON),
+            flat(mo.fedsim, shared_lr=0.1, personal_lr=0.1, server=server, **COMMON),
             split=mo.split.everything(net),
             rounds=2,
             engine="sequential",

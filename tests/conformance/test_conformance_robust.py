@@ -4,6 +4,7 @@ import pytest
 import torch
 from conformance_table import NAMES, TABLE
 from oracle_problems import federated, image_clients
+from run_settings import with_settings
 
 import moiety as mo
 from moiety.server import weighted_sum
@@ -40,7 +41,9 @@ def test_usable_with_every_algorithm(row, aggregator):
     attack = {"attack": mo.attack.inner_product_manipulation(epsilon=10.0), "attackers": [2]}
 
     def shared(aggregator, **more):
-        found = mo.fit(model, data, algorithm, **how, **more, aggregator=aggregator).shared_parameters()
+        found = mo.fit(
+            model, data, algorithm, **with_settings(**how, **more, aggregator=aggregator)
+        ).shared_parameters()
         return torch.cat([p.reshape(-1) for p in found.values()])
 
     alone, plain, robust = shared(MEAN), shared(MEAN, **attack), shared(aggregator, **attack)

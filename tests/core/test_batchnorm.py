@@ -43,17 +43,17 @@ def fit(algorithm, split, rounds=1, **options):
 
 
 def test_shared_statistics_are_the_weighted_mean():
-    run = fit(mo.fedavg(lr=0.1), mo.split.nothing(model(), running_stats="shared"))
+    run = fit(mo.fedavg(shared=0.1), mo.split.nothing(model(), running_stats="shared"))
     assert values(run.shared_parameters()) == pytest.approx([0.32, 2.24, 1], rel=1e-12)
     for client in ("ann", "bob"):
         assert values(run.parameters(client)) == pytest.approx([0.32, 2.24, 1], rel=1e-12)
-    uniform = fit(mo.fedavg(lr=0.1, weighting="uniform"), mo.split.nothing(model(), running_stats="shared"))
+    uniform = fit(mo.fedavg(shared=0.1, weighting="uniform"), mo.split.nothing(model(), running_stats="shared"))
     assert values(uniform.shared_parameters()) == pytest.approx([0.3, 2.05, 1], rel=1e-12)
 
 
 def test_shared_statistics_go_on_from_the_servers():
     """Second round: 0.9 * 0.32 + 0.2 = 0.488 and 0.9 * 0.32 + 0.4 = 0.688; (2 * 0.488 + 3 * 0.688) / 5 = 0.608."""
-    run = fit(mo.fedavg(lr=0.1), mo.split.nothing(model(), running_stats="shared"), rounds=2)
+    run = fit(mo.fedavg(shared=0.1), mo.split.nothing(model(), running_stats="shared"), rounds=2)
     found = values(run.shared_parameters())
     assert found[0] == pytest.approx(0.608, rel=1e-12)
     assert found[1] == pytest.approx(0.9 * 2.24 + 0.1 * (2 * 2 + 3 * 21) / 5, rel=1e-12)
@@ -65,13 +65,15 @@ def test_shared_statistics_go_on_from_the_servers():
 )
 def test_shared_statistics_never_go_through_the_servers_optimiser(server):
     for rounds, wanted in ((1, 0.32), (2, 0.608)):
-        run = fit(mo.fedavg(lr=0.1, server=server), mo.split.nothing(model(), running_stats="shared"), rounds=rounds)
+        run = fit(
+            mo.fedavg(shared=0.1, server=server), mo.split.nothing(model(), running_stats="shared"), rounds=rounds
+        )
         assert float(run.shared_parameters()[MEAN]) == pytest.approx(wanted, rel=1e-12)
 
 
 def test_personal_statistics_stay_with_their_client():
     """FedAvg by default: each has its own; the shared model alone has those of the start."""
-    run = fit(mo.fedavg(lr=0.1), mo.split.nothing(model()))
+    run = fit(mo.fedavg(shared=0.1), mo.split.nothing(model()))
     assert values(run.parameters("ann")) == pytest.approx([0.2, 1.1, 1], rel=1e-12)
     assert values(run.parameters("bob")) == pytest.approx([0.4, 3.0, 1], rel=1e-12)
     assert values(run.shared_parameters()) == [0.0, 1.0, 0]
@@ -81,7 +83,7 @@ def test_personal_statistics_stay_with_their_client():
 
 def test_personal_statistics_of_a_client_that_is_not_asked_do_not_move():
     records = []
-    run = fit(mo.fedavg(lr=0.1), mo.split.nothing(model()), cohort=1, on_round=lambda r, _: records.append(r))
+    run = fit(mo.fedavg(shared=0.1), mo.split.nothing(model()), cohort=1, on_round=lambda r, _: records.append(r))
     (asked,) = records[0].cohort
     wanted = {0: [0.2, 1.1, 1], 1: [0.4, 3.0, 1]}[asked]
     assert values(run.parameters(asked)) == pytest.approx(wanted, rel=1e-12)
@@ -95,7 +97,7 @@ def test_fedalt_moves_them_in_both_phases(running_stats):
     0.9 * 0.2 + 0.2 = 0.38 and 0.9 * 0.4 + 0.4 = 0.76; shared, (0.76 + 2.28) / 5 = 0.608. Two batches counted.
     """
     split = mo.split.by_name(model(), personal=["head"], running_stats=running_stats)
-    run = fit(mo.fedalt(shared_lr=0.1, personal_lr=0.1), split)
+    run = fit(mo.fedalt(shared=0.1, personal=0.1), split)
     found = [values(run.parameters(c))[::2] for c in ("ann", "bob")]
     if running_stats == "personal":
         assert np.array(found) == pytest.approx(np.array([[0.38, 2], [0.76, 2]]), rel=1e-12)
@@ -105,16 +107,16 @@ def test_fedalt_moves_them_in_both_phases(running_stats):
 
 def test_fedalt_without_a_personal_parameter_has_one_phase_only():
     """Statistics alone are personal: the v-phase has nothing to train, so it makes no pass, as FedAvg does none."""
-    run = fit(mo.fedalt(shared_lr=0.1, personal_lr=0.1), mo.split.nothing(model()))
+    run = fit(mo.fedalt(shared=0.1, personal=0.1), mo.split.nothing(model()))
     assert values(run.parameters("ann")) == pytest.approx([0.2, 1.1, 1], rel=1e-12)
-    plain = fit(mo.fedavg(lr=0.1), mo.split.nothing(model()))
+    plain = fit(mo.fedavg(shared=0.1), mo.split.nothing(model()))
     for name, p in plain.parameters("bob").items():
         torch.testing.assert_close(run.parameters("bob")[name], p, rtol=1e-12, atol=0)
 
 
 def test_the_training_step_uses_the_batchs_own_statistics():
     """The whole first step of FedAvg by an ordinary module in training mode."""
-    run = fit(mo.fedavg(lr=0.1), mo.split.nothing(model()))
+    run = fit(mo.fedavg(shared=0.1), mo.split.nothing(model()))
     total = {}
     for x in XS:
         net = model().train()
@@ -126,7 +128,7 @@ def test_the_training_step_uses_the_batchs_own_statistics():
 
 
 def test_evaluation_uses_the_clients_running_statistics():
-    run = fit(mo.fedavg(lr=0.1), mo.split.nothing(model()))
+    run = fit(mo.fedavg(shared=0.1), mo.split.nothing(model()))
     for client, x in enumerate(XS):
         p = run.parameters(client)
         normal = (x - float(p[MEAN])) / np.sqrt(float(p[VARIANCE]) + 1e-5)
@@ -139,8 +141,8 @@ def test_evaluation_uses_the_clients_running_statistics():
 def test_vectorised_refuses_and_auto_falls_back():
     split = mo.split.nothing(model())
     with pytest.raises(MoietyError, match=r"^`engine` must be able to pad .*BatchNorm.* Use engine sequential\.$"):
-        mo.fit(model(), DATA, mo.fedavg(lr=0.1), split=split, rounds=1, engine="vectorised")
-    run = mo.fit(model(), DATA, mo.fedavg(lr=0.1), split=split, rounds=1, engine="auto")
+        mo.fit(model(), DATA, mo.fedavg(shared=0.1), split=split, rounds=1, engine="vectorised")
+    run = mo.fit(model(), DATA, mo.fedavg(shared=0.1), split=split, rounds=1, engine="auto")
     assert run.engine.endswith("sequential")
     assert values(run.parameters("ann")) == pytest.approx([0.2, 1.1, 1], rel=1e-12)
 
@@ -170,7 +172,7 @@ def test_instance_norm_with_running_statistics_is_refused_or_right(running_stats
     wanted = [0.1, 0.15] if running_stats == "personal" else [(3 * 0.1 + 4 * 0.15) / 7] * 2
     for engine in ("sequential", "vectorised"):
         try:
-            run = mo.fit(net, data, mo.fedavg(lr=0.1), split=split, rounds=1, engine=engine)
+            run = mo.fit(net, data, mo.fedavg(shared=0.1), split=split, rounds=1, engine=engine)
         except MoietyError:
             assert engine == "vectorised"
             continue
@@ -181,4 +183,4 @@ def test_a_client_that_batchnorm_cannot_train_on_is_named():
     """One row is no batch for BatchNorm."""
     data = federated([{"x": np.ones((2, 1)), "y": np.ones((2, 1))}, {"x": np.ones((1, 1)), "y": np.ones((1, 1))}])
     with pytest.raises(MoietyError, match=r"`data` must be at least two training rows.*got 1 for client client-1"):
-        mo.fit(model(), data, mo.fedavg(lr=0.1), rounds=1, engine="sequential")
+        mo.fit(model(), data, mo.fedavg(shared=0.1), rounds=1, engine="sequential")

@@ -164,7 +164,7 @@ def test_without_the_private_functions_of_torch_the_numbers_are_the_same(monkeyp
     )
 
     def run() -> mo.Run:
-        algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.2, personal_epochs=2, batch_size=4)
+        algorithm = mo.fedalt(shared=mo.sgd(0.1, batch_size=4), personal=mo.sgd(0.2, epochs=2, batch_size=4))
         return mo.fit(model, data, algorithm, split=mo.split.output_layer(model), rounds=3, engine="vectorised")
 
     fast = run()

@@ -23,7 +23,7 @@ FENCED = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NEEDS_DATA = {"docs/algorithms/glocal_sgd.md": "letter.npz"}
 SHORT = {
     "fit": {"rounds": 1, "engine": "sequential"},
-    "stage": {"rounds": 1},
+    "Stage": {"rounds": 1},
     "pipeline": {"engine": "sequential"},
     "resume": {"rounds": 2},
 }

@@ -21,7 +21,7 @@ def model():
     return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 3))
 
 
-ALGORITHM = mo.fedavg(lr=0.1, shuffle=False)
+ALGORITHM = mo.fedavg(shared=mo.sgd(0.1, shuffle=False))
 
 
 def uploads(order, round=0, seed=0):

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, problem_of
+from run_settings import with_settings
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -203,7 +205,7 @@ def problem_for(model: nn.Module, data: mo.FederatedData, split: Any, *, partial
 def alternating(**options: Any) -> mo.Algorithm:
     common = {"batch_size": 4, "momentum": 0.5, "weight_decay": 0.01}
     both = {"shared_lr": 0.05, "personal_lr": 0.1, "personal_epochs": 3, "shared_epochs": 2}
-    return mo.fedalt(**{**common, **both, **options})
+    return flat(mo.fedalt, **{**common, **both, **options})
 
 
 def trained(problem: Problem, engine: Any, rounds: int = 2, algorithm: mo.Algorithm | None = None) -> Any:
@@ -356,7 +358,15 @@ def test_fit_with_and_without(engine):
     model = made(mlp)
     split = mo.split.by_name(model, personal=["head"])
     with_it, without = (
-        mo.fit(model, rows_of("vectors"), alternating(), split=split, rounds=2, engine=engine, partial=partial)
+        mo.fit(
+            model,
+            rows_of("vectors"),
+            alternating(),
+            split=split,
+            rounds=2,
+            engine=engine,
+            settings=mo.Settings(partial=partial),
+        )
         for partial in (True, False)
     )
     for client in range(len(SIZES)):
@@ -371,10 +381,10 @@ def test_a_resumed_run_keeps_partial_as_it_was(tmp_path):
     model = mo.models.mlp(4, 3, hidden=(6,), seed=2)
     split = mo.split.by_name(model, personal=["head"])
     options: dict[str, Any] = {"split": split, "engine": "sequential", "partial": False}
-    mo.fit(model, rows_of("vectors"), alternating(), rounds=1, out=tmp_path / "run", **options)
+    mo.fit(model, rows_of("vectors"), alternating(), **with_settings(rounds=1, out=tmp_path / "run", **options))
     run = mo.resume(tmp_path / "run", rounds=2, data=rows_of("vectors"))
     assert run._loop.problem.partial is False
-    whole = mo.fit(model, rows_of("vectors"), alternating(), rounds=2, **options)
+    whole = mo.fit(model, rows_of("vectors"), alternating(), **with_settings(rounds=2, **options))
     assert run.ledger["flops"] == whole.ledger["flops"]
 
 
@@ -563,7 +573,15 @@ def test_fit_warns_once():
     with pytest.warns(UserWarning, match="Partial evaluation is off") as caught:
         run = mo.fit(model, rows_of("vectors"), alternating(), split=split, rounds=2, engine="sequential")
     assert len(caught) == 1
-    whole = mo.fit(model, rows_of("vectors"), alternating(), split=split, rounds=2, engine="sequential", partial=False)
+    whole = mo.fit(
+        model,
+        rows_of("vectors"),
+        alternating(),
+        split=split,
+        rounds=2,
+        engine="sequential",
+        settings=mo.Settings(partial=False),
+    )
     for client in range(len(SIZES)):
         agree(run.parameters(client), whole.parameters(client), 0.0)
     assert run.ledger == whole.ledger
@@ -694,9 +712,9 @@ def test_the_ledgers_flops_by_hand():
     algorithm = alternating(shared_epochs=1)
     options: dict[str, Any] = {"split": split, "rounds": 2}
     for engine in ("sequential", "vectorised"):
-        run = mo.fit(model, rows_of("vectors"), algorithm, engine=engine, **options)
+        run = mo.fit(model, rows_of("vectors"), algorithm, **with_settings(engine=engine, **options))
         assert run.ledger["flops"] == 2 * 432 * sum(SIZES)
-    run = mo.fit(model, rows_of("vectors"), algorithm, engine="sequential", partial=False, **options)
+    run = mo.fit(model, rows_of("vectors"), algorithm, **with_settings(engine="sequential", partial=False, **options))
     assert run.ledger["flops"] == 2 * 528 * sum(SIZES)
 
 

@@ -11,7 +11,9 @@ PUBLIC = [
     "Metric",
     "MoietyError",
     "Run",
+    "Settings",
     "Split",
+    "Stage",
     "Task",
     "advise",
     "aggregator",
@@ -54,7 +56,6 @@ PUBLIC = [
     "server",
     "solver",
     "split",
-    "stage",
     "sub_fedavg",
     "subsampling",
 ]

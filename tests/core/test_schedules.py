@@ -64,7 +64,7 @@ def test_the_schedule_is_told_the_round_from_0_and_the_rounds_asked_for():
     told = []
     own = Schedule(lambda t, rounds: told.append((t, rounds)) or 1.0)
     data = federated([{"a": np.ones(1), "b": np.ones(1), "y": np.ones(1)}])
-    algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.1, schedule=own)
+    algorithm = mo.fedalt(shared=0.1, personal=0.1, schedule=own)
     mo.fit(scalar_task(), data, algorithm, split=split_of(["u"], ["v"]), rounds=3, engine="sequential")
     assert told == [(0, 3), (1, 3), (2, 3)]
 
@@ -72,7 +72,7 @@ def test_the_schedule_is_told_the_round_from_0_and_the_rounds_asked_for():
 def test_a_schedule_of_ones_own_can_be_used_in_a_run_with_a_folder(tmp_path):
     """It cannot be written to a configuration, but that must not stop the run."""
     data = federated([{"a": np.ones(1), "b": np.ones(1), "y": np.ones(1)}])
-    algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.1, schedule=Schedule(lambda t, rounds: 1.0))
+    algorithm = mo.fedalt(shared=0.1, personal=0.1, schedule=Schedule(lambda t, rounds: 1.0))
     split = split_of(["u"], ["v"])
     run = mo.fit(scalar_task(), data, algorithm, split=split, rounds=1, engine="sequential", out=tmp_path / "run")
     assert run.history[-1]["round"] == 1

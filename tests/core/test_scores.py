@@ -206,5 +206,5 @@ def test_a_label_without_an_output_is_refused_in_one_line(outputs, label):
     data = mo.data.from_arrays({"x": np.ones((4, 2)), "y": [0, 1, 1, label]}, client=[0, 0, 1, 1], test=0)
     words = f"`y` must be a label from 0 to {label - 1}, the model's outputs, got {label} for client 1."
     with pytest.raises(mo.MoietyError) as error:
-        mo.fit(mo.models.linear(2, outputs), data, mo.central(lr=0.1), rounds=1, loss="one_versus_all")
+        mo.fit(mo.models.linear(2, outputs), data, mo.central(shared=0.1), rounds=1, loss="one_versus_all")
     assert str(error.value) == words

@@ -59,7 +59,7 @@ def test_they_find_the_least_squares_solution(solver, engine):
 @ENGINES
 def test_gradient_descent_in_closed_form(engine):
     """After tau steps on all data: w - w* = (I - gamma H)^tau (w0 - w*)."""
-    found, _ = solved(mo.solver.sgd(lr=0.3, steps=7), engine)
+    found, _ = solved(mo.sgd(0.3, steps=7), engine)
     for data, w in zip(CLIENTS, found, strict=True):
         best = ref.inner(data, THETA)
         shrink = np.linalg.matrix_power(np.eye(4) - 0.3 * quadratic(data)[0], 7)
@@ -199,8 +199,8 @@ def test_no_step_where_the_curvature_is_negative():
         (mo.solver.conjugate_gradient(steps=5), 48 + 72 + 5 * 72),
         (mo.solver.exact(), 48 + 72 + 21 * 72),
         (mo.solver.lbfgs(steps=3), 48 + 4 * 72),
-        (mo.solver.sgd(lr=0.1, steps=6), 48 + 6 * 72),
-        (mo.solver.sgd(lr=0.1, epochs=2, batch_size=2), 48 + 2 * 72),
+        (mo.sgd(0.1, steps=6), 48 + 6 * 72),
+        (mo.sgd(0.1, epochs=2, batch_size=2), 48 + 2 * 72),
     ],
     ids=["cg-1", "cg-5", "exact", "lbfgs-3", "sgd-6", "sgd-epochs"],
 )
@@ -213,7 +213,7 @@ def test_the_shared_part_is_computed_once(engine, solver, personal):
     """
     net = mo.models.mlp(4, 3, hidden=(6,), seed=1)
     data = federated(image_clients((5, 1, 9)))
-    algorithm = mo.ffgg(lr=0.1, solver=solver)
+    algorithm = mo.ffgg(shared=0.1, personal=solver)
     run = mo.fit(net, data, algorithm, split=mo.split.output_layer(net), rounds=1, engine=engine.name)
     assert run.ledger["flops"] == 15 * (personal + 84 + 84)
 
@@ -240,10 +240,10 @@ def test_a_random_start_has_the_scale_of_the_first_values_and_one_draw_for_all()
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: mo.solver.sgd(lr=0, steps=1), r"`solver\.lr` must be > 0 and finite, got 0\."),
-        (lambda: mo.solver.sgd(lr=0.1), r"`solver\.steps` must be given, or solver\.epochs, got neither\."),
-        (lambda: mo.solver.sgd(lr=0.1, steps=1, epochs=1), r"`solver\.epochs` must be left out where solver\.steps is"),
-        (lambda: mo.solver.sgd(lr=0.1, steps=1, batch_size=0), r"`batch_size` must be >= 1, got 0\."),
+        (lambda: mo.sgd(0, steps=1), r"`solver\.lr` must be > 0 and finite, got 0\."),
+        (lambda: mo.sgd(0.1), r"`solver\.steps` must be given, or solver\.epochs, got neither\."),
+        (lambda: mo.sgd(0.1, steps=1, epochs=1), r"`solver\.epochs` must be left out where solver\.steps is"),
+        (lambda: mo.sgd(0.1, steps=1, batch_size=0), r"`batch_size` must be >= 1, got 0\."),
         (lambda: mo.solver.conjugate_gradient(steps=0), r"`solver\.steps` must be >= 1, got 0\."),
         (
             lambda: mo.solver.conjugate_gradient(steps=1, tolerance=1),
@@ -288,7 +288,7 @@ def test_a_hessian_that_is_too_large_is_refused(engine):
         mo.fit(
             net,
             data,
-            mo.ffgg(lr=0.1, solver=mo.solver.exact()),
+            mo.ffgg(shared=0.1, personal=mo.solver.exact()),
             split=mo.split.output_layer(net),
             rounds=1,
             engine=engine.name,

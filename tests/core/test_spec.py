@@ -16,9 +16,9 @@ from moiety.spec import build, plain, recorded, spec_of, writable
 from moiety.types import Schedule
 
 CASES = [
-    (mo.fedavg(lr=0.1), {"name": "fedavg", "lr": 0.1}),
+    (mo.fedavg(shared=0.1), {"name": "fedavg", "lr": 0.1}),
     (
-        mo.fedalt(shared_lr=0.1, personal_lr=0.2, personal_steps=3, clip=0.5, stateful=False),
+        mo.fedalt(shared=mo.sgd(0.1, clip=0.5), personal=mo.sgd(0.2, steps=3, clip=0.5), stateful=False),
         {
             "name": "fedalt",
             "shared_lr": 0.1,
@@ -29,9 +29,7 @@ CASES = [
         },
     ),
     (
-        mo.fedsim(
-            shared_lr=1.0, personal_lr=2.0, server=mo.server.adam(lr=0.01), schedule=mo.schedule.linear(warmup=0.3)
-        ),
+        mo.fedsim(shared=1.0, personal=2.0, server=mo.server.adam(lr=0.01), schedule=mo.schedule.linear(warmup=0.3)),
         {
             "name": "fedsim",
             "shared_lr": 1.0,
@@ -40,14 +38,17 @@ CASES = [
             "schedule": {"name": "linear", "warmup": 0.3},
         },
     ),
-    (mo.local_only(lr=0.3, epochs=2, shuffle=False), {"name": "local_only", "lr": 0.3, "epochs": 2, "shuffle": False}),
-    (mo.finetune(lr=0.3, epochs=5), {"name": "finetune", "lr": 0.3, "epochs": 5}),
     (
-        mo.ditto(form="finetune", personal_lr=0.1, personal_epochs=5, pull=0.2),
+        mo.local_only(personal=mo.sgd(0.3, epochs=2, shuffle=False)),
+        {"name": "local_only", "lr": 0.3, "epochs": 2, "shuffle": False},
+    ),
+    (mo.finetune(personal=mo.sgd(0.3, epochs=5)), {"name": "finetune", "lr": 0.3, "epochs": 5}),
+    (
+        mo.ditto(personal=mo.sgd(0.1, epochs=5, pull=0.2), form="finetune"),
         {"name": "ditto", "form": "finetune", "personal_lr": 0.1, "personal_epochs": 5, "pull": 0.2},
     ),
     (
-        mo.pfedme(lr=0.1, personal_lr=0.2, pull=15, inner_steps=3, server=mo.server.sgd(lr=0.5)),
+        mo.pfedme(shared=0.1, personal=mo.sgd(0.2, pull=15, steps=3), server=mo.server.sgd(lr=0.5)),
         {
             "name": "pfedme",
             "lr": 0.1,
@@ -57,11 +58,14 @@ CASES = [
             "server": {"name": "sgd", "lr": 0.5},
         },
     ),
-    (mo.fedper(lr=0.1, epochs=4, momentum=0.9), {"name": "fedper", "lr": 0.1, "epochs": 4, "momentum": 0.9}),
-    (mo.fedrep(lr=0.1, shared_steps=1), {"name": "fedrep", "lr": 0.1, "shared_steps": 1}),
+    (
+        mo.fedper(shared=mo.sgd(0.1, epochs=4, momentum=0.9)),
+        {"name": "fedper", "lr": 0.1, "epochs": 4, "momentum": 0.9},
+    ),
+    (mo.fedrep(shared=mo.sgd(0.1, steps=1)), {"name": "fedrep", "lr": 0.1, "shared_steps": 1}),
     (
         mo.fedpop(
-            kernel=mo.kernel.sgld(step=0.01, batch_size=8), shared_lr=0.1, prior=mo.prior.laplace(scale=0.5), samples=4
+            shared=0.1, personal=mo.kernel.sgld(step=0.01, batch_size=8), prior=mo.prior.laplace(scale=0.5), samples=4
         ),
         {
             "name": "fedpop",
@@ -71,19 +75,19 @@ CASES = [
             "samples": 4,
         },
     ),
-    (mo.lg_fedavg(lr=0.1, weighting="uniform"), {"name": "lg_fedavg", "lr": 0.1, "weighting": "uniform"}),
+    (mo.lg_fedavg(shared=0.1, weighting="uniform"), {"name": "lg_fedavg", "lr": 0.1, "weighting": "uniform"}),
     (
-        mo.per_fedavg(lr=0.1, personal_lr=0.01, form="first_order", personal_steps=2),
+        mo.per_fedavg(shared=0.1, personal=mo.sgd(0.01, steps=2), form="first_order"),
         {"name": "per_fedavg", "lr": 0.1, "personal_lr": 0.01, "form": "first_order", "personal_steps": 2},
     ),
-    (mo.apfl(lr=0.1, alpha=0.25, alpha_lr=0.2), {"name": "apfl", "lr": 0.1, "alpha": 0.25, "alpha_lr": 0.2}),
+    (mo.apfl(shared=0.1, alpha=0.25, alpha_lr=0.2), {"name": "apfl", "lr": 0.1, "alpha": 0.25, "alpha_lr": 0.2}),
     (
-        mo.ffgg(lr=0.1, solver=mo.solver.conjugate_gradient(steps=5), random_start=3),
+        mo.ffgg(shared=0.1, personal=mo.solver.conjugate_gradient(steps=5), random_start=3),
         {"name": "ffgg", "lr": 0.1, "solver": {"name": "conjugate_gradient", "steps": 5}, "random_start": 3},
     ),
     (
         mo.local_ffgg(
-            shared_lr=0.1, personal_lr=0.2, solver=mo.solver.sgd(lr=0.3, epochs=1, batch_size=8), steps=4, shuffle=False
+            shared=mo.sgd(0.1, steps=4, shuffle=False), personal=0.2, solver=mo.sgd(0.3, epochs=1, batch_size=8)
         ),
         {
             "name": "local_ffgg",
@@ -95,7 +99,7 @@ CASES = [
         },
     ),
     (
-        mo.scaffold(lr=0.1, option="I", batch_size=8, server=mo.server.sgd(lr=0.5)),
+        mo.scaffold(shared=mo.sgd(0.1, batch_size=8), option="I", server=mo.server.sgd(lr=0.5)),
         {
             "name": "scaffold",
             "lr": 0.1,
@@ -104,13 +108,15 @@ CASES = [
             "server": {"name": "sgd", "lr": 0.5},
         },
     ),
-    (mo.local_gd(lr=0.1, steps=5), {"name": "local_gd", "lr": 0.1, "steps": 5}),
+    (mo.local_gd(shared=mo.sgd(0.1, steps=5)), {"name": "local_gd", "lr": 0.1, "steps": 5}),
     (
-        mo.l2gd(lr=0.1, pull=0.2, probability=0.05, coins=3),
+        mo.l2gd(personal=mo.sgd(0.1, pull=0.2), probability=0.05, coins=3),
         {"name": "l2gd", "lr": 0.1, "pull": 0.2, "probability": 0.05, "coins": 3},
     ),
     (
-        mo.fedspa(lr=0.1, density=0.4, search="rsm", masks="different", schedule=mo.schedule.geometric(factor=0.998)),
+        mo.fedspa(
+            shared=0.1, density=0.4, search="rsm", masks="different", schedule=mo.schedule.geometric(factor=0.998)
+        ),
         {
             "name": "fedspa",
             "lr": 0.1,
@@ -120,10 +126,17 @@ CASES = [
             "schedule": {"name": "geometric", "factor": 0.998},
         },
     ),
-    (mo.sub_fedavg(lr=0.1, distance=0.0, epochs=3), {"name": "sub_fedavg", "lr": 0.1, "distance": 0.0, "epochs": 3}),
-    (mo.subsampling(lr=0.1, rescale=True), {"name": "subsampling", "lr": 0.1, "rescale": True}),
     (
-        mo.glocal_sgd(shared_lr=0.1, personal_lr=0.2, rule="adagrad", longest_round_trip=4, personal_radius=2.0),
+        mo.sub_fedavg(shared=mo.sgd(0.1, epochs=3), distance=0.0),
+        {"name": "sub_fedavg", "lr": 0.1, "distance": 0.0, "epochs": 3},
+    ),
+    (mo.subsampling(shared=0.1, rescale=True), {"name": "subsampling", "lr": 0.1, "rescale": True}),
+    (
+        mo.glocal_sgd(
+            shared=mo.online(0.1, rule="adagrad"),
+            personal=mo.online(0.2, rule="adagrad", radius=2.0),
+            longest_round_trip=4,
+        ),
         {
             "name": "glocal_sgd",
             "shared_lr": 0.1,
@@ -133,8 +146,8 @@ CASES = [
             "personal_radius": 2.0,
         },
     ),
-    (mo.central(lr=0.1, radius=3.0), {"name": "central", "lr": 0.1, "radius": 3.0}),
-    (mo.independent(lr=0.1, steps=20), {"name": "independent", "lr": 0.1, "steps": 20}),
+    (mo.central(shared=mo.online(0.1, radius=3.0)), {"name": "central", "lr": 0.1, "radius": 3.0}),
+    (mo.independent(personal=mo.online(0.1, steps=20)), {"name": "independent", "lr": 0.1, "steps": 20}),
 ]
 
 
@@ -211,21 +224,21 @@ def test_what_no_file_can_hold_is_left_out():
 def test_a_thing_of_ones_own_that_could_carry_a_spec_but_does_not_is_named():
     """A schedule made by hand has an empty spec: there is nothing to write, and the table says what is missing."""
     own = Schedule(lambda t, rounds: 1.0)
-    assert mo.fedavg(lr=0.1, schedule=own).spec == {"name": "fedavg", "lr": 0.1, "own": "schedule"}
+    assert mo.fedavg(shared=0.1, schedule=own).spec == {"name": "fedavg", "lr": 0.1, "own": "schedule"}
 
 
 def test_build_gives_what_files_cannot_hold():
     def table(model, width: int = 1):
         return (model, width)
 
-    assert build("split", {"table": table}, {"name": "table", "width": 2}, given={"model": "net"}) == ("net", 2)
+    assert build("split", {"table": table}, {"name": "table", "width": 2}, extra={"model": "net"}) == ("net", 2)
     with pytest.raises(MoietyError, match=r"known keys for table, got model"):
-        build("split", {"table": table}, {"name": "table", "model": 2}, given={"model": "net"})
+        build("split", {"table": table}, {"name": "table", "model": 2}, extra={"model": "net"})
 
 
 @pytest.mark.parametrize("kernel", [3, ["a"], None])
 def test_what_is_neither_a_name_nor_a_table_is_one_line(kernel):
-    with pytest.raises(MoietyError, match=r"`algorithm.kernel` must be a name, or a table with one, got"):
+    with pytest.raises(MoietyError, match=r"`algorithm.kernel` must be a name or a table with a name, got"):
         algorithm_from({"name": "fedpop", "kernel": kernel, "shared_lr": 0.1})
 
 

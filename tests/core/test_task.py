@@ -237,7 +237,7 @@ def test_a_task_of_functions_may_have_whole_numbered_targets():
     """
     task = from_functions({"w": torch.zeros((), dtype=torch.float64)}, lambda p, b: p["w"].exp() - b["y"] * p["w"])
     data = federated([{"y": torch.tensor([0, 3, 4]).numpy()}])
-    run = mo.fit(task, data, mo.fedavg(lr=0.1), split=split_of(["w"]), rounds=1, engine="sequential")
+    run = mo.fit(task, data, mo.fedavg(shared=0.1), split=split_of(["w"]), rounds=1, engine="sequential")
     assert float(run.shared_parameters()["w"]) == pytest.approx(2 / 15, rel=1e-12)
 
 
@@ -245,7 +245,7 @@ def test_a_task_of_functions_needs_no_column_y():
     """Columns are free: F = mean (w - x)^2 / 2 from 0 on x = 1, 3 with rate 1/2 gives w = 1."""
     task = from_functions({"w": torch.zeros((), dtype=torch.float64)}, lambda p, b: (p["w"] - b["x"]).square() / 2)
     data = federated([{"x": torch.tensor([1.0, 3.0]).numpy()}])
-    run = mo.fit(task, data, mo.fedavg(lr=0.5), split=split_of(["w"]), rounds=1, engine="sequential")
+    run = mo.fit(task, data, mo.fedavg(shared=0.5), split=split_of(["w"]), rounds=1, engine="sequential")
     assert float(run.shared_parameters()["w"]) == pytest.approx(1.0, rel=1e-12)
 
 
@@ -288,7 +288,7 @@ def test_device_memory_is_the_formula_of_appendix_b4(personal, wanted):
     run = mo.fit(
         net,
         data,
-        mo.fedsim(shared_lr=0.1, personal_lr=0.1),
+        mo.fedsim(shared=0.1, personal=0.1),
         split=mo.split.by_name(net, personal=personal),
         rounds=1,
         engine="sequential",
@@ -314,5 +314,5 @@ def test_a_frozen_whole_numbered_parameter_is_no_obstacle():
             return self.head(x[:, self.order])
 
     data = federated([{"x": torch.randn(3, 2).numpy(), "y": torch.randn(3, 1).numpy()}])
-    run = mo.fit(Picks(), data, mo.fedavg(lr=0.1), rounds=1, engine="sequential")
+    run = mo.fit(Picks(), data, mo.fedavg(shared=0.1), rounds=1, engine="sequential")
     assert run.shared_parameters()["order"].tolist() == [1, 0]

@@ -74,11 +74,11 @@ def test_features_are_standardised_over_training_rows(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"clients": 0}, "`clients` must be an integer of at least 1, got 0."),
+        ({"clients": 0}, "`clients` must be >= 1, got 0."),
         ({"merged": 1.0}, "`merged` must be > 0 and < 1, got 1.0."),
         ({"merged": 0.05}, "`merged` must be a share that leaves classes on both sides of 10, got 0.05."),
         ({"clients": 40}, "`clients` must be such that 3 merged classes have 30 rows for each, got 40."),
-        ({"per_class": 1.5}, "`per_class` must be an integer of at least 1, got 1.5."),
+        ({"per_class": 1.5}, "`per_class` must be a whole number, got 1.5."),
     ],
 )
 def test_one_line_for_wrong_arguments(numbered, options, words):

@@ -172,8 +172,8 @@ IDS = ["a", "a", "b", "b"]
             {"test": [False, False, True, True]},
             "`test` must be such that every client keeps a training row, got none for client 'b'.",
         ),
-        (GOOD, IDS, {"seed": 0.5}, "`seed` must be an integer, got 0.5."),
-        (GOOD, IDS, {"seed": True}, "`seed` must be an integer, got True."),
+        (GOOD, IDS, {"seed": 0.5}, "`seed` must be a whole number, got 0.5."),
+        (GOOD, IDS, {"seed": True}, "`seed` must be a whole number, got True."),
         (
             {"x": np.array([2**63], dtype=np.uint64)},
             [0],
@@ -236,7 +236,7 @@ def test_from_clients_splits_as_from_arrays_does() -> None:
         ),
         (
             {"a": {"x": [1.0, 2.0], "y": [1]}},
-            "`columns` must be of one length in client 'a', got {'x': 2, 'y': 1}.",
+            "`columns` must be of one length in client 'a', got {'x': 2, 'y': 1}. Every column has one entry per row.",
         ),
         (
             {"a": {"x": [1.0]}, "b": {"x": [0.0, np.nan]}},

@@ -181,7 +181,7 @@ def test_natural_ids_for_data_with_a_test_set_use_own_rows(folder: Path) -> None
     [
         ("digit", {}, "`name` must be one of the known names, got 'digit'. Did you mean digits?"),
         ("digits", {}, "`clients` must be a number for digits, dealt so, got none. Say how many clients to make."),
-        ("digits", {"clients": 0}, "`clients` must be an integer of at least 1, got 0."),
+        ("digits", {"clients": 0}, "`clients` must be >= 1, got 0."),
         (
             "digits",
             {"clients": 1798},
@@ -197,7 +197,7 @@ def test_natural_ids_for_data_with_a_test_set_use_own_rows(folder: Path) -> None
             {"clients": 5, "partition": "iid"},
             "`partition` must be one such as iid() or dirichlet(0.3), got str.",
         ),
-        ("digits", {"clients": 5, "seed": 1.5}, "`seed` must be an integer, got 1.5."),
+        ("digits", {"clients": 5, "seed": 1.5}, "`seed` must be a whole number, got 1.5."),
         ("digits", {"clients": 5, "test": 1}, "`test` must be a share from 0 to below 1, got 1."),
         ("digits", {"clients": 5, "validation": 2}, "`validation` must be a share from 0 to below 1, got 2."),
         (
@@ -220,7 +220,7 @@ def test_natural_ids_for_data_with_a_test_set_use_own_rows(folder: Path) -> None
         (
             "digits",
             {"clients": 5, "validation_in_train": "yes"},
-            "`validation_in_train` must be true or false, got 'yes'.",
+            "`validation_in_train` must be true or false, got 'yes' (str).",
         ),
         (
             "satimage",
@@ -230,7 +230,7 @@ def test_natural_ids_for_data_with_a_test_set_use_own_rows(folder: Path) -> None
         (
             "satimage",
             {"clients": 5, "test_per_client": -1},
-            "`test_per_client` must be an integer of at least 0, got -1.",
+            "`test_per_client` must be >= 0, got -1.",
         ),
         ("isolet", {"clients": 5}, "`clients` must be at most the 4 natural ones of isolet, got 5."),
         (

@@ -222,14 +222,14 @@ def test_rows_are_dealt_as_types_say() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: dirichlet(0), "`alpha` must be a finite number > 0, got 0."),
-        (lambda: dirichlet(float("inf")), "`alpha` must be a finite number > 0, got inf."),
-        (lambda: dirichlet(float("nan")), "`alpha` must be a finite number > 0, got nan."),
-        (lambda: dirichlet(True), "`alpha` must be a finite number > 0, got True."),
-        (lambda: dirichlet(1.0, min_examples=0), "`min_examples` must be an integer of at least 1, got 0."),
-        (lambda: quantity(-1.0), "`alpha` must be a finite number > 0, got -1.0."),
-        (lambda: shards(0), "`per_client` must be an integer of at least 1, got 0."),
-        (lambda: classes_per_client(1.5), "`classes` must be an integer of at least 1, got 1.5."),
+        (lambda: dirichlet(0), "`alpha` must be > 0 and finite, got 0."),
+        (lambda: dirichlet(float("inf")), "`alpha` must be > 0 and finite, got inf."),
+        (lambda: dirichlet(float("nan")), "`alpha` must be > 0 and finite, got nan."),
+        (lambda: dirichlet(True), "`alpha` must be > 0 and finite, got True."),
+        (lambda: dirichlet(1.0, min_examples=0), "`min_examples` must be >= 1, got 0."),
+        (lambda: quantity(-1.0), "`alpha` must be > 0 and finite, got -1.0."),
+        (lambda: shards(0), "`per_client` must be >= 1, got 0."),
+        (lambda: classes_per_client(1.5), "`classes` must be a whole number, got 1.5."),
         (lambda: natural([0.5]), "`ids` must be one integer or string for each row, got float64 of shape [1]."),
     ],
 )
@@ -246,8 +246,8 @@ SIX = np.array([0, 0, 0, 1, 1, 2])
     ("partition", "labels", "clients", "text"),
     [
         (iid(), SIX, 7, "`clients` must be at most the number of rows, 6, got 7. Use fewer clients."),
-        (iid(), SIX, 0, "`clients` must be an integer of at least 1, got 0."),
-        (iid(), SIX, 2.0, "`clients` must be an integer of at least 1, got 2.0."),
+        (iid(), SIX, 0, "`clients` must be >= 1, got 0."),
+        (iid(), SIX, 2.0, "`clients` must be a whole number, got 2.0."),
         (
             dirichlet(1.0),
             None,

@@ -32,7 +32,9 @@ def work(out: Path, rounds: int) -> None:
         mo.resume(out, data=FED)
         return
     model = mlp()
-    algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5, server=mo.server.adam(lr=0.05))
+    algorithm = mo.fedalt(
+        shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5), server=mo.server.adam(lr=0.05)
+    )
     mo.fit(
         model,
         FED,
@@ -41,10 +43,8 @@ def work(out: Path, rounds: int) -> None:
         rounds=rounds,
         seed=5,
         engine="sequential",
-        evaluate_every=2,
-        checkpoint_every=1,
+        settings=mo.Settings(evaluate_every=2, checkpoint_every=1, clock=CLOCKS[out.name.partition("-")[0]]),
         out=out,
-        clock=CLOCKS[out.name.partition("-")[0]],
     )
 
 

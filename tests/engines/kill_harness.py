@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from engine_cases import batch_norm_net, federation, folder_contents
+from run_settings import with_settings
 
 import moiety as mo
 
@@ -36,9 +37,12 @@ def work(out: Path, rounds: int) -> None:
         return
     model = batch_norm_net()
     split = mo.split.by_name(model, personal=["head"], running_stats="shared")
-    algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5, server=mo.server.adam(lr=0.05))
+    algorithm = mo.fedalt(
+        shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5), server=mo.server.adam(lr=0.05)
+    )
     options: dict[str, Any] = {"rounds": rounds, "cohort": 3, "engine": "sequential"}
-    mo.fit(model, FED, algorithm, split=split, evaluate_every=1, checkpoint_every=1, seed=5, out=out, **options)
+    settings = mo.Settings(evaluate_every=1, checkpoint_every=1)
+    mo.fit(model, FED, algorithm, **with_settings(split=split, seed=5, out=out, settings=settings, **options))
 
 
 def start(out: Path, rounds: int, before: Callable[[], None] = lambda: None) -> int:

@@ -34,8 +34,8 @@ def work(out: Path, rounds: int) -> None:
         return
     adapters = {"name": "adapters", "width": 2, "targets": ["hidden1"]}
     stages = [
-        mo.stage(mo.fedalt(shared_lr=0.1, personal_lr=0.2), rounds=rounds, cohort=3, split=adapters),
-        mo.stage(mo.finetune(lr=0.1), rounds=rounds, cohort=4),
+        mo.Stage(mo.fedalt(shared=0.1, personal=0.2), rounds=rounds, cohort=3, split=adapters),
+        mo.Stage(mo.finetune(personal=0.1), rounds=rounds, cohort=4),
     ]
     mo.pipeline(stages, mlp(), FED, seed=5, engine="sequential", out=out)
 

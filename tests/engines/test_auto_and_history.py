@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from engine_cases import batch_norm_net, dropout_net, federation, mlp, seeded, without_fsync
+from run_settings import with_settings
 from torch import Tensor, nn
 
 import moiety as mo
@@ -27,8 +28,8 @@ FED = federation()
 def fit(model: nn.Module | None = None, data: mo.FederatedData = FED, **options: Any) -> mo.Run:
     model = model or mlp()
     split = mo.split.by_name(model, personal=["head"])
-    algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5)
-    return mo.fit(model, data, algorithm, split=split, **{"rounds": 3, "engine": "auto"} | options)
+    algorithm = mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5))
+    return mo.fit(model, data, algorithm, **with_settings(split=split, **{"rounds": 3, "engine": "auto"} | options))
 
 
 def recorded(folder: Path) -> dict[str, Any]:
@@ -246,7 +247,7 @@ def diverging(out: Path | None = None) -> mo.Run:
     model = mo.models.linear(4, 1)
     data = mo.data.from_clients(rows, test=0.5)
     split = mo.split.by_name(model, personal=["head.bias"])
-    algorithm = mo.fedsim(shared_lr=1e10, personal_lr=1e10)
+    algorithm = mo.fedsim(shared=1e10, personal=1e10)
     return mo.fit(model, data, algorithm, split=split, rounds=3, engine="sequential", out=out)
 
 

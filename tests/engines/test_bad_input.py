@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from engine_cases import batch_norm_net, dropout_net, federation, mlp, refused
+from flat_options import flat
+from run_settings import with_settings
 from torch import Tensor, nn
 
 import moiety as mo
@@ -26,22 +28,22 @@ def personal(model: nn.Module) -> mo.Split:
 
 
 def alt(**options: Any) -> mo.Algorithm:
-    return mo.fedalt(**{"shared_lr": 0.1, "personal_lr": 0.1} | options)
+    return flat(mo.fedalt, **{"shared_lr": 0.1, "personal_lr": 0.1} | options)
 
 
 def sim(**options: Any) -> mo.Algorithm:
-    return mo.fedsim(**{"shared_lr": 0.1, "personal_lr": 0.1} | options)
+    return flat(mo.fedsim, **{"shared_lr": 0.1, "personal_lr": 0.1} | options)
 
 
 def avg(**options: Any) -> mo.Algorithm:
-    return mo.fedavg(**{"lr": 0.1} | options)
+    return flat(mo.fedavg, **{"lr": 0.1} | options)
 
 
 def fit(model: Any = None, data: Any = FED, algorithm: Any = None, **options: Any) -> mo.Run:
     """FedAvg on good data with a good model, but for what is given."""
     model = mlp() if model is None else model
     algorithm = avg() if algorithm is None else algorithm
-    return mo.fit(model, data, algorithm, **{"rounds": 1, "engine": "sequential"} | options)
+    return mo.fit(model, data, algorithm, **with_settings(**{"rounds": 1, "engine": "sequential"} | options))
 
 
 def fit_alt(split: Any, **options: Any) -> mo.Run:
@@ -123,7 +125,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "personal_lr zero": (lambda: alt(personal_lr=0.0), "`personal_lr`"),
     "personal_lr nan": (lambda: sim(personal_lr=NAN), "`personal_lr`"),
     "shared_lr infinite": (lambda: sim(shared_lr=INF), "`shared_lr`"),
-    "local lr negative": (lambda: mo.local_only(lr=-1), "`lr`"),
+    "local lr negative": (lambda: mo.local_only(personal=-1), "`lr`"),
     "momentum one": (lambda: avg(momentum=1), "`momentum`.*< 1"),
     "momentum negative": (lambda: alt(momentum=-0.5), "`momentum`"),
     "momentum nan": (lambda: sim(momentum=NAN), "`momentum`"),
@@ -233,7 +235,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "split of another model": (lambda: fit_alt(mo.split.by_name(WIDE, personal=["bias"])), "`split`.*this model"),
     "fedavg with personal": (lambda: fit(split=personal(mlp())), "`split`.*nothing personal.*fedavg"),
     "local with shared": (
-        lambda: fit(algorithm=mo.local_only(lr=0.1), split=personal(mlp())),
+        lambda: fit(algorithm=mo.local_only(personal=0.1), split=personal(mlp())),
         "`split`.*nothing shared.*local_only",
     ),
     "pattern of nothing": (lambda: mo.split.by_name(mlp(), personal=["haed.*"]), "`personal`.*haed.*head"),

@@ -21,6 +21,8 @@ from engine_cases import (
     tree_hash,
     without_fsync,
 )
+from flat_options import flat
+from run_settings import with_settings
 
 import moiety as mo
 
@@ -33,14 +35,14 @@ Damage = Callable[[Path], Any]
 
 
 def algorithm(**options: Any) -> mo.Algorithm:
-    return mo.fedalt(**{"shared_lr": 0.1, "personal_lr": 0.2, "batch_size": 5} | options)
+    return flat(mo.fedalt, **{"shared_lr": 0.1, "personal_lr": 0.2, "batch_size": 5} | options)
 
 
 def begin(out: Path, **options: Any) -> mo.Run:
     model = mlp()
     split = mo.split.by_name(model, personal=["head"])
     options = {"rounds": ROUNDS, "cohort": 3, "seed": 7, "engine": "sequential"} | options
-    return mo.fit(model, FED, algorithm(), split=split, evaluate_every=1, out=out, **options)
+    return mo.fit(model, FED, algorithm(), **with_settings(split=split, evaluate_every=1, out=out, **options))
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +236,7 @@ GIVEN: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "fewer clients": (lambda: {"data": federation((9, 9, 9))}, "data"),
     "no data": (lambda: {"data": None}, "data.* given again"),
     "another algorithm": (
-        lambda: {"data": FED, "algorithm": mo.fedsim(shared_lr=0.1, personal_lr=0.2, batch_size=5)},
+        lambda: {"data": FED, "algorithm": mo.fedsim(shared=mo.sgd(0.1, batch_size=5), personal=0.2)},
         "algorithm",
     ),
     "another rate": (lambda: {"data": FED, "algorithm": algorithm(shared_lr=0.5)}, "algorithm"),
@@ -260,7 +262,7 @@ def test_what_does_not_belong_to_the_run_is_refused(
     given: Callable[[], dict[str, Any]], pattern: str, folder: Path
 ) -> None:
     before = tree_hash(folder)
-    refused(lambda: mo.resume(folder, **given()), pattern)
+    refused(lambda: mo.resume(folder, **with_settings(**given())), pattern)
     assert tree_hash(folder) == before
 
 
@@ -271,7 +273,7 @@ def test_what_does_not_belong_is_refused_before_the_first_checkpoint_too(name: s
     (folder / "history.jsonl").unlink()
     before = tree_hash(folder)
     given, pattern = GIVEN[name]
-    refused(lambda: mo.resume(folder, **given()), pattern)
+    refused(lambda: mo.resume(folder, **with_settings(**given())), pattern)
     assert tree_hash(folder) == before
 
 

@@ -10,6 +10,7 @@ import tomli_w
 import torch
 from engine_cases import federation, mlp, refused, same_runs
 from oracle_problems import federated, scalar_task, split_of
+from run_settings import with_settings
 
 import moiety as mo
 from moiety.clients.clock import clock_from
@@ -37,12 +38,12 @@ def followed(fed, algorithm, clock, rounds, **options):
     watched = replace(algorithm, server_update=server_update)
     given = {"split": SHARED, "engine": "sequential", "evaluate_every": rounds, "clock": clock} | options
     task = given.pop("task", scalar_task(u=0.0))
-    run = mo.fit(task, fed, watched, rounds=rounds, on_round=lambda r, of: records.append(r), **given)
+    run = mo.fit(task, fed, watched, **with_settings(rounds=rounds, on_round=lambda r, of: records.append(r), **given))
     return run, values, records
 
 
 def step(lr=0.5):
-    return mo.fedavg(lr=lr, steps=1, batch_size=9, weighting="uniform")
+    return mo.fedavg(shared=mo.sgd(lr, steps=1, batch_size=9), weighting="uniform")
 
 
 @ENGINES
@@ -123,7 +124,7 @@ def test_states_move_when_clients_work_and_uploads_may_be_computed_on_arrival(en
     4.75. The client's own course is the same, since version 2 is 4 in both.
     """
     fed = federated([{"a": np.ones(1), "b": np.ones(1), "y": np.full(1, 8.0)}])
-    algorithm = mo.fedsim(shared_lr=0.5, personal_lr=0.25, steps=1)
+    algorithm = mo.fedsim(shared=mo.sgd(0.5, steps=1), personal=0.25)
     clock = mo.clock.delayed(down=1, up=1, at=at)
     run, values, _ = followed(fed, algorithm, clock, 4, engine=engine, split=split_of(["u"], ["v"]))
     assert values == {"dispatch": [4, 7, 9.25], "arrival": [4, 5, 4.75]}[at]
@@ -136,7 +137,7 @@ def test_states_move_when_clients_work_and_uploads_may_be_computed_on_arrival(en
 @pytest.mark.parametrize("engine", ["sequential", "vectorised", "processes:sequential"])
 def test_a_client_is_told_its_round_trip(engine):
     """Its state becomes down + up, and stays 0 where no clock delays anything."""
-    base = mo.fedsim(shared_lr=0.5, personal_lr=0.25, steps=1)
+    base = mo.fedsim(shared=mo.sgd(0.5, steps=1), personal=0.25)
 
     def client_update(work, received, state):
         update, _ = base.client_update(work, received, state)
@@ -149,7 +150,13 @@ def test_a_client_is_told_its_round_trip(engine):
         (None, [0, 0, 0]),
     ):
         run = mo.fit(
-            scalar_task(), pulls(1, 2, 3), told, split=split_of(["u"], ["v"]), rounds=1, engine=engine, clock=clock
+            scalar_task(),
+            pulls(1, 2, 3),
+            told,
+            split=split_of(["u"], ["v"]),
+            rounds=1,
+            engine=engine,
+            settings=mo.Settings(clock=clock),
         )
         assert [float(run.parameters(c)["v"]) for c in range(3)] == wanted
 
@@ -159,10 +166,12 @@ FED = federation()
 
 def personalised(clock, engine="sequential", **options):
     model = mlp()
-    algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5, server=mo.server.adam(lr=0.05))
+    algorithm = mo.fedalt(
+        shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5), server=mo.server.adam(lr=0.05)
+    )
     options = {"rounds": 6, "seed": 3, "evaluate_every": 2} | options
     split = mo.split.output_layer(model)
-    return mo.fit(model, FED, algorithm, split=split, engine=engine, clock=clock, **options)
+    return mo.fit(model, FED, algorithm, **with_settings(split=split, engine=engine, clock=clock, **options))
 
 
 def without_clock(run):
@@ -275,7 +284,7 @@ def test_an_update_that_is_not_finite_is_dropped_and_the_server_makes_no_step():
 
 @pytest.mark.parametrize("clock", [mo.clock.asynchronous(active=2), mo.clock.delayed(up=1)])
 def test_the_guard_looks_before_anything_is_under_way(clock):
-    base = mo.fedsim(shared_lr=0.5, personal_lr=0.25, steps=1)
+    base = mo.fedsim(shared=mo.sgd(0.5, steps=1), personal=0.25)
 
     def client_update(work, received, state):
         update, state = base.client_update(work, received, state)

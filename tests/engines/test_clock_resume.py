@@ -20,6 +20,7 @@ from engine_cases import (
     stop_after,
     without_fsync,
 )
+from run_settings import with_settings
 
 import moiety as mo
 from moiety.loop.virtual_time import AsynchronousLoop
@@ -39,9 +40,11 @@ CLOCKS = {
     "on arrival": mo.clock.delayed(down=1, up=[0, 1, 2, 0, 1, 3], at="arrival"),
 }
 ALGORITHMS = {
-    "fedavg": lambda: mo.fedavg(lr=0.1, batch_size=5, schedule=mo.schedule.linear()),
-    "fedalt": lambda: mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5, server=mo.server.adam(lr=0.05)),
-    "ffgg": lambda: mo.ffgg(lr=0.1, solver=mo.solver.sgd(lr=0.1, steps=2)),
+    "fedavg": lambda: mo.fedavg(shared=mo.sgd(0.1, batch_size=5), schedule=mo.schedule.linear()),
+    "fedalt": lambda: mo.fedalt(
+        shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5), server=mo.server.adam(lr=0.05)
+    ),
+    "ffgg": lambda: mo.ffgg(shared=0.1, personal=mo.sgd(0.1, steps=2)),
 }
 CASES = [(c, a) for c in CLOCKS for a in ALGORITHMS if c != "synchronous" or a == "fedalt"]
 
@@ -50,7 +53,7 @@ def begin(clock: Any, algorithm: str, out: Path | None, **options: Any) -> mo.Ru
     model = mlp()
     split = None if algorithm == "fedavg" else mo.split.output_layer(model)
     given = {"rounds": 7, "seed": 7, "engine": "sequential", "evaluate_every": 2, "checkpoint_every": 1} | options
-    return mo.fit(model, FED, ALGORITHMS[algorithm](), split=split, clock=clock, out=out, **given)
+    return mo.fit(model, FED, ALGORITHMS[algorithm](), **with_settings(split=split, clock=clock, out=out, **given))
 
 
 @pytest.mark.usefixtures("without_fsync")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from engine_cases import StopHereError, batch_norm_net, federation, mlp, same_runs, stop_after, without_fsync
 from oracle_problems import federated, image_clients
+from run_settings import with_settings
 
 import moiety as mo
 from moiety.cli import main
@@ -22,9 +23,12 @@ CODECS = {"qsgd": mo.codec.qsgd(levels=7), "rand_k": mo.codec.rand_k(k=0.5)}
 def fitted(engine, codec, **options):
     net = mlp()
     split = mo.split.by_name(net, personal=["head"])
-    how = mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5)
+    how = mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5))
     return mo.fit(
-        net, federation(), how, split=split, rounds=4, cohort=3, seed=5, engine=engine, codec=codec, **options
+        net,
+        federation(),
+        how,
+        **with_settings(split=split, rounds=4, cohort=3, seed=5, engine=engine, codec=codec, **options),
     )
 
 
@@ -45,12 +49,12 @@ def test_the_server_moves_by_the_mean_of_what_arrives():
     the mean over n runs is within (norm) sqrt(2 log(2 d / q) / n) of that, but for one time in 1 / q (Hoeffding).
     """
     data = federated(image_clients([8]))
-    algorithm = mo.fedavg(lr=0.5, steps=1, batch_size=8, shuffle=False)
+    algorithm = mo.fedavg(shared=mo.sgd(0.5, steps=1, batch_size=8, shuffle=False))
     net = mo.models.mlp(4, 3, hidden=(), seed=2).double()
     first = {n: p.detach().clone() for n, p in net.named_parameters()}
 
     def moved(seed, codec):
-        run = mo.fit(net, data, algorithm, rounds=1, seed=seed, engine="sequential", codec=codec)
+        run = mo.fit(net, data, algorithm, rounds=1, seed=seed, engine="sequential", settings=mo.Settings(codec=codec))
         return {n: p.detach() - first[n] for n, p in run.export("client-0").named_parameters()}
 
     plain, n, q = moved(0, None), 40, 1e-7
@@ -69,10 +73,10 @@ def test_the_server_moves_by_the_mean_of_what_arrives():
 def test_shared_running_statistics_arrive_and_their_count_is_exact():
     net = batch_norm_net()
     split = mo.split.by_name(net, personal=["head"], running_stats="shared")
-    how = mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5)
+    how = mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5))
     options = {"split": split, "rounds": 2, "engine": "sequential", "partial": False}
-    run = mo.fit(net, federation(), how, codec=mo.codec.qsgd(levels=255), **options)
-    plain = mo.fit(net, federation(), how, **options)
+    run = mo.fit(net, federation(), how, **with_settings(codec=mo.codec.qsgd(levels=255), **options))
+    plain = mo.fit(net, federation(), how, **with_settings(**options))
     ours, theirs = run.parameters("c0"), plain.parameters("c0")
     assert torch.equal(ours["norm.num_batches_tracked"], theirs["norm.num_batches_tracked"])
     assert not torch.equal(ours["norm.running_mean"], theirs["norm.running_mean"])
@@ -83,7 +87,7 @@ def test_shared_running_statistics_arrive_and_their_count_is_exact():
 def test_an_upload_that_arrives_not_finite_is_left_out():
     """A step of 1e37 on numbers near 1: the norm of the change does not fit into the float32 that is sent."""
     net = mo.models.mlp(4, 3, hidden=(), seed=2)
-    how = mo.fedavg(lr=1e38, steps=1, batch_size=8)
+    how = mo.fedavg(shared=mo.sgd(1e38, steps=1, batch_size=8))
     data = federated(image_clients([8, 8]))
     big = {n: torch.full_like(p, 3e38) for n, p in net.named_parameters()}
     inner = how.client_update
@@ -93,7 +97,12 @@ def test_an_upload_that_arrives_not_finite_is_left_out():
         return update._replace(upload=dict(big)), after
 
     run = mo.fit(
-        net, data, replace(how, client_update=client_update), rounds=1, engine="sequential", codec=CODECS["qsgd"]
+        net,
+        data,
+        replace(how, client_update=client_update),
+        rounds=1,
+        engine="sequential",
+        settings=mo.Settings(codec=CODECS["qsgd"]),
     )
     assert run.history[-1]["dropped"] == ["1:client-0", "1:client-1"]
     for name, p in run.export("client-0").named_parameters():
@@ -147,7 +156,8 @@ def test_running_statistics_are_not_compressed(codec):
     split = mo.split.nothing(net, running_stats="shared")
     options = {"split": split, "rounds": 1, "engine": "sequential"}
     plain, packed = (
-        mo.fit(net, data, mo.fedavg(lr=0.1), codec=c, **options).shared_parameters() for c in (None, codec)
+        mo.fit(net, data, mo.fedavg(shared=0.1), **with_settings(codec=c, **options)).shared_parameters()
+        for c in (None, codec)
     )
     assert all(torch.equal(plain[name], packed[name]) for name, _ in net.named_buffers())
     assert not torch.equal(plain["body.weight"], packed["body.weight"])

@@ -19,6 +19,7 @@ from engine_cases import (
     same_runs,
     without_fsync,
 )
+from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
@@ -33,9 +34,9 @@ FED = federation()
 def fit(model: nn.Module | None = None, data: mo.FederatedData = FED, **options: Any) -> mo.Run:
     model = model or mlp()
     split = mo.split.by_name(model, personal=["head"])
-    algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5)
+    algorithm = mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5))
     options = {"rounds": 3, "cohort": 3, "seed": 2, "engine": "sequential"} | options
-    return mo.fit(model, data, algorithm, split=split, **options)
+    return mo.fit(model, data, algorithm, **with_settings(split=split, **options))
 
 
 SEQUENTIAL = [(mlp, "sequential"), (dropout_net, "sequential"), (batch_norm_net, "sequential")]
@@ -59,7 +60,7 @@ def test_the_seed_moves_shuffles_and_dropout_too() -> None:
     """With a cohort of all, what is left of the seed is the order of the rows and the forward pass."""
     full = {"cohort": len(FED), "rounds": 1}
     assert contents(fit(**full))["server"] != contents(fit(seed=3, **full))["server"]
-    fixed = mo.fedavg(lr=0.1, shuffle=False)
+    fixed = mo.fedavg(shared=mo.sgd(0.1, shuffle=False))
     runs = [mo.fit(dropout_net(), FED, fixed, rounds=1, engine="sequential", seed=s) for s in (0, 1)]
     assert contents(runs[0])["server"] != contents(runs[1])["server"]
 

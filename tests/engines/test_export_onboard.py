@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from engine_cases import batch_norm_net, contents, exact, federation, mlp, seeded, tree_hash, without_fsync
+from flat_options import flat
 from torch import nn
 from torch.nn import functional
 
@@ -31,14 +32,16 @@ def by_hand(model: nn.Module, client: int | str, data: mo.FederatedData = FED) -
 
 
 ALGORITHMS = {
-    "fedavg": lambda: mo.fedavg(lr=0.3, batch_size=5),
-    "fedalt": lambda: mo.fedalt(shared_lr=0.3, personal_lr=0.5, batch_size=5),
-    "fedalt stateless": lambda: mo.fedalt(shared_lr=0.3, personal_lr=0.5, batch_size=5, stateful=False),
-    "fedsim": lambda: mo.fedsim(shared_lr=0.3, personal_lr=0.5, batch_size=5),
-    "local only": lambda: mo.local_only(lr=0.5, batch_size=5),
-    "finetune": lambda: mo.finetune(lr=0.5, batch_size=5),
-    "ditto": lambda: mo.ditto(lr=0.3, personal_lr=0.5, pull=0.3, batch_size=5),
-    "pfedme": lambda: mo.pfedme(lr=0.3, personal_lr=0.3, pull=1.0, inner_steps=2, batch_size=5),
+    "fedavg": lambda: mo.fedavg(shared=mo.sgd(0.3, batch_size=5)),
+    "fedalt": lambda: mo.fedalt(shared=mo.sgd(0.3, batch_size=5), personal=mo.sgd(0.5, batch_size=5)),
+    "fedalt stateless": lambda: mo.fedalt(
+        shared=mo.sgd(0.3, batch_size=5), personal=mo.sgd(0.5, batch_size=5), stateful=False
+    ),
+    "fedsim": lambda: mo.fedsim(shared=mo.sgd(0.3, batch_size=5), personal=0.5),
+    "local only": lambda: mo.local_only(personal=mo.sgd(0.5, batch_size=5)),
+    "finetune": lambda: mo.finetune(personal=mo.sgd(0.5, batch_size=5)),
+    "ditto": lambda: mo.ditto(shared=mo.sgd(0.3, batch_size=5), personal=mo.sgd(0.5, pull=0.3, batch_size=5)),
+    "pfedme": lambda: mo.pfedme(shared=mo.sgd(0.3, batch_size=5), personal=mo.sgd(0.3, pull=1.0, steps=2)),
 }
 
 
@@ -70,7 +73,7 @@ def test_batch_norm_is_exported_with_its_running_statistics() -> None:
     model = batch_norm_net()
     for where in ("personal", "shared"):
         split = mo.split.by_name(model, personal=["head"], running_stats=where)
-        algorithm = mo.fedalt(shared_lr=0.3, personal_lr=0.5, batch_size=5)
+        algorithm = mo.fedalt(shared=mo.sgd(0.3, batch_size=5), personal=mo.sgd(0.5, batch_size=5))
         run = mo.fit(model, FED, algorithm, split=split, rounds=3, engine="sequential")
         means = [run.export(at).norm.running_mean for at in range(len(FED))]
         assert torch.equal(means[0], means[1]) == (where == "shared")
@@ -84,7 +87,7 @@ def test_the_users_model_is_not_changed_by_anything() -> None:
     model.body.eval()
     before, modes = exact(model.state_dict()), [m.training for m in model.modules()]
     split = mo.split.by_name(model, personal=["head"])
-    algorithm = mo.fedalt(shared_lr=0.3, personal_lr=0.5)
+    algorithm = mo.fedalt(shared=0.3, personal=0.5)
     run = mo.fit(model, FED, algorithm, split=split, rounds=2, engine="sequential")
     run.export(0)
     run.onboard(FED.client(1))
@@ -96,7 +99,7 @@ def test_the_users_model_is_not_changed_by_anything() -> None:
 def test_an_exported_model_is_the_users_to_change() -> None:
     model = mlp()
     split = mo.split.by_name(model, personal=["head"])
-    run = mo.fit(model, FED, mo.fedalt(shared_lr=0.3, personal_lr=0.5), split=split, rounds=2, engine="sequential")
+    run = mo.fit(model, FED, mo.fedalt(shared=0.3, personal=0.5), split=split, rounds=2, engine="sequential")
     before = contents(run)
     exported = run.export(0)
     with torch.no_grad():
@@ -112,7 +115,7 @@ def test_an_exported_model_is_the_users_to_change() -> None:
 def test_parameters_that_were_handed_out_do_not_change_the_run() -> None:
     model = mlp()
     split = mo.split.by_name(model, personal=["head"])
-    run = mo.fit(model, FED, mo.fedalt(shared_lr=0.3, personal_lr=0.5), split=split, rounds=2, engine="sequential")
+    run = mo.fit(model, FED, mo.fedalt(shared=0.3, personal=0.5), split=split, rounds=2, engine="sequential")
     before = contents(run)
     for given in (run.parameters(0), run.shared_parameters()):
         for tensor in given.values():
@@ -123,7 +126,7 @@ def test_parameters_that_were_handed_out_do_not_change_the_run() -> None:
 def test_a_frozen_layer_keeps_its_values() -> None:
     model = mlp()
     split = mo.split.by_name(model, personal=["head"], frozen=["hidden1.bias"])
-    run = mo.fit(model, FED, mo.fedalt(shared_lr=0.3, personal_lr=0.5), split=split, rounds=2, engine="sequential")
+    run = mo.fit(model, FED, mo.fedalt(shared=0.3, personal=0.5), split=split, rounds=2, engine="sequential")
     assert torch.equal(run.export(1).hidden1.bias, model.hidden1.bias)
     assert not torch.equal(run.export(1).hidden1.weight, model.hidden1.weight)
 
@@ -145,7 +148,7 @@ def regression_run(**options: Any) -> tuple[mo.Run, nn.Module]:
     rows = {f"c{i}": {"x": draw.normal(size=(8 + i, 3)), "y": draw.normal(size=(8 + i, 1))} for i in range(4)}
     model = seeded(Regression).double()
     split = mo.split.by_name(model, personal=["head"])
-    algorithm = mo.fedalt(**{"shared_lr": 0.2, "personal_lr": 0.1} | options.pop("algorithm", {}))
+    algorithm = flat(mo.fedalt, **{"shared_lr": 0.2, "personal_lr": 0.1} | options.pop("algorithm", {}))
     data = mo.data.from_clients(rows, test=0.25)
     return mo.fit(model, data, algorithm, split=split, rounds=3, engine="sequential", **options), model
 
@@ -212,7 +215,7 @@ def test_onboarding_leaves_run_and_folder_as_they_were(tmp_path: Path) -> None:
 
 
 def test_onboarding_for_fedavg_is_the_shared_model() -> None:
-    run = mo.fit(mlp(), FED, mo.fedavg(lr=0.3), rounds=2, engine="sequential")
+    run = mo.fit(mlp(), FED, mo.fedavg(shared=0.3), rounds=2, engine="sequential")
     new = run.onboard(FED.client(0))
     assert exact(new.state_dict()) == exact(run.export().state_dict())
 
@@ -220,7 +223,7 @@ def test_onboarding_for_fedavg_is_the_shared_model() -> None:
 def test_a_resumed_run_exports_and_onboards_the_same(tmp_path: Path) -> None:
     model = mlp()
     split = mo.split.by_name(model, personal=["head"])
-    algorithm = mo.fedalt(shared_lr=0.3, personal_lr=0.5, batch_size=5)
+    algorithm = mo.fedalt(shared=mo.sgd(0.3, batch_size=5), personal=mo.sgd(0.5, batch_size=5))
     run = mo.fit(model, FED, algorithm, split=split, rounds=2, cohort=2, engine="sequential", out=tmp_path / "run")
     again = mo.resume(tmp_path / "run", data=FED)
     for at in range(len(FED)):
@@ -231,9 +234,9 @@ def test_a_resumed_run_exports_and_onboards_the_same(tmp_path: Path) -> None:
 
 def test_an_exported_model_is_a_warm_start() -> None:
     """Its values are the first ones of the next run: with nothing yet trained there, they are the shared model."""
-    run = mo.fit(mlp(), FED, mo.fedavg(lr=0.3), rounds=3, engine="sequential")
+    run = mo.fit(mlp(), FED, mo.fedavg(shared=0.3), rounds=3, engine="sequential")
     warm = run.export()
     split = mo.split.by_name(warm, personal=["head"])
-    algorithm = mo.fedalt(shared_lr=1e-30, personal_lr=1e-30)
+    algorithm = mo.fedalt(shared=1e-30, personal=1e-30)
     later = mo.fit(warm, FED, algorithm, split=split, rounds=1, engine="sequential")
     assert exact(later.export(1).state_dict()) == exact(warm.state_dict())

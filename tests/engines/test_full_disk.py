@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from engine_cases import federation, mlp, refused, same_folders, tree_hash, without_fsync
+from run_settings import with_settings
 
 import moiety as mo
 from moiety.files import LOCK
@@ -26,9 +27,11 @@ FED = federation()
 def begin(out: Path, **options: Any) -> mo.Run:
     model = mlp()
     split = mo.split.by_name(model, personal=["head"])
-    algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5, server=mo.server.adam(lr=0.05))
+    algorithm = mo.fedalt(
+        shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5), server=mo.server.adam(lr=0.05)
+    )
     options = {"rounds": 4, "cohort": 3, "engine": "sequential", "evaluate_every": 1} | options
-    return mo.fit(model, FED, algorithm, split=split, out=out, **options)
+    return mo.fit(model, FED, algorithm, **with_settings(split=split, out=out, **options))
 
 
 def go_on(out: Path) -> mo.Run:
@@ -179,7 +182,7 @@ class TestAPlaceThatCannotBeWritten:
 
     def test_a_bad_model_leaves_no_folder(self, tmp_path: Path) -> None:
         wrong = mo.models.linear(7, 3)
-        refused(lambda: mo.fit(wrong, FED, mo.fedavg(lr=0.1), rounds=1, out=tmp_path / "run"), "model")
+        refused(lambda: mo.fit(wrong, FED, mo.fedavg(shared=0.1), rounds=1, out=tmp_path / "run"), "model")
         assert not (tmp_path / "run").exists()
 
     def test_out_may_hold_other_files(self, tmp_path: Path) -> None:

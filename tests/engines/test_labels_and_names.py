@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from engine_cases import batch_norm_net, federation, mlp, refused
+from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
@@ -31,8 +32,10 @@ def numbered(**columns: Any) -> mo.FederatedData:
 
 
 def fit(data: mo.FederatedData, model: nn.Module | None = None, algorithm: Any = None, **options: Any) -> mo.Run:
-    chosen = algorithm or mo.fedavg(lr=0.1, batch_size=4)
-    return mo.fit(model or mlp(), data, chosen, **{"rounds": 2, "engine": "sequential", "workers": 2} | options)
+    chosen = algorithm or mo.fedavg(shared=mo.sgd(0.1, batch_size=4))
+    return mo.fit(
+        model or mlp(), data, chosen, **with_settings(**{"rounds": 2, "engine": "sequential", "workers": 2} | options)
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -64,7 +67,7 @@ def test_a_new_client_has_labels_of_the_same_shape() -> None:
 def test_accuracy_is_that_of_the_exported_models(engine: str) -> None:
     """Counted by hand: the test rows of each client that its own exported model gets right."""
     data = numbered()
-    run = fit(data, algorithm=mo.local_only(lr=0.2, batch_size=4), engine=engine)
+    run = fit(data, algorithm=mo.local_only(personal=mo.sgd(0.2, batch_size=4)), engine=engine)
     right = {}
     for name in map(str, data.ids):
         test = data.client(name, "test")
@@ -109,7 +112,7 @@ def test_clients_whose_names_are_numbers() -> None:
     """One step of lr 1/2 from 0 on (b - y)^2 is b = y: the bias says whose model it is."""
     data, model = constants(), nn.Linear(1, 1)
     nn.init.zeros_(model.bias)
-    run = fit(data, model, mo.local_only(lr=0.5, batch_size=12), rounds=1)
+    run = fit(data, model, mo.local_only(personal=mo.sgd(0.5, batch_size=12)), rounds=1)
     assert run.export("3").bias.item() == pytest.approx(3)
     assert run.export(data.ids[3]).bias.item() == pytest.approx(4)
     assert run.export(0).bias.item() == pytest.approx(1)  # no client is called 0
@@ -122,7 +125,7 @@ def test_clients_whose_names_are_numbers() -> None:
 def test_ids_that_count_from_0_are_positions_and_names() -> None:
     x, y = rows()
     data = mo.data.from_arrays({"x": x, "y": y}, CLIENTS - 1)
-    run = fit(data, algorithm=mo.local_only(lr=0.1))
+    run = fit(data, algorithm=mo.local_only(personal=0.1))
     for one, other in itertools.product((3,), ("3", np.int64(3))):
         assert torch.equal(run.export(one).head.weight, run.export(other).head.weight)  # type: ignore[union-attr]
 
@@ -160,28 +163,40 @@ def test_a_batch_of_one_row_is_found_before_training() -> None:
     data = federation((33, 65), test=0)
     fedbn = {"split": mo.split.fedbn(batch_norm_net()), "rounds": 1}
     text = refused(
-        lambda: fit(data, batch_norm_net(), mo.fedsim(shared_lr=0.1, personal_lr=0.1), **fedbn),
+        lambda: fit(data, batch_norm_net(), mo.fedsim(shared=0.1, personal=0.1), **fedbn),
         "`batch_size`.*one row.*32 for the 33 rows of client c0. The next that fits is 33.",
     )
     assert "BatchNorm" in text
-    fit(data, batch_norm_net(), mo.fedsim(shared_lr=0.1, personal_lr=0.1, batch_size=33), **fedbn)
-    refused(lambda: fit(data, batch_norm_net(), mo.fedavg(lr=0.1, batch_size=64)), "64 for the 65 rows of client c1")
-    fit(data, batch_norm_net(), mo.fedavg(lr=0.1, batch_size=500), rounds=1)  # all rows of each in one batch
-    fit(data, batch_norm_net(), mo.fedavg(lr=0.1, steps=1), rounds=1)  # the last batch is never reached
-    refused(lambda: fit(data, batch_norm_net(), mo.fedavg(lr=0.1, steps=2)), "32 for the 33 rows of client c0")
-    fit(data, mlp(), mo.fedavg(lr=0.1), rounds=1)  # no BatchNorm
+    fit(data, batch_norm_net(), mo.fedsim(shared=mo.sgd(0.1, batch_size=33), personal=0.1), **fedbn)
+    refused(
+        lambda: fit(data, batch_norm_net(), mo.fedavg(shared=mo.sgd(0.1, batch_size=64))),
+        "64 for the 65 rows of client c1",
+    )
+    fit(
+        data, batch_norm_net(), mo.fedavg(shared=mo.sgd(0.1, batch_size=500)), rounds=1
+    )  # all rows of each in one batch
+    fit(data, batch_norm_net(), mo.fedavg(shared=mo.sgd(0.1, steps=1)), rounds=1)  # the last batch is never reached
+    refused(
+        lambda: fit(data, batch_norm_net(), mo.fedavg(shared=mo.sgd(0.1, steps=2))), "32 for the 33 rows of client c0"
+    )
+    fit(data, mlp(), mo.fedavg(shared=0.1), rounds=1)  # no BatchNorm
 
 
 def test_batch_norm_over_pixels_takes_one_row() -> None:
     layers = [nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(32, 3)]
-    fit(federation((5, 9), test=0, image=True), nn.Sequential(*layers), mo.fedavg(lr=0.1, batch_size=4), rounds=1)
+    fit(
+        federation((5, 9), test=0, image=True),
+        nn.Sequential(*layers),
+        mo.fedavg(shared=mo.sgd(0.1, batch_size=4)),
+        rounds=1,
+    )
 
 
 def test_a_batch_of_one_row_that_comes_later_is_named() -> None:
     """A walk through three rows by twos meets the last one in round 2; a new client may bring any number."""
     data = federation((3,), test=0)
-    walk = mo.independent(lr=0.1, batch_size=2)
+    walk = mo.independent(personal=mo.online(0.1, batch_size=2))
     refused(lambda: fit(data, batch_norm_net(), walk), "`batch_size` must be .* got 2 for the 3 rows of client c0")
-    run = fit(federation((8,), test=0), batch_norm_net(), mo.fedavg(lr=0.1, batch_size=4))
+    run = fit(federation((8,), test=0), batch_norm_net(), mo.fedavg(shared=mo.sgd(0.1, batch_size=4)))
     new = {"x": np.zeros((5, 4), dtype=np.float32), "y": np.zeros(5, dtype=int)}
     refused(lambda: run.onboard(new), "client new client.*A batch has one row there")

@@ -23,13 +23,12 @@ def test_personal_states_of_a_million_clients_survive_resume(tmp_path):
         return mo.fit(
             model,
             data,
-            mo.fedalt(shared_lr=0.1, personal_lr=0.5, batch_size=1),
+            mo.fedalt(shared=mo.sgd(0.1, batch_size=1), personal=mo.sgd(0.5, batch_size=1)),
             split=mo.split.output_layer(model),
             rounds=rounds,
             cohort=25,
             engine="sequential",
-            evaluate_every=rounds,
-            evaluate_clients=10,
+            settings=mo.Settings(evaluate_every=rounds, evaluate_clients=10),
             out=tmp_path / folder,
             on_round=lambda record, total: asked.extend(record.cohort),
         )

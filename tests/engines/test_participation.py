@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from engine_cases import federation, mlp, same_runs
+from run_settings import with_settings
 
 import moiety as mo
 from moiety.clients import bernoulli_cohort
@@ -28,7 +29,9 @@ def test_every_client_takes_part_as_often_and_by_itself():
 def test_all_expected_is_everyone():
     assert bernoulli_cohort(5, 5, seed=0, round=3).tolist() == [0, 1, 2, 3, 4]
     same = [
-        mo.fit(mlp(), DATA, mo.fedavg(lr=0.1), rounds=2, participation=how, engine="sequential")
+        mo.fit(
+            mlp(), DATA, mo.fedavg(shared=0.1), rounds=2, settings=mo.Settings(participation=how), engine="sequential"
+        )
         for how in ("fixed", "bernoulli")
     ]
     same_runs(*same)
@@ -39,9 +42,9 @@ def test_an_aggregator_may_need_more_than_are_expected():
     data = federation((4, 9, 12, 7, 5))
     options = {"cohort": 2, "rounds": 12, "aggregator": mo.aggregator.krum(byzantine=1), "engine": "sequential"}
     with pytest.raises(mo.MoietyError, match="`aggregator` must be"):
-        mo.fit(mlp(), data, mo.fedavg(lr=0.1), **options)
+        mo.fit(mlp(), data, mo.fedavg(shared=0.1), **with_settings(**options))
     with pytest.warns(UserWarning, match="is left out"):
-        mo.fit(mlp(), data, mo.fedavg(lr=0.1), participation="bernoulli", **options)
+        mo.fit(mlp(), data, mo.fedavg(shared=0.1), **with_settings(participation="bernoulli", **options))
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised", "auto"])
@@ -53,10 +56,10 @@ def test_an_empty_round_moves_nothing(engine):
     run = mo.fit(
         mlp(),
         DATA,
-        mo.fedavg(lr=0.1),
+        mo.fedavg(shared=0.1),
         rounds=12,
         cohort=1,
-        participation="bernoulli",
+        settings=mo.Settings(participation="bernoulli"),
         engine=engine,
         on_round=lambda record, rounds: seen.append(list(record.cohort)),
     )
@@ -65,7 +68,15 @@ def test_an_empty_round_moves_nothing(engine):
     if engine == "sequential":  # against rounds that leave the empty ones out: their number is all that differs
         first = cohorts.index([])
         before = [
-            mo.fit(mlp(), DATA, mo.fedavg(lr=0.1), rounds=t, cohort=1, participation="bernoulli", engine=engine)
+            mo.fit(
+                mlp(),
+                DATA,
+                mo.fedavg(shared=0.1),
+                rounds=t,
+                cohort=1,
+                settings=mo.Settings(participation="bernoulli"),
+                engine=engine,
+            )
             for t in (first, first + 1)
             if t
         ]
@@ -76,15 +87,15 @@ def test_an_empty_round_moves_nothing(engine):
 
 def test_resumed(tmp_path):
     how = {"cohort": 2, "participation": "bernoulli", "engine": "sequential"}
-    whole = mo.fit(mlp(), DATA, mo.fedavg(lr=0.1), rounds=6, **how)
-    mo.fit(mlp(), DATA, mo.fedavg(lr=0.1), rounds=3, out=tmp_path / "run", **how)
+    whole = mo.fit(mlp(), DATA, mo.fedavg(shared=0.1), **with_settings(rounds=6, **how))
+    mo.fit(mlp(), DATA, mo.fedavg(shared=0.1), **with_settings(rounds=3, out=tmp_path / "run", **how))
     same_runs(whole, mo.resume(tmp_path / "run", rounds=6, model=mlp(), data=DATA))
 
 
 @pytest.mark.parametrize("options", [{"participation": "poisson"}, {"participation": 3}])
 def test_another_word_is_refused(options):
     with pytest.raises(mo.MoietyError, match="`participation` must be"):
-        mo.fit(mlp(), DATA, mo.fedavg(lr=0.1), rounds=1, **options)
+        mo.fit(mlp(), DATA, mo.fedavg(shared=0.1), **with_settings(rounds=1, **options))
 
 
 def test_not_with_an_asynchronous_clock():
@@ -92,8 +103,7 @@ def test_not_with_an_asynchronous_clock():
         mo.fit(
             mlp(),
             DATA,
-            mo.fedavg(lr=0.1),
+            mo.fedavg(shared=0.1),
             rounds=1,
-            participation="bernoulli",
-            clock=mo.clock.asynchronous(active=2),
+            settings=mo.Settings(participation="bernoulli", clock=mo.clock.asynchronous(active=2)),
         )

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from engine_cases import batch_norm_net, exact, federation, mlp, without_seconds
+from flat_options import flat
 from oracle_problems import federated, scalar_task, split_of
+from run_settings import with_settings
 from safetensors.torch import load_file
 from torch import nn
 
@@ -56,9 +58,9 @@ def test_three_stages_by_hand():
     """
     data = federated([rows((1, 1, 2)), rows((1, 2, 8))])
     stages = [
-        mo.stage(mo.fedavg(lr=0.5, steps=1), rounds=1, split=BOTH),
-        mo.stage(mo.fedalt(shared_lr=0.25, personal_lr=0.25, shared_steps=1, personal_steps=1), rounds=1, split=V),
-        mo.stage(mo.finetune(lr=0.5, steps=1), rounds=1),
+        mo.Stage(mo.fedavg(shared=mo.sgd(0.5, steps=1)), rounds=1, split=BOTH),
+        mo.Stage(mo.fedalt(shared=mo.sgd(0.25, steps=1), personal=mo.sgd(0.25, steps=1)), rounds=1, split=V),
+        mo.Stage(mo.finetune(personal=mo.sgd(0.5, steps=1)), rounds=1),
     ]
     a, b, c = mo.pipeline(stages, scalar_task(u=0.0), data, engine="sequential")
     assert uv(a, 0) == uv(a, 1) == (5 / 2, 9 / 2)
@@ -109,9 +111,9 @@ def test_with_clients_that_are_never_asked(tmp_path, engine, kept):
     lr = Fraction(1, 16)
     rates = {"shared_lr": 1 / 16, "personal_lr": 1 / 16, "shared_steps": 1, "personal_steps": 1}
     stages = [
-        mo.stage(mo.fedavg(lr=1 / 16, steps=1), rounds=3, cohort=3, split=BOTH),
-        mo.stage(mo.fedalt(**rates), rounds=2, cohort=2, split=V),
-        mo.stage(mo.finetune(lr=1 / 16, steps=1), rounds=2, cohort=4),
+        mo.Stage(mo.fedavg(shared=mo.sgd(1 / 16, steps=1)), rounds=3, cohort=3, split=BOTH),
+        mo.Stage(flat(mo.fedalt, **rates), rounds=2, cohort=2, split=V),
+        mo.Stage(mo.finetune(personal=mo.sgd(1 / 16, steps=1)), rounds=2, cohort=4),
     ]
     asked, plain = Record(), Plain(values)
     data = federated([rows(row) for row in values])
@@ -134,20 +136,24 @@ def plain(run: mo.Run) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("algorithm", "split", "model"),
     [
-        (lambda: mo.fedavg(lr=0.1, epochs=2, batch_size=5, shuffle=False), None, mlp),
-        (lambda: mo.fedavg(lr=0.1, batch_size=5, shuffle=False), None, batch_norm_net),
-        (lambda: mo.fedalt(shared_lr=0.1, personal_lr=0.2, shuffle=False), "output_layer", mlp),
-        (lambda: mo.fedsim(shared_lr=0.1, personal_lr=0.2, shuffle=False), "norms", batch_norm_net),
-        (lambda: mo.local_only(lr=0.1, shuffle=False), None, mlp),
+        (lambda: mo.fedavg(shared=mo.sgd(0.1, epochs=2, batch_size=5, shuffle=False)), None, mlp),
+        (lambda: mo.fedavg(shared=mo.sgd(0.1, batch_size=5, shuffle=False)), None, batch_norm_net),
+        (
+            lambda: mo.fedalt(shared=mo.sgd(0.1, shuffle=False), personal=mo.sgd(0.2, shuffle=False)),
+            "output_layer",
+            mlp,
+        ),
+        (lambda: mo.fedsim(shared=mo.sgd(0.1, shuffle=False), personal=0.2), "norms", batch_norm_net),
+        (lambda: mo.local_only(personal=mo.sgd(0.1, shuffle=False)), None, mlp),
     ],
     ids=["fedavg", "fedavg, own running statistics", "fedalt", "fedsim, own norms", "local"],
 )
 def test_k_and_k_rounds_are_2k(algorithm, split, model):
     """Nothing but cohorts, shuffles, schedules and server optimisers knows the number of a round: all absent here."""
     options = {"engine": "sequential", "seed": 1}
-    half = mo.stage(algorithm(), rounds=2, split=split)
-    _, second = mo.pipeline([half, half], model(), FED, **options)
-    (whole,) = mo.pipeline([mo.stage(algorithm(), rounds=4, split=split)], model(), FED, **options)
+    half = mo.Stage(algorithm(), rounds=2, split=split)
+    _, second = mo.pipeline([half, half], model(), FED, **with_settings(**options))
+    (whole,) = mo.pipeline([mo.Stage(algorithm(), rounds=4, split=split)], model(), FED, **with_settings(**options))
     assert plain(second) == plain(whole)
     last, wanted = second.clients, whole.clients
     assert [(r["client"], r["loss"], r["metric"]) for r in last] == [
@@ -156,13 +162,13 @@ def test_k_and_k_rounds_are_2k(algorithm, split, model):
 
 
 def test_one_stage_is_a_fit():
-    algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.2)
+    algorithm = mo.fedalt(shared=0.1, personal=0.2)
     options = {"rounds": 2, "cohort": 3, "evaluate_every": 1}
     (run,) = mo.pipeline(
-        [mo.stage(algorithm, split="output_layer", **options)], mlp(), FED, seed=2, engine="sequential"
+        [mo.Stage(algorithm, split="output_layer", **options)], mlp(), FED, seed=2, engine="sequential"
     )
     split = mo.split.output_layer(mlp())
-    alone = mo.fit(mlp(), FED, algorithm, split=split, seed=2, engine="sequential", **options)
+    alone = mo.fit(mlp(), FED, algorithm, **with_settings(split=split, seed=2, engine="sequential", **options))
     assert plain(run) == plain(alone)
     assert without_seconds(run.history) == without_seconds(alone.history)
 
@@ -176,9 +182,9 @@ def test_adapters_are_put_on_the_trained_model_the_same_for_all_and_go_on(tmp_pa
     """The paper's (b) with adapters, and (c) against torch's own SGD on each client's exported model."""
     spec = {"name": "adapters", "width": 3, "targets": ["0"]}
     stages = [
-        mo.stage(mo.fedavg(lr=0.3, epochs=2), rounds=2),
-        mo.stage(mo.fedalt(shared_lr=0.1, personal_lr=0.3), rounds=1, cohort=3, split=spec),
-        mo.stage(mo.finetune(lr=0.2, epochs=3, batch_size=100), rounds=1),
+        mo.Stage(mo.fedavg(shared=mo.sgd(0.3, epochs=2)), rounds=2),
+        mo.Stage(mo.fedalt(shared=0.1, personal=0.3), rounds=1, cohort=3, split=spec),
+        mo.Stage(mo.finetune(personal=mo.sgd(0.2, epochs=3, batch_size=100)), rounds=1),
     ]
     a, b, c = mo.pipeline(stages, body(), FED, seed=1, engine="sequential", out=tmp_path / "out")
     trained, fresh = a.shared_parameters(), mo.split.adapters(body(), **{k: spec[k] for k in ("width", "targets")})
@@ -220,9 +226,9 @@ def test_adapters_are_put_on_the_trained_model_the_same_for_all_and_go_on(tmp_pa
 def test_a_split_with_a_module_of_its_own_begins_with_the_trained_values(tmp_path, split, names):
     """Whatever a split calls the parameters of the model it was made from; what is new is the same for all clients."""
     stages = [
-        mo.stage(mo.fedavg(lr=0.3), rounds=1),
-        mo.stage(mo.fedalt(shared_lr=0.1, personal_lr=0.3), rounds=1, cohort=2, split=split),
-        mo.stage(mo.finetune(lr=0.1), rounds=1, split=split),
+        mo.Stage(mo.fedavg(shared=0.3), rounds=1),
+        mo.Stage(mo.fedalt(shared=0.1, personal=0.3), rounds=1, cohort=2, split=split),
+        mo.Stage(mo.finetune(personal=0.1), rounds=1, split=split),
     ]
     a, b, c = mo.pipeline(stages, mlp(), FED, engine="sequential", out=tmp_path / "out")
     first = load_file(tmp_path / "out/2-fedalt/initial.safetensors")
@@ -237,10 +243,10 @@ def test_a_split_with_a_module_of_its_own_begins_with_the_trained_values(tmp_pat
 
 def test_a_split_on_top_of_adapters_keeps_them(tmp_path):
     """The second stage personalises the output layer of the model with adapters in it; only the pipeline knows how."""
-    algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.3)
+    algorithm = mo.fedalt(shared=0.1, personal=0.3)
     stages = [
-        mo.stage(algorithm, rounds=1, split=lambda model: mo.split.adapters(model, targets=["hidden1"])),
-        mo.stage(algorithm, rounds=1, split="output_layer"),
+        mo.Stage(algorithm, rounds=1, split=lambda model: mo.split.adapters(model, targets=["hidden1"])),
+        mo.Stage(algorithm, rounds=1, split="output_layer"),
     ]
     model = mlp()
     first, second = mo.pipeline(stages, model, FED, engine="sequential", out=tmp_path / "out")
@@ -256,16 +262,16 @@ def test_a_split_on_top_of_adapters_keeps_them(tmp_path):
 @pytest.mark.parametrize("where", ["nothing before", "its own", "the same table"])
 def test_which_split_a_stage_has(where):
     """Without a split: that of the stage before where it has something personal that the algorithm can train."""
-    alt = mo.fedalt(shared_lr=0.1, personal_lr=0.1)
-    avg = mo.fedavg(lr=0.1)
+    alt = mo.fedalt(shared=0.1, personal=0.1)
+    avg = mo.fedavg(shared=0.1)
     if where == "nothing before":
         with pytest.raises(mo.MoietyError, match=r"`stage.2.split` must be given for fedalt, got nothing"):
-            mo.pipeline([mo.stage(avg, rounds=1), mo.stage(alt, rounds=1)], mlp(), FED)
+            mo.pipeline([mo.Stage(avg, rounds=1), mo.Stage(alt, rounds=1)], mlp(), FED)
         return
-    third = {"its own": mo.stage(avg, rounds=1), "the same table": mo.stage(alt, rounds=1, split={"name": "norms"})}
+    third = {"its own": mo.Stage(avg, rounds=1), "the same table": mo.Stage(alt, rounds=1, split={"name": "norms"})}
     split = "output_layer" if where == "its own" else "norms"
     model = mlp() if where == "its own" else batch_norm_net()
-    stages = [mo.stage(alt, rounds=1, split=split), mo.stage(mo.finetune(lr=0.1), rounds=1), third[where]]
+    stages = [mo.Stage(alt, rounds=1, split=split), mo.Stage(mo.finetune(personal=0.1), rounds=1), third[where]]
     runs = mo.pipeline(stages, model, FED, engine="sequential")
     splits = [run._loop.problem.split for run in runs]
     assert splits[0] is splits[1]
@@ -276,5 +282,5 @@ def test_which_split_a_stage_has(where):
 def test_the_model_given_is_not_changed():
     model = mlp()
     before = exact(dict(model.named_parameters()))
-    mo.pipeline([mo.stage(mo.fedavg(lr=0.5), rounds=1)] * 2, model, FED, engine="sequential")
+    mo.pipeline([mo.Stage(mo.fedavg(shared=0.5), rounds=1)] * 2, model, FED, engine="sequential")
     assert exact(dict(model.named_parameters())) == before

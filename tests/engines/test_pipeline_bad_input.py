@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from engine_cases import federation, mlp, refused, tree_hash, without_fsync
 from oracle_problems import scalar_task
+from run_settings import with_settings
 
 import moiety as mo
 
@@ -15,12 +16,12 @@ __all__ = ["without_fsync"]
 pytestmark = pytest.mark.usefixtures("without_fsync")
 
 FED = federation()
-AVG, ALT = mo.fedavg(lr=0.1), mo.fedalt(shared_lr=0.1, personal_lr=0.1)
-FIRST = mo.stage(AVG, rounds=1)
+AVG, ALT = mo.fedavg(shared=0.1), mo.fedalt(shared=0.1, personal=0.1)
+FIRST = mo.Stage(AVG, rounds=1)
 
 
 def alt(split: Any) -> Any:
-    return mo.stage(ALT, rounds=1, split=split)
+    return mo.Stage(ALT, rounds=1, split=split)
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -30,8 +31,8 @@ def given(**options: Any) -> dict[str, Any]:
 ADAPTERS = {"name": "adapters", "targets": ["hidden1"]}
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no stage": ({"stages": []}, "`stages` must be a list of at least one stage, got none"),
-    "no list": ({"stages": FIRST}, "`stages` must be a list of stages.*moiety.stage"),
-    "algorithms": ({"stages": [AVG]}, "`stages` must be a list of what moiety.stage made"),
+    "no list": ({"stages": FIRST}, "`stages` must be a list of stages.*moiety.Stage"),
+    "algorithms": ({"stages": [AVG]}, "`stages` must be a list of moiety.Stage"),
     "no model": ({"model": 3}, "`model` must be an nn.Module"),
     "no data": ({"data": 3}, "`data` must be FederatedData"),
     "engine": ({"engine": "fast"}, "`engine` must be one of the known names"),
@@ -41,20 +42,20 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "evaluate_clients": ({"evaluate_clients": 7}, "`evaluate_clients` must be <= 6"),
     "workers": ({"workers": 0}, "`workers` must be >= 1"),
     "inputs": ({"inputs": ["z"]}, "`inputs`"),
-    "cohort": ({"stages": [FIRST, mo.stage(AVG, rounds=1, cohort=7)]}, "`stage.2.cohort` must be <= 6"),
+    "cohort": ({"stages": [FIRST, mo.Stage(AVG, rounds=1, cohort=7)]}, "`stage.2.cohort` must be <= 6"),
     "split name": ({"stages": [FIRST, alt("output_layr")]}, "`stage.2.split.name`.*output_layer"),
     "split key": ({"stages": [FIRST, alt({"name": "by_name", "persnal": ["head"]})]}, "`stage.2.split`.*personal"),
-    "no split": ({"stages": [FIRST, mo.stage(ALT, rounds=1)]}, "`stage.2.split` must be given for fedalt"),
+    "no split": ({"stages": [FIRST, mo.Stage(ALT, rounds=1)]}, "`stage.2.split` must be given for fedalt"),
     "no personal split": (
-        {"stages": [FIRST, mo.stage(mo.finetune(lr=0.1), rounds=1)]},
+        {"stages": [FIRST, mo.Stage(mo.finetune(personal=0.1), rounds=1)]},
         "`stage.2.split` must be given",
     ),
     "split that the algorithm cannot use": (
-        {"stages": [mo.stage(AVG, rounds=1, split="output_layer")]},
+        {"stages": [mo.Stage(AVG, rounds=1, split="output_layer")]},
         "nothing personal",
     ),
     "split for a task": (
-        {"stages": [mo.stage(AVG, rounds=1)], "model": scalar_task()},
+        {"stages": [mo.Stage(AVG, rounds=1)], "model": scalar_task()},
         "`stage.1.split` must be no name where the model is a Task",
     ),
     "split of another model": (
@@ -81,7 +82,9 @@ def test_pipelines(tmp_path: Path, case: str) -> None:
 
     def call() -> Any:
         options = given(**changes)
-        return mo.pipeline(options.pop("stages"), options.pop("model"), options.pop("data"), out=out, **options)
+        return mo.pipeline(
+            options.pop("stages"), options.pop("model"), options.pop("data"), **with_settings(out=out, **options)
+        )
 
     refused(call, words)
     assert list(tmp_path.iterdir()) == []
@@ -102,25 +105,25 @@ def test_pipelines(tmp_path: Path, case: str) -> None:
 )
 def test_stages(options: dict[str, Any], words: str) -> None:
     options = {"algorithm": AVG, "rounds": 1} | options
-    refused(lambda: mo.stage(options.pop("algorithm"), **options), words)
+    refused(lambda: mo.Stage(options.pop("algorithm"), **options), words)
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("ended") / "out"
-    mo.pipeline(out=out, **given())
+    mo.pipeline(**with_settings(out=out, **given()))
     return out
 
 
 def test_a_folder_that_is_taken(ended: Path, tmp_path: Path) -> None:
     before = tree_hash(ended)
-    refused(lambda: mo.pipeline(**given(), out=ended), "holds no run yet.*pipeline.toml")
+    refused(lambda: mo.pipeline(**with_settings(**given(), out=ended)), "holds no run yet.*pipeline.toml")
     refused(lambda: mo.fit(mlp(), FED, AVG, rounds=1, out=ended), "holds no run yet.*pipeline.toml")
-    refused(lambda: mo.pipeline(**given(), out=ended / "1-fedavg"), "holds no run yet")
+    refused(lambda: mo.pipeline(**with_settings(**given(), out=ended / "1-fedavg")), "holds no run yet")
     assert tree_hash(ended) == before
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.toml").touch()
-    refused(lambda: mo.pipeline(**given(), out=tmp_path), "holds no run yet.*run")
+    refused(lambda: mo.pipeline(**with_settings(**given(), out=tmp_path)), "holds no run yet.*run")
 
 
 def test_resuming(ended: Path) -> None:
@@ -143,8 +146,8 @@ def test_resuming(ended: Path) -> None:
     [
         ("[run]", "[ran]", r"\[run\]"),
         ("stage", "stag", r"\[\[stage\]\]"),
-        ("seed = 0", 'seed = "0"', "`run.seed` must be given, as int"),
-        ("rounds = 1", "roundz = 1", "`stage.1.roundz` must be a known key.*rounds"),
+        ("seed = 0", 'seed = "0"', "`run.seed` must be a whole number, got '0'"),
+        ("rounds = 1", "roundz = 1", "`stage.1` must be a table of known keys, got roundz.*rounds"),
         ('name = "fedavg"', 'name = "fedavgg"', "`stages` must be given again.*algorithm of stage 1"),
         ("lr = 0.1", "lrr = 0.1", "`stage.1.algorithm`.*lr"),
         ("[data]", "[data", "readable TOML"),

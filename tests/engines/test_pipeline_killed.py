@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from engine_cases import StopHereError, federation, mlp, same_runs, stop_after, without_fsync
+from run_settings import with_settings
 
 import moiety as mo
 
@@ -42,9 +43,9 @@ def test_killed_between_stages_and_inside_them():
 
 def stages() -> list[Any]:
     return [
-        mo.stage(mo.fedavg(lr=0.1, batch_size=5), rounds=2, cohort=3),
-        mo.stage(mo.fedalt(shared_lr=0.1, personal_lr=0.2), rounds=3, cohort=3, split="output_layer"),
-        mo.stage(mo.finetune(lr=0.1), rounds=2, cohort=2, checkpoint_every=2),
+        mo.Stage(mo.fedavg(shared=mo.sgd(0.1, batch_size=5)), rounds=2, cohort=3),
+        mo.Stage(mo.fedalt(shared=0.1, personal=0.2), rounds=3, cohort=3, split="output_layer"),
+        mo.Stage(mo.finetune(personal=0.1), rounds=2, cohort=2, checkpoint_every=2),
     ]
 
 
@@ -53,13 +54,13 @@ def stages() -> list[Any]:
 def test_interrupted_in_every_stage(tmp_path, stage, round):
     """Ended stages stay as they are, byte for byte; the rest is as it would have been."""
     options = {"seed": 3, "engine": "sequential"}
-    whole = mo.pipeline(stages(), mlp(), FED, **options)
+    whole = mo.pipeline(stages(), mlp(), FED, **with_settings(**options))
 
     def watch(name: str, folder: Path | None) -> Any:
         return stop_after(round) if name.startswith(str(stage)) else None
 
     with pytest.raises(StopHereError):
-        mo.pipeline(stages(), mlp(), FED, out=tmp_path / "out", watch=watch, **options)
+        mo.pipeline(stages(), mlp(), FED, **with_settings(out=tmp_path / "out", watch=watch, **options))
     ended = {p: p.read_bytes() for p in (tmp_path / "out").glob("*/checkpoint/*/*") if int(p.parts[-4][0]) < stage}
     runs = mo.resume(tmp_path / "out", data=FED)
     for one, other in zip(whole, runs, strict=True):

@@ -23,6 +23,8 @@ from engine_cases import (
     tree_hash,
     without_fsync,
 )
+from flat_options import flat
+from run_settings import with_settings
 from safetensors.torch import load_file
 
 import moiety as mo
@@ -36,14 +38,14 @@ RATES = {"lr": 0.1, "personal_lr": 0.1, "pull": 0.5}
 
 
 def alt(**options: Any) -> mo.Algorithm:
-    return mo.fedalt(**{"shared_lr": 0.1, "personal_lr": 0.2, "batch_size": 5} | options)
+    return flat(mo.fedalt, **{"shared_lr": 0.1, "personal_lr": 0.2, "batch_size": 5} | options)
 
 
 def fit(algorithm: mo.Algorithm, split: str | None = "output_layer", **options: Any) -> mo.Run:
     model = options.pop("model", None) or mlp()
     made = None if split is None else getattr(mo.split, split)(model)
     options = {"rounds": 3, "cohort": 3, "seed": 7, "engine": "sequential", "evaluate_every": 1} | options
-    return mo.fit(model, FED, algorithm, split=made, **options)
+    return mo.fit(model, FED, algorithm, **with_settings(split=made, **options))
 
 
 @pytest.fixture(scope="module")
@@ -127,22 +129,22 @@ def test_a_changed_file_of_states_is_refused(earlier, tmp_path):
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(bytes(content))
-    refused(lambda: mo.resume(tmp_path / "run", data=FED), "start.safetensors.*as it was written")
+    refused(lambda: mo.resume(tmp_path / "run", data=FED), "start.safetensors.*as they were written")
     file.unlink()
     refused(lambda: mo.resume(tmp_path / "run", data=FED), "start.safetensors.*whole")
 
 
 def test_more_that_is_personal_than_before(earlier):
     """A client's own head stays its own, the rest begins with the shared value: it starts with the model it had."""
-    run = fit(mo.local_only(lr=1e-30), None, start=earlier, rounds=1)
+    run = fit(mo.local_only(personal=1e-30), None, start=earlier, rounds=1)
     for client in range(len(FED)):
         assert exact(run.parameters(client)) == exact(earlier.parameters(client))
 
 
 def test_less_that_is_personal_than_before(tmp_path):
     """From whole models to heads: the own head stays; the body is the first one, for nothing was ever shared."""
-    local = fit(mo.local_only(lr=0.2), None)
-    run = fit(mo.finetune(lr=1e-30), start=local, rounds=1)
+    local = fit(mo.local_only(personal=0.2), None)
+    run = fit(mo.finetune(personal=1e-30), start=local, rounds=1)
     untrained = dict(mlp().named_parameters())
     for client in range(len(FED)):
         found, had = run.parameters(client), local.parameters(client)
@@ -151,7 +153,7 @@ def test_less_that_is_personal_than_before(tmp_path):
 
 
 def test_nothing_personal_takes_the_shared_model_alone(earlier):
-    run = fit(mo.fedavg(lr=1e-30), None, start=earlier, rounds=1)
+    run = fit(mo.fedavg(shared=1e-30), None, start=earlier, rounds=1)
     assert exact(run.parameters(0)) == exact(earlier.shared_parameters())
     assert run._loop.progress.store.owners() == []
 
@@ -159,7 +161,7 @@ def test_nothing_personal_takes_the_shared_model_alone(earlier):
 def test_clients_without_state_start_from_the_first_values(earlier):
     """Before: nobody has anything of its own to give. After: nobody keeps what it was given."""
     stateless = fit(alt(stateful=False), rounds=1)
-    run = fit(mo.finetune(lr=1e-30), start=stateless, rounds=1)
+    run = fit(mo.finetune(personal=1e-30), start=stateless, rounds=1)
     assert all(exact(run.parameters(i)) == exact(stateless.shared_parameters()) for i in range(len(FED)))
     run = fit(alt(stateful=False), start=earlier, rounds=1)
     assert run._loop.progress.store.owners() == []
@@ -168,7 +170,9 @@ def test_clients_without_state_start_from_the_first_values(earlier):
     }
 
 
-@pytest.mark.parametrize("build", [lambda: mo.ditto(**RATES), lambda: mo.pfedme(**RATES)], ids=["ditto", "pfedme"])
+@pytest.mark.parametrize(
+    "build", [lambda: flat(mo.ditto, **RATES), lambda: flat(mo.pfedme, **RATES)], ids=["ditto", "pfedme"]
+)
 def test_whole_models_of_their_own(earlier, tmp_path, build):
     """A state that is more than the personal part: never asked yet, so a client has the shared model; and back."""
     run = fit(build(), None, start=earlier, rounds=1, cohort=1, out=tmp_path / "run")
@@ -177,14 +181,14 @@ def test_whole_models_of_their_own(earlier, tmp_path, build):
     for client in set(range(len(FED))) - set(asked):
         assert exact(run.parameters(client)) == exact(run.shared_parameters())
     # The paper, baseline (iii): "Finally the resulting model w is finetuned locally": w, not the client's own.
-    last = fit(mo.finetune(lr=1e-30), "everything", start=tmp_path / "run", rounds=1)
+    last = fit(mo.finetune(personal=1e-30), "everything", start=tmp_path / "run", rounds=1)
     for client in range(len(FED)):
         assert exact(last.parameters(client)) == exact(run.shared_parameters())
 
 
 def test_own_running_statistics_go_on():
     """FedAvg of a model with BatchNorm: what is a client's own is its statistics."""
-    before = fit(mo.fedavg(lr=0.1), None, model=batch_norm_net(), rounds=1)
+    before = fit(mo.fedavg(shared=0.1), None, model=batch_norm_net(), rounds=1)
     run = fit(alt(), "norms", model=batch_norm_net(), start=before, rounds=1, cohort=1)
     (asked,) = uniform_cohort(len(FED), 1, seed=7, round=0).tolist()
     assert len(before._loop.progress.store.owners()) == 3
@@ -203,12 +207,17 @@ def test_other_rows_of_the_same_clients(earlier, tmp_path):
     once = {"rounds": 1, "engine": "sequential"}
     for data in (more, fewer):
         model = mlp()
-        run = mo.fit(model, data, mo.finetune(lr=1e-30), split=mo.split.output_layer(model), start=earlier, **once)
+        run = mo.fit(
+            model,
+            data,
+            mo.finetune(personal=1e-30),
+            **with_settings(split=mo.split.output_layer(model), start=earlier, **once),
+        )
         assert exact(run.parameters(1)) == exact(earlier.parameters(1))
 
 
 def test_in_another_precision(earlier):
-    run = fit(mo.finetune(lr=1e-30), start=earlier, rounds=1, model=mlp().double())
+    run = fit(mo.finetune(personal=1e-30), start=earlier, rounds=1, model=mlp().double())
     for name, value in run.parameters(1).items():
         assert value.dtype == torch.float64
         assert torch.equal(value, earlier.parameters(1)[name].double())
@@ -264,10 +273,10 @@ def test_folders_that_cannot_name_what_they_were_of(tmp_path):
     run = mo.fit(model, FED, alt(), split=own, rounds=1, cohort=3, engine="sequential", out=tmp_path / "run")
     assert json.loads((tmp_path / "run/identity.json").read_text())["personal"] == list(own.personal)
     options = {"split": own, "rounds": 1, "engine": "sequential"}
-    again = mo.fit(model, FED, mo.finetune(lr=1e-30), start=tmp_path / "run", **options)
+    again = mo.fit(model, FED, mo.finetune(personal=1e-30), **with_settings(start=tmp_path / "run", **options))
     for client in range(len(FED)):
         assert all(torch.equal(again.parameters(client)[n], run.parameters(client)[n]) for n in own.trained_personal)
     text = (tmp_path / "run/config.toml").read_text()
     (tmp_path / "run/config.toml").write_text(text.replace('name = "fedalt"', 'own = "mine"\nname = "fedalt"'))
-    call = lambda: mo.fit(model, FED, mo.finetune(lr=0.1), start=tmp_path / "run", **options)  # noqa: E731
+    call = lambda: mo.fit(model, FED, mo.finetune(personal=0.1), **with_settings(start=tmp_path / "run", **options))  # noqa: E731
     refused(call, "`start`.*names its algorithm.*moiety.resume")

@@ -20,8 +20,10 @@ import psutil
 import pytest
 import torch
 from engine_cases import batch_norm_net, contents, dropout_net, federation, mlp, refused, same_runs, seeded
+from flat_options import flat
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_settings import with_settings
 from torch import Tensor, nn
 
 import moiety as mo
@@ -88,14 +90,14 @@ def net(trouble: Path | None = None) -> nn.Module:
 
 
 def fedalt(**options: Any) -> mo.Algorithm:
-    return mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5, **{"personal_epochs": 2, **options})
+    return flat(mo.fedalt, shared_lr=0.1, personal_lr=0.2, batch_size=5, **{"personal_epochs": 2, **options})
 
 
 def fit(engine: str, algorithm: mo.Algorithm | None = None, model: nn.Module | None = None, **options: Any) -> mo.Run:
     algorithm, model = algorithm or fedalt(), model or net()
     split = mo.split.nothing(model) if algorithm.name == "fedavg" else mo.split.by_name(model, personal=["head"])
     options = {"rounds": 3, "cohort": 5, "evaluate_every": 1, "seed": 4, "data": DATA, **options}
-    return mo.fit(model, options.pop("data"), algorithm, split=split, engine=engine, **options)
+    return mo.fit(model, options.pop("data"), algorithm, **with_settings(split=split, engine=engine, **options))
 
 
 def close(one: mo.Run, other: mo.Run, tolerance: float = 1e-5) -> None:
@@ -110,7 +112,7 @@ def close(one: mo.Run, other: mo.Run, tolerance: float = 1e-5) -> None:
 # The same numbers.
 
 CASES = {
-    "fedavg": lambda: mo.fedavg(lr=0.1, batch_size=5, server=mo.server.adam(lr=0.05)),
+    "fedavg": lambda: mo.fedavg(shared=mo.sgd(0.1, batch_size=5), server=mo.server.adam(lr=0.05)),
     "fedalt": lambda: fedalt(momentum=0.5),
     "fedalt stateless": lambda: fedalt(stateful=False),
 }
@@ -184,7 +186,7 @@ def test_a_first_call_for_two_clients_does_not_halve_the_later_ones(monkeypatch)
         return send(self, function, jobs, moment)
 
     monkeypatch.setattr(Processes, "_serve", counted)
-    mo.fit(mlp(), DATA, mo.fedavg(lr=0.1, steps=1), rounds=1, engine="processes")
+    mo.fit(mlp(), DATA, mo.fedavg(shared=mo.sgd(0.1, steps=1)), rounds=1, engine="processes")
     assert set(sizes) == {2, len(SIZES)}
 
 
@@ -208,14 +210,14 @@ def test_in_a_folder_and_resumed(tmp_path):
     for first, second in (("sequential", "processes:sequential"), ("processes:sequential", "sequential")):
         out = tmp_path / first.partition(":")[0]
         fit(first, model=mlp(), rounds=2, out=out, workers=2)
-        run = mo.resume(out, rounds=4, data=DATA, engine=second, workers=2)
+        run = mo.resume(out, rounds=4, data=DATA, engine=second, settings=mo.Settings(workers=2))
         assert run.engine == second
         same_runs(whole, run)
 
 
 def test_resume_with_the_choice_open(tmp_path):
     fit("sequential", model=mlp(), rounds=1, out=tmp_path / "run")
-    run = mo.resume(tmp_path / "run", rounds=2, data=DATA, engine="processes", workers=2)
+    run = mo.resume(tmp_path / "run", rounds=2, data=DATA, engine="processes", settings=mo.Settings(workers=2))
     assert run.engine.startswith("processes:")
     close(fit("sequential", model=mlp(), rounds=2), run)
 
@@ -375,7 +377,7 @@ def test_batch_norm_with_one_row_is_the_same_line_as_in_the_sequential_engine():
 
 
 def test_a_model_that_cannot_be_vectorised_is_refused():
-    text = refused(lambda: fit("processes:vectorised", mo.fedavg(lr=0.1), dropout_net(), workers=2), "vectorise")
+    text = refused(lambda: fit("processes:vectorised", mo.fedavg(shared=0.1), dropout_net(), workers=2), "vectorise")
     assert "Use engine sequential" in text
 
 

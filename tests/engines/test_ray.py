@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
+from run_settings import with_settings
 from torch import Tensor, nn
 
 import moiety as mo
@@ -105,13 +107,13 @@ def federation() -> mo.FederatedData:
 
 
 def fedalt(**options: Any) -> mo.Algorithm:
-    return mo.fedalt(shared_lr=0.1, personal_lr=0.2, personal_epochs=2, batch_size=8, **options)
+    return flat(mo.fedalt, shared_lr=0.1, personal_lr=0.2, personal_epochs=2, batch_size=8, **options)
 
 
 def fit(engine: str, algorithm: mo.Algorithm, model: nn.Module, **options: Any) -> mo.Run:
     split = mo.split.nothing(model) if algorithm.name == "fedavg" else mo.split.by_name(model, personal=["head"])
     options = {"rounds": 3, "cohort": 5, "evaluate_every": 1, **options}
-    return mo.fit(model, federation(), algorithm, split=split, engine=engine, **options)
+    return mo.fit(model, federation(), algorithm, **with_settings(split=split, engine=engine, **options))
 
 
 def same(one: mo.Run, other: mo.Run) -> None:
@@ -138,7 +140,7 @@ def inside(actor: Any, function: Any) -> Any:
 
 
 CASES = {
-    "fedavg": (lambda: mo.fedavg(lr=0.1, batch_size=10), Noisy),
+    "fedavg": (lambda: mo.fedavg(shared=mo.sgd(0.1, batch_size=10)), Noisy),
     "fedalt stateless": (lambda: fedalt(stateful=False), Scaled),
 }
 
@@ -240,7 +242,7 @@ def alone(engines, monkeypatch):
 def test_an_error_in_an_actor_is_one_line(alone, tmp_path):
     trouble = tmp_path / "trouble"
     trouble.write_text("first line\nsecond line")
-    text = refusal(lambda: fit("ray", mo.fedavg(lr=0.1), Net(trouble), cohort=1, evaluate_every=3))
+    text = refusal(lambda: fit("ray", mo.fedavg(shared=0.1), Net(trouble), cohort=1, evaluate_every=3))
     assert text.startswith("`model` must be trainable on every client, got an error at client c")
     assert "round 1: first line second line" in text
 
@@ -249,7 +251,7 @@ def test_clients_that_bring_down_every_actor_are_named(alone, tmp_path, monkeypa
     monkeypatch.setattr(Ray, "tries", 2)
     for suffix in ("", ".forever"):
         (tmp_path / f"trouble{suffix}").touch()
-    text = refusal(lambda: fit("ray", mo.fedavg(lr=0.1), Net(tmp_path / "trouble"), cohort=1))
+    text = refusal(lambda: fit("ray", mo.fedavg(shared=0.1), Net(tmp_path / "trouble"), cohort=1))
     assert text.startswith("`workers` must be actors that live, got 2 that died in round 1 while serving clients c")
     assert alone[0].actors == []
 
@@ -261,13 +263,13 @@ def test_what_cannot_begin_is_one_line(engines, monkeypatch):
         with lock:
             return nn.functional.cross_entropy(output, batch["y"], reduction="none")
 
-    text = refusal(lambda: fit("ray", mo.fedavg(lr=0.1), Net(), loss=loss))
+    text = refusal(lambda: fit("ray", mo.fedavg(shared=0.1), Net(), loss=loss))
     assert text.startswith("`model` must be one that can be sent to other processes, got ")
     monkeypatch.setitem(ENGINES, "ray", lambda *args, **options: Ray(*args, workers=3))
-    text = refusal(lambda: fit("ray", mo.fedavg(lr=0.1), Net()))
+    text = refusal(lambda: fit("ray", mo.fedavg(shared=0.1), Net()))
     assert text == "`workers` must be at most 2, the cores of the Ray cluster, got 3."
     monkeypatch.setitem(sys.modules, "ray", None)
-    text = refusal(lambda: fit("ray", mo.fedavg(lr=0.1), Net()))
+    text = refusal(lambda: fit("ray", mo.fedavg(shared=0.1), Net()))
     assert text == "`engine` must be one that is installed, got ray. Install it with: pip install 'moiety[ray]'"
 
 
@@ -286,7 +288,7 @@ def test_where_an_engine_connects(monkeypatch):
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
     monkeypatch.setattr(ray, "put", lambda value: None)
     monkeypatch.setenv("RAY_ADDRESS", "there:1")
-    problem = fit("sequential", mo.fedavg(lr=0.1), Net(), rounds=1)._loop.problem
+    problem = fit("sequential", mo.fedavg(shared=0.1), Net(), rounds=1)._loop.problem
     Ray(problem, {}).close()
     Ray(problem, {}, address="here:2").close()
     monkeypatch.delenv("RAY_ADDRESS")

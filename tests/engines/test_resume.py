@@ -23,13 +23,14 @@ from engine_cases import (
     stop_after,
     without_fsync,
 )
+from flat_options import flat
+from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
 from moiety.clients import DiskStore
 from moiety.loop.round import Loop
-from moiety.run import checkpoint
-from moiety.run import train as training
+from moiety.run import checkpoint, result
 from moiety.types import Algorithm
 
 __all__ = ["without_fsync"]
@@ -53,7 +54,7 @@ class Case(NamedTuple):
 
 
 def avg(**options: Any) -> Callable[[], Algorithm]:
-    return lambda: mo.fedavg(lr=0.1, batch_size=5, **options)
+    return lambda: flat(mo.fedavg, lr=0.1, batch_size=5, **options)
 
 
 def stats(where: str) -> Callable[[nn.Module], mo.Split]:
@@ -87,18 +88,26 @@ CASES: dict[str, Case] = {
     "fedsim linear": Case(two(mo.fedsim, schedule=mo.schedule.linear(warmup=0.5))),
     "fedsim batch norm shared": Case(two(mo.fedsim), stats("shared"), batch_norm_net, engines=ONE),
     "fedsim halving": Case(two(mo.fedsim, schedule=mo.schedule.exponential(halve_every=2))),
-    "local only": Case(lambda: mo.local_only(lr=0.1, batch_size=5), None),
-    "finetune": Case(lambda: mo.finetune(lr=0.1, batch_size=5, epochs=2)),
+    "local only": Case(lambda: mo.local_only(personal=mo.sgd(0.1, batch_size=5)), None),
+    "finetune": Case(lambda: mo.finetune(personal=mo.sgd(0.1, batch_size=5, epochs=2))),
     "ditto adam": Case(
-        lambda: mo.ditto(lr=0.1, personal_lr=0.2, pull=0.5, batch_size=5, server=mo.server.adam(lr=0.05)), None
+        lambda: mo.ditto(
+            shared=mo.sgd(0.1, batch_size=5),
+            personal=mo.sgd(0.2, pull=0.5, batch_size=5),
+            server=mo.server.adam(lr=0.05),
+        ),
+        None,
     ),
-    "ditto finetune": Case(lambda: mo.ditto(form="finetune", personal_lr=0.2, pull=0.5, batch_size=5), None),
+    "ditto finetune": Case(lambda: mo.ditto(personal=mo.sgd(0.2, pull=0.5, batch_size=5), form="finetune"), None),
     "ditto batch norm": Case(
-        lambda: mo.ditto(lr=0.1, personal_lr=0.2, pull=0.5, batch_size=5), None, batch_norm_net, engines=ONE
+        lambda: mo.ditto(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, pull=0.5, batch_size=5)),
+        None,
+        batch_norm_net,
+        engines=ONE,
     ),
-    "pfedme": Case(lambda: mo.pfedme(lr=0.1, personal_lr=0.2, pull=2.0, inner_steps=2, batch_size=5), None),
+    "pfedme": Case(lambda: mo.pfedme(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, pull=2.0, steps=2)), None),
     "pfedme batch norm": Case(
-        lambda: mo.pfedme(lr=0.1, personal_lr=0.2, pull=2.0, inner_steps=2, batch_size=5),
+        lambda: mo.pfedme(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, pull=2.0, steps=2)),
         None,
         batch_norm_net,
         engines=ONE,
@@ -111,12 +120,12 @@ def fit(case: Case, engine: str, out: Path, **options: Any) -> mo.Run:
     model = case.model()
     split = case.split(model) if case.split else None
     options = {"rounds": 2 * K, "cohort": 3, "seed": 7, "evaluate_every": 1} | options
-    return mo.fit(model, case.data, case.algorithm(), split=split, engine=engine, out=out, **options)
+    return mo.fit(model, case.data, case.algorithm(), **with_settings(split=split, engine=engine, out=out, **options))
 
 
 def resume(case: Case, out: Path, **options: Any) -> mo.Run:
     given = {"data": case.data} | ({} if case.model is mlp else {"model": case.model()})
-    return mo.resume(out, **given, **options)
+    return mo.resume(out, **with_settings(**given, **options))
 
 
 @pytest.mark.parametrize(("case", "engine"), PAIRS)
@@ -161,7 +170,7 @@ def test_many_stops_at_rounds_without_a_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", [2, 2 * K], ids=["on the way", "in the last round"])
 def test_an_interrupt_while_a_round_is_evaluated(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in an evaluation, whose row is not written: the run goes on from before it and ends as if nothing were."""
-    case, real, calls = CASES["fedalt"], training.evaluate, []
+    case, real, calls = CASES["fedalt"], result.evaluate, []
     whole = fit(case, "sequential", tmp_path / "whole", checkpoint_every=1)
 
     def interrupted(*args: Any, **options: Any) -> Any:
@@ -171,7 +180,7 @@ def test_an_interrupt_while_a_round_is_evaluated(at: int, tmp_path: Path, monkey
         return real(*args, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(training, "evaluate", interrupted)
+        patched.setattr(result, "evaluate", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fit(case, "sequential", tmp_path / "parts", checkpoint_every=1)
     same_runs(whole, resume(case, tmp_path / "parts"))
@@ -251,7 +260,7 @@ def test_clients_that_were_dropped_are_remembered_across_a_checkpoint(tmp_path: 
     def begin(out: Path, **options: Any) -> mo.Run:
         model = mo.models.linear(2, 1, seed=1).double()
         options |= {"rounds": 4, "evaluate_every": 4, "checkpoint_every": 1, "engine": "sequential"}
-        return mo.fit(model, data, mo.fedavg(lr=0.1), out=out, **options)
+        return mo.fit(model, data, mo.fedavg(shared=0.1), **with_settings(out=out, **options))
 
     whole = begin(tmp_path / "whole")
     with pytest.raises(StopHereError):
@@ -295,8 +304,13 @@ def test_a_data_set_and_a_model_of_the_library_are_made_again(tmp_path: Path) ->
         data = mo.data.load("digits", clients=8, partition=mo.data.dirichlet(0.5), seed=1)
         model = mo.models.linear(64, 10)
         split = mo.split.by_name(model, personal=["head.bias"])
-        algorithm = mo.fedsim(shared_lr=0.1, personal_lr=0.1)
-        return mo.fit(model, data, algorithm, split=split, rounds=4, cohort=3, evaluate_every=2, out=out, **options)
+        algorithm = mo.fedsim(shared=0.1, personal=0.1)
+        return mo.fit(
+            model,
+            data,
+            algorithm,
+            **with_settings(split=split, rounds=4, cohort=3, evaluate_every=2, out=out, **options),
+        )
 
     whole = begin(tmp_path / "whole", engine="vectorised")
     with pytest.raises(StopHereError):
@@ -332,7 +346,7 @@ def test_a_module_name_with_a_slash_can_be_resumed(tmp_path: Path) -> None:
 
 
 def test_a_learning_rate_that_is_a_numpy_number_can_be_resumed(tmp_path: Path) -> None:
-    case = Case(lambda: mo.fedavg(lr=np.float32(0.125), batch_size=5), None)
+    case = Case(lambda: mo.fedavg(shared=mo.sgd(np.float32(0.125), batch_size=5)), None)
     whole = fit(case, "sequential", tmp_path / "whole")
     fit(case, "sequential", tmp_path / "parts", rounds=K)
     same_runs(whole, resume(case, tmp_path / "parts", rounds=2 * K))

@@ -22,6 +22,7 @@ from engine_cases import (
     without_fsync,
 )
 from oracle_problems import federated, scalar_task, split_of
+from run_settings import with_settings
 
 import moiety as mo
 from moiety import tree
@@ -42,9 +43,11 @@ def numbers(targets):
 
 def one_round(targets, **options):
     """u after a round of FedAvg."""
-    algorithm = mo.fedavg(lr=0.5, steps=1, batch_size=9)
+    algorithm = mo.fedavg(shared=mo.sgd(0.5, steps=1, batch_size=9))
     options = {"engine": "sequential", "rounds": 1, **options}
-    run = mo.fit(scalar_task(u=0.0), numbers(targets), algorithm, split=split_of(["u", "v"]), **options)
+    run = mo.fit(
+        scalar_task(u=0.0), numbers(targets), algorithm, **with_settings(split=split_of(["u", "v"]), **options)
+    )
     return run, float(run.shared_parameters()["u"])
 
 
@@ -89,9 +92,9 @@ def test_a_share_of_attackers_is_drawn_by_the_seed():
 
 def two_parts(**options):
     model = mlp()
-    algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5)
+    algorithm = mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5))
     options = {"rounds": 1, "seed": 1, "engine": "sequential", **options}
-    return mo.fit(model, FED, algorithm, split=mo.split.by_name(model, personal=["head"]), **options)
+    return mo.fit(model, FED, algorithm, **with_settings(split=mo.split.by_name(model, personal=["head"]), **options))
 
 
 def states(run):
@@ -158,12 +161,14 @@ def test_flipped_labels_are_those_of_data_that_had_them(engine):
     for client in (0, 3):
         start, stop = FED.rows(client, "train")
         y[start:stop] = 2 - y[start:stop]
-    model, algorithm = mlp(), mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5)
+    model, algorithm = mlp(), mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5))
     how = {"split": mo.split.by_name(model, personal=["head"]), "rounds": 2, "cohort": 4, "engine": engine}
     if engine.startswith("processes"):
         how["workers"] = 2
-    flipped = mo.fit(model, replace(FED, columns={**FED.columns, "y": y}), algorithm, **how)
-    attacked = mo.fit(model, FED, algorithm, **how, attack=mo.attack.label_flip(classes=3), attackers=["c0", "c3"])
+    flipped = mo.fit(model, replace(FED, columns={**FED.columns, "y": y}), algorithm, **with_settings(**how))
+    attacked = mo.fit(
+        model, FED, algorithm, **with_settings(**how, attack=mo.attack.label_flip(classes=3), attackers=["c0", "c3"])
+    )
     same_runs(flipped, attacked)
 
 
@@ -194,10 +199,16 @@ def test_resumed_bit_for_bit(tmp_path, case, attackers):
     # The model and data are of the test's own; what joins and attacks is in the file.
     model = mlp()
     parts = {"data": FED, "split": mo.split.by_name(model, personal=["head"])}
-    same_runs(mo.resume(tmp_path / "parts", **parts, attackers=attackers), whole)
+    same_runs(mo.resume(tmp_path / "parts", **with_settings(**parts, attackers=attackers)), whole)
     same_folders(tmp_path / "parts", tmp_path / "whole")
-    refused(lambda: mo.resume(tmp_path / "parts", **parts, attackers=[0]), "`attackers` must be those that the run")
-    refused(lambda: mo.resume(tmp_path / "parts", **parts, aggregator=MEDIAN), "`aggregator` must be as the run began")
+    refused(
+        lambda: mo.resume(tmp_path / "parts", **with_settings(**parts, attackers=[0])),
+        "`attackers` must be those that the run",
+    )
+    refused(
+        lambda: mo.resume(tmp_path / "parts", **with_settings(**parts, aggregator=MEDIAN)),
+        "`aggregator` must be as the run began",
+    )
 
 
 def test_what_is_of_ones_own_is_given_again(tmp_path):
@@ -207,8 +218,10 @@ def test_what_is_of_ones_own_is_given_again(tmp_path):
         two_parts(out=tmp_path / "run", checkpoint_every=1, on_round=stop_after(1), **how)
     model = mlp()
     parts = {"data": FED, "split": mo.split.by_name(model, personal=["head"])}
-    refused(lambda: mo.resume(tmp_path / "run", **parts), "`aggregator` must be given again, got nothing")
-    same_runs(mo.resume(tmp_path / "run", **parts, aggregator=how["aggregator"]), whole)
+    refused(
+        lambda: mo.resume(tmp_path / "run", **with_settings(**parts)), "`aggregator` must be given again, got nothing"
+    )
+    same_runs(mo.resume(tmp_path / "run", **with_settings(**parts, aggregator=how["aggregator"])), whole)
 
 
 FLIP = mo.attack.sign_flip()
@@ -243,13 +256,18 @@ def test_refused_where_nothing_is_sent():
     for name, thing in wrong.items():
         options = {name: thing} | ({"attackers": [0]} if name == "attack" else {})
         refused(
-            lambda options=options: mo.fit(model, FED, mo.local_only(lr=0.1), rounds=1, **options),
+            lambda options=options: mo.fit(
+                model, FED, mo.local_only(personal=0.1), **with_settings(rounds=1, **options)
+            ),
             f"`{name}` must be left out for local_only, whose clients send nothing",
         )
     bare = federated([{"z": np.ones(2)}] * 2)
     task = from_functions({"u": torch.zeros(())}, lambda p, d: (p["u"] - d["z"]).square())
     call = {"split": split_of(["u"]), "rounds": 1, "attack": mo.attack.label_flip(), "attackers": [0]}
-    refused(lambda: mo.fit(task, bare, mo.fedavg(lr=0.1), **call), "`attack` must be one on uploads where data have no")
+    refused(
+        lambda: mo.fit(task, bare, mo.fedavg(shared=0.1), **with_settings(**call)),
+        "`attack` must be one on uploads where data have no",
+    )
 
 
 SMALL = """

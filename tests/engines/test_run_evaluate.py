@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from oracle_problems import federated, image_clients
+from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
@@ -15,8 +16,10 @@ FED = federated(image_clients(SIZES), image_clients(TESTED, seed=5))
 
 def trained(engine="sequential", data=FED, algorithm=None, **options):
     net = mo.models.mlp(4, 3, hidden=(6,), seed=1)
-    algorithm = algorithm or mo.fedalt(shared_lr=0.5, personal_lr=0.5)
-    return mo.fit(net, data, algorithm, split=mo.split.output_layer(net), rounds=2, engine=engine, **options)
+    algorithm = algorithm or mo.fedalt(shared=0.5, personal=0.5)
+    return mo.fit(
+        net, data, algorithm, **with_settings(split=mo.split.output_layer(net), rounds=2, engine=engine, **options)
+    )
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised", "processes:sequential"])
@@ -40,7 +43,7 @@ def test_training_rows_are_scored_by_the_exported_models(engine):
 @pytest.mark.parametrize("stateful", [True, False])
 def test_on_its_own_part_it_gives_the_rows_of_the_run(engine, stateful):
     """Clients without a state adapt with the same draws as in the run's last evaluation."""
-    run = trained(engine, algorithm=mo.fedalt(shared_lr=0.5, personal_lr=0.5, stateful=stateful))
+    run = trained(engine, algorithm=mo.fedalt(shared=0.5, personal=0.5, stateful=stateful))
     assert run.evaluate() == run.clients
     assert run.evaluate("test") == run.clients
 
@@ -66,7 +69,7 @@ def test_parts_that_are_none():
     run = trained()
     with pytest.raises(MoietyError, match=r"`part` must be one of the known names, got 'tests'. Did you mean test\?"):
         run.evaluate("tests")
-    with pytest.raises(MoietyError, match="`part` must be one that has rows, got validation"):
+    with pytest.raises(MoietyError, match="`part` must be a part of the data that has rows, got validation"):
         run.evaluate("validation")
 
 

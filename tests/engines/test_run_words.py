@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import federation, mlp
+from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
@@ -19,7 +20,7 @@ FED = federation()
 
 
 def test_a_run_is_one_line() -> None:
-    run = mo.fit(mlp(), FED, mo.fedavg(lr=0.1), rounds=2, engine="sequential")
+    run = mo.fit(mlp(), FED, mo.fedavg(shared=0.1), rounds=2, engine="sequential")
     last = run.history[-1]
     clients = len(FED)
     assert repr(run) == f"Run(fedavg, 2 rounds, {clients} clients; {last['part']} accuracy {last['metric']:.4f})"
@@ -28,7 +29,7 @@ def test_a_run_is_one_line() -> None:
 def test_a_round_in_which_nothing_moves_is_said_once() -> None:
     first = mlp()
     with pytest.warns(UserWarning, match="no client's update was finite") as seen:
-        run = mo.fit(first, FED, mo.fedavg(lr=1e30, epochs=3), rounds=4, engine="sequential")
+        run = mo.fit(first, FED, mo.fedavg(shared=mo.sgd(1e30, epochs=3)), rounds=4, engine="sequential")
     assert [str(w.message) for w in seen].count(NOTHING_FINITE) == 1
     assert all(torch.isfinite(p).all() for p in run.shared_parameters().values())
     assert any(row["dropped"] for row in run.history)
@@ -45,7 +46,7 @@ class Own(nn.Module):
 
 def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
     """Also an algorithm of a name that moiety does not have."""
-    made = mo.fedavg(lr=0.1)
+    made = mo.fedavg(shared=0.1)
     own = replace(made, name="mine", spec={"name": "mine", "lr": 0.1})
     mo.fit(Own(), FED, own, rounds=1, engine="sequential", out=tmp_path / "run")
     wanted = r"`model`, `data`, `algorithm` must be given again, got nothing\. The run began with its own Own and its"
@@ -63,24 +64,24 @@ def test_a_run_without_an_evaluation_is_one_line_too(tmp_path: Path) -> None:
 
     options: dict[str, Any] = {"rounds": 10, "engine": "sequential", "out": tmp_path / "run"}
     with pytest.raises(KeyboardInterrupt):
-        mo.fit(mlp(), FED, mo.fedavg(lr=0.1), evaluate_every=100, on_round=stop, **options)
+        mo.fit(mlp(), FED, mo.fedavg(shared=0.1), **with_settings(evaluate_every=100, on_round=stop, **options))
     run = mo.resume(tmp_path / "run", rounds=3, model=mlp(), data=FED)
     assert repr(run) == f"Run(fedavg, 3 rounds, {len(FED)} clients; not evaluated)"
 
 
 def test_an_algorithm_from_elsewhere_in_a_pipeline_and_as_a_start(tmp_path: Path) -> None:
-    own = replace(mo.fedavg(lr=0.1), name="mine", spec={"name": "mine", "lr": 0.1})
+    own = replace(mo.fedavg(shared=0.1), name="mine", spec={"name": "mine", "lr": 0.1})
     options: dict[str, Any] = {"engine": "sequential"}
-    mo.pipeline([mo.stage(own, rounds=1)], mlp(), FED, out=tmp_path / "stages", **options)
+    mo.pipeline([mo.Stage(own, rounds=1)], mlp(), FED, **with_settings(out=tmp_path / "stages", **options))
     with pytest.raises(mo.MoietyError, match=r"`stages` must be given again, got nothing for the algorithm of stage 1"):
         mo.resume(tmp_path / "stages", model=mlp(), data=FED)
-    mo.fit(mlp(), FED, own, rounds=1, out=tmp_path / "run", **options)
+    mo.fit(mlp(), FED, own, **with_settings(rounds=1, out=tmp_path / "run", **options))
     with pytest.raises(mo.MoietyError, match=r"`start` must be a run whose folder names its algorithm"):
-        mo.fit(mlp(), FED, mo.fedavg(lr=0.1), rounds=1, start=tmp_path / "run", **options)
+        mo.fit(mlp(), FED, mo.fedavg(shared=0.1), **with_settings(rounds=1, start=tmp_path / "run", **options))
 
 
 def test_a_wrong_number_of_clients_leaves_no_folder(tmp_path: Path) -> None:
-    algorithm = mo.fedpop(kernel=mo.kernel.langevin(step=0.01), shared_lr=0.1, clients=99)
+    algorithm = mo.fedpop(shared=0.1, personal=mo.kernel.langevin(step=0.01), clients=99)
     split = mo.split.by_name(mlp(), personal=["head"])
     with pytest.raises(mo.MoietyError, match=f"`clients` must be the number of clients there are, {len(FED)}, got 99"):
         mo.fit(mlp(), FED, algorithm, split=split, rounds=1, out=tmp_path / "run")
@@ -99,7 +100,7 @@ def test_a_newcomer_to_a_task_of_plain_functions() -> None:
     width = FED.columns["x"][0].size
     task = from_functions({"w": torch.zeros(width), "b": torch.zeros(())}, error, predict)
     split = mo.Split(shared=("w",), personal=("b",), frozen=(), buffers=frozenset(), sizes={"w": width, "b": 1})
-    run = mo.fit(task, FED, mo.fedalt(shared_lr=0.01, personal_lr=0.1), split=split, rounds=2, engine="sequential")
+    run = mo.fit(task, FED, mo.fedalt(shared=0.01, personal=0.1), split=split, rounds=2, engine="sequential")
     columns = FED.client(FED.ids[0])
     seen = run.predictive({name: columns[name] for name in ("x", "y")}, columns)
     assert seen.outputs.shape == (1, len(columns["y"]))

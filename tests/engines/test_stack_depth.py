@@ -40,7 +40,7 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return grad(*args, **options)
 
     model = mlp()
-    algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.1, batch_size=8)
+    algorithm = mo.fedalt(shared=mo.sgd(0.1, batch_size=8), personal=mo.sgd(0.1, batch_size=8))
     monkeypatch.setattr(torch.autograd, "grad", watched)
     mo.fit(model, federation(), algorithm, split=mo.split.output_layer(model), rounds=2, cohort=3, engine="sequential")
     return [stack for stack in stacks if "loop/evaluate.py:train" in stack]

@@ -182,5 +182,5 @@ def test_clients_have_the_same_classes():
     found = {"a": (P, Y), "b": (np.full((2, 4), 0.25), np.array([0, 3]))}
     with pytest.raises(mo.MoietyError) as caught:
         cal.calibration_rows(found)
-    text = "`found` must be probabilities of the same classes for all clients, got {'a': 2, 'b': 4}"
+    text = "`predictions` must be probabilities of the same classes for all clients, got {'a': 2, 'b': 4}"
     assert str(caught.value).startswith(text)

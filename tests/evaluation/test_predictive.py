@@ -5,7 +5,9 @@ import functools
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from oracle_problems import federated, image_clients
+from run_settings import with_settings
 from scipy import optimize, stats
 from torch import nn
 from torch.nn import functional
@@ -18,13 +20,13 @@ DATA = federated(image_clients([9, 5, 12, 7]), image_clients([4, 6, 3, 5], seed=
 
 def fedpop(**options):
     given = {"kernel": mo.kernel.langevin(step=0.02), "shared_lr": 0.05, "prior_lr": 0.05, "samples": 6, "burn_in": 2}
-    return mo.fedpop(**{**given, **options})
+    return flat(mo.fedpop, **{**given, **options})
 
 
 def trained(engine="sequential", algorithm=None, **options):
     net = mo.models.mlp(4, 3, hidden=(6,), seed=1).double()
     split = mo.split.by_name(net, personal=["head"])
-    return mo.fit(net, DATA, algorithm or fedpop(), split=split, rounds=3, engine=engine, **options)
+    return mo.fit(net, DATA, algorithm or fedpop(), **with_settings(split=split, rounds=3, engine=engine, **options))
 
 
 @functools.cache
@@ -136,7 +138,7 @@ def test_the_variance_of_draws_moved_apart_is_that_of_a_further_one():
     for k in range(6):
         others = np.delete(values, k)
         off.append((values[k] - others.mean()) ** 2)
-        variance.append(Predictive(others[:, None])._apart().var())
+        variance.append(Predictive(others[:, None])._spread_out().var())
     assert np.mean(variance) == pytest.approx(np.mean(off), rel=1e-12)
 
 
@@ -158,7 +160,7 @@ def test_only_outputs_of_cross_entropy_have_probabilities(loss):
             getattr(seen, asked)
         got = "a function of your own" if loss is None else loss
         assert str(caught.value).startswith(
-            f"`loss` must be cross_entropy where probabilities are asked for, got {got}. Where outputs are logits"
+            f"`loss` must be cross_entropy for probabilities, got {got}. Where outputs are logits"
         )
     assert seen.mean.shape == (3, 4)
 
@@ -183,7 +185,7 @@ def test_runs_with_other_losses_have_no_calibration(loss, got):
         clients = [{**rows, "y": rows["y"] * 1.0} for rows in clients]
     fed = mo.data.from_clients(dict(enumerate(clients)), test=0.4)
     run = mo.fit(
-        mo.models.mlp(4, outputs, hidden=(3,)), fed, mo.fedavg(lr=0.1), rounds=1, loss=loss, engine="sequential"
+        mo.models.mlp(4, outputs, hidden=(3,)), fed, mo.fedavg(shared=0.1), rounds=1, loss=loss, engine="sequential"
     )
     seen = run.predictive(0, np.zeros((2, 4)))
     assert seen.mean.shape == (2, outputs)
@@ -193,7 +195,9 @@ def test_runs_with_other_losses_have_no_calibration(loss, got):
 
 
 def test_calibration_names_the_part_without_rows():
-    with pytest.raises(mo.MoietyError, match=r"`part` must be one that has rows, got validation\. Split the data"):
+    with pytest.raises(
+        mo.MoietyError, match=r"`part` must be a part of the data that has rows, got validation\. Split the data"
+    ):
         once().calibration("validation")
 
 
@@ -250,7 +254,7 @@ def test_refreshed_draws_are_new_and_nothing_of_them_is_kept():
 
 
 def test_without_a_posterior_there_is_one_draw():
-    run = trained(algorithm=mo.fedalt(shared_lr=0.1, personal_lr=0.1))
+    run = trained(algorithm=mo.fedalt(shared=0.1, personal=0.1))
     x = DATA.client(0, "test")["x"].astype(np.float64)
     seen = run.predictive(0, x)
     with torch.no_grad():
@@ -342,13 +346,13 @@ def test_examples_of_bytes_may_be_other_numbers_and_those_of_tokens_may_not():
     x = rng.integers(0, 256, size=(12, 4)).astype(np.uint8)
     y = np.arange(12) % 3
     fed = mo.data.from_arrays({"x": x, "y": y}, np.arange(12) % 2, test=0.25)
-    run = mo.fit(nn.Linear(4, 3).double(), fed, mo.fedavg(lr=1e-6), rounds=1, engine="sequential")
+    run = mo.fit(nn.Linear(4, 3).double(), fed, mo.fedavg(shared=1e-6), rounds=1, engine="sequential")
     found = run.parameters(0)
     wanted = x @ found["weight"].numpy().T + found["bias"].numpy()
     for same in (x, x.astype(np.int64), x.astype(np.float32), x.tolist()):
         np.testing.assert_allclose(run.predictive(0, same).outputs[0], wanted, rtol=1e-12)
     tokens = mo.data.from_arrays({"x": y.repeat(2).reshape(12, 2), "y": y}, np.arange(12) % 2, test=0.25)
     net = nn.Sequential(nn.Embedding(3, 2), nn.Flatten(), nn.Linear(4, 3))
-    run = mo.fit(net, tokens, mo.fedavg(lr=0.1), rounds=1, engine="sequential")
+    run = mo.fit(net, tokens, mo.fedavg(shared=0.1), rounds=1, engine="sequential")
     with pytest.raises(mo.MoietyError, match=r"`x\['x'\]` must be whole numbers, got float64"):
         run.predictive(0, np.zeros((2, 2)))

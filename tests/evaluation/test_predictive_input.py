@@ -32,8 +32,8 @@ def test_other_outputs_are_one_line(outputs, text):
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        ([1], "`found` must be probabilities and labels by client"),
-        ({"a": 3}, r"`found\['a'\]` must be \(probabilities"),
+        ([1], "`predictions` must be probabilities and labels by client"),
+        ({"a": 3}, r"`predictions\['a'\]` must be \(probabilities"),
     ],
 )
 def test_predictions_by_client_are_pairs(found, text):

@@ -49,7 +49,8 @@ def test_rows_and_summary_by_hand(engine):
     shared alone 559/768 and 1, mean 1327/1536: gain 180/1536. Client 3 has no test rows.
     """
     algorithm = mo.fedalt(
-        shared_lr=1 / 4, personal_lr=1 / 8, shared_steps=2, personal_steps=2, batch_size=4, shuffle=False
+        shared=mo.sgd(1 / 4, steps=2, batch_size=4, shuffle=False),
+        personal=mo.sgd(1 / 8, steps=2, batch_size=4, shuffle=False),
     )
     data = federated(TRAIN, TEST, names=["ann", "bob", "eve"])
     run = mo.fit(task(), data, algorithm, split=split_of(["u"], ["v"]), rounds=1, engine=engine)
@@ -85,7 +86,7 @@ def test_scores_are_those_of_the_exported_models(engine):
     sizes = (300, 1, 2000, 40)
     net = mo.models.mlp(4, 3, hidden=(6,), seed=1)
     data = federated(image_clients([5, 3, 8, 2]), image_clients(sizes, seed=5))
-    algorithm = mo.fedalt(shared_lr=0.5, personal_lr=0.5)
+    algorithm = mo.fedalt(shared=0.5, personal=0.5)
     run = mo.fit(net, data, algorithm, split=mo.split.output_layer(net), rounds=2, engine=engine)
     shared = run.export()
     for client, row in enumerate(run.clients):
@@ -106,7 +107,7 @@ def test_the_shared_model_alone_has_the_first_personal_part():
     run = mo.fit(
         net,
         data,
-        mo.fedsim(shared_lr=0.5, personal_lr=0.5),
+        mo.fedsim(shared=0.5, personal=0.5),
         split=mo.split.output_layer(net),
         rounds=2,
         engine="sequential",
@@ -127,7 +128,7 @@ def test_the_shared_model_alone_has_the_first_personal_part():
 def test_a_client_never_asked_is_scored_with_the_first_personal_part(engine):
     """Its personal model is the shared model alone, so its gain is 0."""
     data = federated(TRAIN[:2], TEST[:2])
-    algorithm = mo.fedalt(shared_lr=1 / 4, personal_lr=1 / 8)
+    algorithm = mo.fedalt(shared=1 / 4, personal=1 / 8)
     records = []
     run = mo.fit(
         task(),
@@ -148,7 +149,7 @@ def test_a_client_never_asked_is_scored_with_the_first_personal_part(engine):
 
 def test_what_is_evaluated_on():
     data = federated(TRAIN[:2])
-    run = mo.fit(task(), data, mo.fedavg(lr=0.1), split=split_of(["u", "v"]), rounds=1, engine="sequential")
+    run = mo.fit(task(), data, mo.fedavg(shared=0.1), split=split_of(["u", "v"]), rounds=1, engine="sequential")
     assert run.history[-1]["part"] == "train"
     assert [row["n_test"] for row in run.clients] == [1, 4]
 
@@ -166,7 +167,7 @@ def test_a_client_is_scored_on_its_own_rows_only():
     with torch.no_grad():
         net[1].weight.fill_(1.0)
     clients = [{"x": np.array([[0.0], [2]]) + k, "y": np.array([[-1.0], [1]])} for k in (0, 10)]
-    run = mo.fit(net, federated(clients, clients), mo.fedavg(lr=1e-9), rounds=1, engine="sequential")
+    run = mo.fit(net, federated(clients, clients), mo.fedavg(shared=1e-9), rounds=1, engine="sequential")
     assert [row["shared_loss"] for row in run.clients] == pytest.approx([0, 0], abs=1e-6)
 
 
@@ -177,7 +178,7 @@ def overflowing(engine, metric, **options):
     """
     huge, fine = columns((1, 1, 1e200)), columns((1, 1, 1), (1, 1, 1), (1, 1, 1))
     work = task() if metric == "error" else from_functions(task().init, lambda p, d: task().loss(p, d)[0])
-    algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.1)
+    algorithm = mo.fedalt(shared=0.1, personal=0.1)
     split, data = split_of(["u"], ["v"]), federated([fine, fine], [huge, fine])
     return mo.fit(work, data, algorithm, split=split, rounds=1, engine=engine, **options)
 

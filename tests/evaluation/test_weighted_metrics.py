@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from oracle_problems import federated, split_of
+from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
@@ -50,11 +51,11 @@ def test_weights_by_hand(engine, tmp_path):
     run = mo.fit(
         weighted_task(),
         federated(TRAIN, TEST),
-        mo.fedalt(shared_lr=0.1, personal_lr=0.1),
+        mo.fedalt(shared=0.1, personal=0.1),
         split=split_of(["u"], ["v"]),
         rounds=1,
         engine=engine,
-        workers=2 if engine.startswith("processes") else None,
+        settings=mo.Settings(workers=2 if engine.startswith("processes") else None),
         out=tmp_path / "run",
     )
     one, two, three, four = run.clients
@@ -75,11 +76,11 @@ def test_a_weight_of_one_each_is_no_weight(engine):
         mo.fit(
             weighted_task(weight),
             federated(TRAIN, TEST),
-            mo.fedalt(shared_lr=0.1, personal_lr=0.1),
+            mo.fedalt(shared=0.1, personal=0.1),
             split=split_of(["u"], ["v"]),
             rounds=1,
             engine=engine,
-            workers=2 if engine.startswith("processes") else None,
+            settings=mo.Settings(workers=2 if engine.startswith("processes") else None),
         )
         for weight in (None, lambda batch: torch.ones_like(batch["y"]))
     )
@@ -142,11 +143,11 @@ def test_token_accuracy_of_a_run_is_the_share_of_all_tokens(engine):
     run = mo.fit(
         net,
         data,
-        mo.fedsim(shared_lr=0.5, personal_lr=0.5, batch_size=4),
+        mo.fedsim(shared=mo.sgd(0.5, batch_size=4), personal=0.5),
         split=mo.split.output_layer(net),
         rounds=2,
         engine=engine,
-        workers=2 if engine.startswith("processes") else None,
+        settings=mo.Settings(workers=2 if engine.startswith("processes") else None),
         metric="token_accuracy",
     )
     right = tokens = 0
@@ -196,9 +197,11 @@ SPEECH = federated([utterances(n, i) for i, n in enumerate((12, 5, 20))], [utter
 
 def heard(rounds, engine, **options):
     net = Ears()
-    algorithm = mo.fedalt(shared_lr=0.2, personal_lr=0.2, batch_size=4)
+    algorithm = mo.fedalt(shared=mo.sgd(0.2, batch_size=4), personal=mo.sgd(0.2, batch_size=4))
     split = mo.split.output_layer(net)
-    return mo.fit(net, SPEECH, algorithm, split=split, rounds=rounds, engine=engine, loss="ctc", **options)
+    return mo.fit(
+        net, SPEECH, algorithm, **with_settings(split=split, rounds=rounds, engine=engine, loss="ctc", **options)
+    )
 
 
 @pytest.mark.parametrize("engine", ["sequential", "processes:sequential"])
@@ -261,7 +264,7 @@ def changed(**columns):
 def test_columns_that_ctc_cannot_read(data, message):
     net = Ears()
     with pytest.raises(MoietyError, match=message):
-        mo.fit(net, data, mo.fedavg(lr=0.1), rounds=1, loss="ctc")
+        mo.fit(net, data, mo.fedavg(shared=0.1), rounds=1, loss="ctc")
 
 
 def test_a_new_speaker_is_heard_or_refused():
@@ -276,7 +279,7 @@ def test_a_new_speaker_is_heard_or_refused():
 def test_a_weight_that_is_none_is_refused():
     task = weighted_task(lambda batch: batch["w"].sum())
     with pytest.raises(MoietyError, match=r"`metric.weight` must be one number per example, got shape \(\) for 2"):
-        mo.fit(task, federated(TRAIN, TEST), mo.fedavg(lr=0.1), split=split_of(["u", "v"]), rounds=1)
+        mo.fit(task, federated(TRAIN, TEST), mo.fedavg(shared=0.1), split=split_of(["u", "v"]), rounds=1)
     task = weighted_task(lambda batch: batch["weights"])
     with pytest.raises(MoietyError, match=r"`metric.weight` must be a function of a batch with the columns"):
-        mo.fit(task, federated(TRAIN, TEST), mo.fedavg(lr=0.1), split=split_of(["u", "v"]), rounds=1)
+        mo.fit(task, federated(TRAIN, TEST), mo.fedavg(shared=0.1), split=split_of(["u", "v"]), rounds=1)

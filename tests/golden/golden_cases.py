@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from flat_options import flat
+from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
@@ -86,7 +88,7 @@ class Case:
             return mo.pipeline(made, model, data, engine=engine, seed=5)[-1]
         split = None if self.split is None else self.split(model)
         ways: dict[str, Any] = {"rounds": self.rounds, "cohort": self.cohort, **self.options()}
-        return mo.fit(model, data, made, split=split, engine=engine, seed=5, **ways)
+        return mo.fit(model, data, made, **with_settings(split=split, engine=engine, seed=5, **ways))
 
     def numbers(self, engine: str = "sequential") -> dict[str, dict[str, Any]]:
         """What a run ends with: tensors, columns of the history, and the ledger."""
@@ -147,57 +149,71 @@ def warm() -> Any:
 
 CASES: dict[str, Case] = {
     # Each algorithm as it comes, with batches of four so that clients differ in their number of steps.
-    "fedavg": Case(lambda: mo.fedavg(lr=0.2, batch_size=4)),
-    "fedalt": Case(lambda: mo.fedalt(shared_lr=0.2, personal_lr=0.3, batch_size=4), head),
-    "fedsim": Case(lambda: mo.fedsim(shared_lr=0.2, personal_lr=0.3, batch_size=4), head),
-    "local_only": Case(lambda: mo.local_only(lr=0.2, batch_size=4)),
-    "finetune": Case(lambda: mo.finetune(lr=0.2, batch_size=4), head),
-    "ditto": Case(lambda: mo.ditto(lr=0.2, personal_lr=0.3, pull=0.5, batch_size=4)),
-    "pfedme": Case(lambda: mo.pfedme(lr=0.5, personal_lr=0.2, pull=2.0, inner_steps=3, batch_size=4)),
-    "ffgg": Case(lambda: mo.ffgg(lr=0.3, solver=mo.solver.sgd(lr=0.4, steps=3)), head),
+    "fedavg": Case(lambda: mo.fedavg(shared=mo.sgd(0.2, batch_size=4))),
+    "fedalt": Case(lambda: mo.fedalt(shared=mo.sgd(0.2, batch_size=4), personal=mo.sgd(0.3, batch_size=4)), head),
+    "fedsim": Case(lambda: mo.fedsim(shared=mo.sgd(0.2, batch_size=4), personal=0.3), head),
+    "local_only": Case(lambda: mo.local_only(personal=mo.sgd(0.2, batch_size=4))),
+    "finetune": Case(lambda: mo.finetune(personal=mo.sgd(0.2, batch_size=4)), head),
+    "ditto": Case(lambda: mo.ditto(shared=mo.sgd(0.2, batch_size=4), personal=mo.sgd(0.3, pull=0.5, batch_size=4))),
+    "pfedme": Case(lambda: mo.pfedme(shared=mo.sgd(0.5, batch_size=4), personal=mo.sgd(0.2, pull=2.0, steps=3))),
+    "ffgg": Case(lambda: mo.ffgg(shared=0.3, personal=mo.sgd(0.4, steps=3)), head),
     "local_ffgg": Case(
         lambda: mo.local_ffgg(
-            shared_lr=0.2, personal_lr=0.2, solver=mo.solver.conjugate_gradient(steps=2), batch_size=4
+            shared=mo.sgd(0.2, batch_size=4), personal=0.2, solver=mo.solver.conjugate_gradient(steps=2)
         ),
         head,
     ),
-    "scaffold": Case(lambda: mo.scaffold(lr=0.2, batch_size=4)),
-    "local_gd": Case(lambda: mo.local_gd(lr=0.2, steps=2)),
-    "l2gd": Case(lambda: mo.l2gd(lr=0.2, pull=0.5, probability=0.4), rounds=8, cohort=None),
-    "glocal_sgd": Case(lambda: mo.glocal_sgd(shared_lr=0.05, personal_lr=0.2, batch_size=2), head, rounds=4),
-    "independent": Case(lambda: mo.independent(lr=0.2, batch_size=2)),
-    "central": Case(lambda: mo.central(lr=0.05, batch_size=2)),
-    "fedper": Case(lambda: mo.fedper(lr=0.2, batch_size=4), head),
-    "fedpop": Case(lambda: mo.fedpop(kernel=pop_kernel("langevin"), **POP), head),
-    "fedrep": Case(lambda: mo.fedrep(lr=0.2, personal_epochs=2, batch_size=4), head),
-    "lg_fedavg": Case(lambda: mo.lg_fedavg(lr=0.2, batch_size=4), body),
-    "per_fedavg": Case(lambda: mo.per_fedavg(lr=0.3, personal_lr=0.1, batch_size=4)),
-    "apfl": Case(lambda: mo.apfl(lr=0.2, personal_lr=0.3, alpha=0.7, batch_size=4)),
-    "fedspa": Case(lambda: mo.fedspa(lr=0.2, density=0.6, batch_size=4)),
+    "scaffold": Case(lambda: mo.scaffold(shared=mo.sgd(0.2, batch_size=4))),
+    "local_gd": Case(lambda: mo.local_gd(shared=mo.sgd(0.2, steps=2))),
+    "l2gd": Case(lambda: mo.l2gd(personal=mo.sgd(0.2, pull=0.5), probability=0.4), rounds=8, cohort=None),
+    "glocal_sgd": Case(lambda: mo.glocal_sgd(shared=mo.online(0.05, batch_size=2), personal=0.2), head, rounds=4),
+    "independent": Case(lambda: mo.independent(personal=mo.online(0.2, batch_size=2))),
+    "central": Case(lambda: mo.central(shared=mo.online(0.05, batch_size=2))),
+    "fedper": Case(lambda: mo.fedper(shared=mo.sgd(0.2, batch_size=4)), head),
+    "fedpop": Case(lambda: flat(mo.fedpop, kernel=pop_kernel("langevin"), **POP), head),
+    "fedrep": Case(
+        lambda: mo.fedrep(shared=mo.sgd(0.2, batch_size=4), personal=mo.sgd(0.2, epochs=2, batch_size=4)), head
+    ),
+    "lg_fedavg": Case(lambda: mo.lg_fedavg(shared=mo.sgd(0.2, batch_size=4)), body),
+    "per_fedavg": Case(lambda: mo.per_fedavg(shared=mo.sgd(0.3, batch_size=4), personal=0.1)),
+    "apfl": Case(lambda: mo.apfl(shared=mo.sgd(0.2, batch_size=4), personal=0.3, alpha=0.7)),
+    "fedspa": Case(lambda: mo.fedspa(shared=mo.sgd(0.2, batch_size=4), density=0.6)),
     "sub_fedavg": Case(
         lambda: mo.sub_fedavg(
-            lr=0.2, density=0.6, prune_rate=0.2, accuracy=0, distance=0, epochs=2, batch_size=4, weighting="examples"
+            shared=mo.sgd(0.2, epochs=2, batch_size=4),
+            density=0.6,
+            prune_rate=0.2,
+            accuracy=0,
+            distance=0,
+            weighting="examples",
         )
     ),
-    "subsampling": Case(lambda: mo.subsampling(lr=0.2, density=0.5, batch_size=4)),
+    "subsampling": Case(lambda: mo.subsampling(shared=mo.sgd(0.2, batch_size=4), density=0.5)),
     # Options of SGD, schedules, server optimisers, weightings, lengths.
-    "fedavg-sgd": Case(lambda: mo.fedavg(lr=0.2, epochs=2, schedule=warm(), server=mo.server.sgd(momentum=0.5), **SGD)),
+    "fedavg-sgd": Case(
+        lambda: flat(mo.fedavg, lr=0.2, epochs=2, schedule=warm(), server=mo.server.sgd(momentum=0.5), **SGD)
+    ),
     "fedavg-steps": Case(
-        lambda: mo.fedavg(lr=0.2, steps=3, weighting="uniform", schedule=mo.schedule.geometric(factor=0.9), **SGD)
+        lambda: flat(mo.fedavg, lr=0.2, steps=3, weighting="uniform", schedule=mo.schedule.geometric(factor=0.9), **SGD)
     ),
     "fedavg-adam": Case(
-        lambda: mo.fedavg(lr=0.2, batch_size=4, shuffle=False, weighting="batches", server=mo.server.adam(lr=0.05))
-    ),
-    "fedavg-yogi": Case(lambda: mo.fedavg(lr=0.2, batch_size=4, server=mo.server.yogi(lr=0.05))),
-    "fedavg-adagrad": Case(
         lambda: mo.fedavg(
-            lr=0.2, batch_size=4, server=mo.server.adagrad(lr=0.05), schedule=mo.schedule.exponential(halve_every=1)
+            shared=mo.sgd(0.2, batch_size=4, shuffle=False), weighting="batches", server=mo.server.adam(lr=0.05)
         )
     ),
-    "fedavg-regression": Case(lambda: mo.fedavg(lr=0.05, **SGD), regression=True),
-    "fedavg-bernoulli": Case(lambda: mo.fedavg(lr=0.2, **SGD), options=lambda: {"participation": "bernoulli"}),
+    "fedavg-yogi": Case(lambda: mo.fedavg(shared=mo.sgd(0.2, batch_size=4), server=mo.server.yogi(lr=0.05))),
+    "fedavg-adagrad": Case(
+        lambda: mo.fedavg(
+            shared=mo.sgd(0.2, batch_size=4),
+            server=mo.server.adagrad(lr=0.05),
+            schedule=mo.schedule.exponential(halve_every=1),
+        )
+    ),
+    "fedavg-regression": Case(lambda: flat(mo.fedavg, lr=0.05, **SGD), regression=True),
+    "fedavg-bernoulli": Case(lambda: flat(mo.fedavg, lr=0.2, **SGD), options=lambda: {"participation": "bernoulli"}),
     "fedalt-sgd": Case(
-        lambda: mo.fedalt(
+        lambda: flat(
+            mo.fedalt,
             shared_lr=0.2,
             personal_lr=0.3,
             shared_steps=2,
@@ -209,27 +225,39 @@ CASES: dict[str, Case] = {
         head,
     ),
     "fedalt-epochs": Case(
-        lambda: mo.fedalt(shared_lr=0.2, personal_lr=0.3, shared_epochs=2, personal_epochs=3, **SGD), head
+        lambda: flat(mo.fedalt, shared_lr=0.2, personal_lr=0.3, shared_epochs=2, personal_epochs=3, **SGD), head
     ),
     "fedalt-stateless": Case(
-        lambda: mo.fedalt(shared_lr=0.2, personal_lr=0.3, shared_steps=2, personal_steps=2, stateful=False, **SGD), head
+        lambda: flat(
+            mo.fedalt, shared_lr=0.2, personal_lr=0.3, shared_steps=2, personal_steps=2, stateful=False, **SGD
+        ),
+        head,
     ),
     "fedalt-whole": Case(
-        lambda: mo.fedalt(shared_lr=0.2, personal_lr=0.3, batch_size=4), head, lambda: {"partial": False}
+        lambda: mo.fedalt(shared=mo.sgd(0.2, batch_size=4), personal=mo.sgd(0.3, batch_size=4)),
+        head,
+        lambda: {"partial": False},
     ),
     "fedsim-sgd": Case(
-        lambda: mo.fedsim(
-            shared_lr=0.2, personal_lr=0.3, steps=3, schedule=warm(), server=mo.server.sgd(momentum=0.5), **SGD
+        lambda: flat(
+            mo.fedsim,
+            shared_lr=0.2,
+            personal_lr=0.3,
+            steps=3,
+            schedule=warm(),
+            server=mo.server.sgd(momentum=0.5),
+            **SGD,
         ),
         head,
     ),
     "fedsim-stateless": Case(
-        lambda: mo.fedsim(shared_lr=0.2, personal_lr=0.3, epochs=2, stateful=False, batch_size=4), head
+        lambda: mo.fedsim(shared=mo.sgd(0.2, epochs=2, batch_size=4), personal=0.3, stateful=False), head
     ),
-    "local_only-sgd": Case(lambda: mo.local_only(lr=0.2, steps=3, schedule=warm(), **SGD)),
-    "finetune-sgd": Case(lambda: mo.finetune(lr=0.2, epochs=2, schedule=warm(), **SGD), head),
+    "local_only-sgd": Case(lambda: flat(mo.local_only, lr=0.2, steps=3, schedule=warm(), **SGD)),
+    "finetune-sgd": Case(lambda: flat(mo.finetune, lr=0.2, epochs=2, schedule=warm(), **SGD), head),
     "ditto-sgd": Case(
-        lambda: mo.ditto(
+        lambda: flat(
+            mo.ditto,
             lr=0.2,
             personal_lr=0.3,
             pull=0.5,
@@ -240,66 +268,91 @@ CASES: dict[str, Case] = {
             **SGD,
         )
     ),
-    "ditto-finetune": Case(lambda: mo.ditto(form="finetune", personal_lr=0.2, pull=0.5, personal_epochs=2, **SGD)),
+    "ditto-finetune": Case(
+        lambda: flat(mo.ditto, form="finetune", personal_lr=0.2, pull=0.5, personal_epochs=2, **SGD)
+    ),
     "pfedme-sgd": Case(
-        lambda: mo.pfedme(lr=0.5, personal_lr=0.2, pull=2.0, inner_steps=3, steps=2, schedule=warm(), **SGD)
+        lambda: flat(mo.pfedme, lr=0.5, personal_lr=0.2, pull=2.0, inner_steps=3, steps=2, schedule=warm(), **SGD)
     ),
-    "fedper-sgd": Case(lambda: mo.fedper(lr=0.2, steps=3, server=mo.server.sgd(lr=0.7), **SGD), head),
-    "fedrep-sgd": Case(lambda: mo.fedrep(lr=0.2, personal_steps=3, shared_steps=2, schedule=warm(), **SGD), head),
-    "lg_fedavg-sgd": Case(lambda: mo.lg_fedavg(lr=0.2, epochs=2, schedule=warm(), **SGD), body),
+    "fedper-sgd": Case(lambda: flat(mo.fedper, lr=0.2, steps=3, server=mo.server.sgd(lr=0.7), **SGD), head),
+    "fedrep-sgd": Case(lambda: flat(mo.fedrep, lr=0.2, personal_steps=3, shared_steps=2, schedule=warm(), **SGD), head),
+    "lg_fedavg-sgd": Case(lambda: flat(mo.lg_fedavg, lr=0.2, epochs=2, schedule=warm(), **SGD), body),
     "scaffold-option-1": Case(
-        lambda: mo.scaffold(lr=0.2, option="I", steps=3, batch_size=4, weighting="examples", schedule=warm())
-    ),
-    "scaffold-server": Case(lambda: mo.scaffold(lr=0.2, epochs=2, batch_size=4, server=mo.server.sgd(lr=0.7))),
-    "per_fedavg-first-order": Case(
-        lambda: mo.per_fedavg(
-            lr=0.3, personal_lr=0.1, form="first_order", steps=2, personal_steps=2, schedule=warm(), **STEPS
+        lambda: mo.scaffold(
+            shared=mo.sgd(0.2, steps=3, batch_size=4), option="I", weighting="examples", schedule=warm()
         )
     ),
-    "per_fedavg-hessian": Case(lambda: mo.per_fedavg(lr=0.3, personal_lr=0.1, epochs=1, **STEPS), regression=True),
+    "scaffold-server": Case(
+        lambda: mo.scaffold(shared=mo.sgd(0.2, epochs=2, batch_size=4), server=mo.server.sgd(lr=0.7))
+    ),
+    "per_fedavg-first-order": Case(
+        lambda: flat(
+            mo.per_fedavg,
+            lr=0.3,
+            personal_lr=0.1,
+            form="first_order",
+            steps=2,
+            personal_steps=2,
+            schedule=warm(),
+            **STEPS,
+        )
+    ),
+    "per_fedavg-hessian": Case(
+        lambda: flat(mo.per_fedavg, lr=0.3, personal_lr=0.1, epochs=1, **STEPS), regression=True
+    ),
     "apfl-adaptive": Case(
-        lambda: mo.apfl(lr=0.2, personal_lr=0.3, alpha=0.6, alpha_lr=0.05, steps=3, schedule=warm(), **STEPS)
+        lambda: flat(mo.apfl, lr=0.2, personal_lr=0.3, alpha=0.6, alpha_lr=0.05, steps=3, schedule=warm(), **STEPS)
     ),
     # Masks.
     "fedspa-dst-sgd": Case(
-        lambda: mo.fedspa(lr=0.2, density=0.5, steps=2, prune_rate=0.4, schedule=warm(), weighting="examples", **SGD)
+        lambda: flat(
+            mo.fedspa, lr=0.2, density=0.5, steps=2, prune_rate=0.4, schedule=warm(), weighting="examples", **SGD
+        )
     ),
-    "fedspa-dst-random": Case(lambda: mo.fedspa(lr=0.2, density=0.5, regrow="random", masks="different", **SGD)),
+    "fedspa-dst-random": Case(lambda: flat(mo.fedspa, lr=0.2, density=0.5, regrow="random", masks="different", **SGD)),
     "fedspa-rsm": Case(
-        lambda: mo.fedspa(lr=0.2, density=0.5, search="rsm", masks="different", densities="uniform", mask_seed=3, **SGD)
+        lambda: flat(
+            mo.fedspa, lr=0.2, density=0.5, search="rsm", masks="different", densities="uniform", mask_seed=3, **SGD
+        )
     ),
     "fedspa-rsm-same": Case(
-        lambda: mo.fedspa(lr=0.2, density=0.5, search="rsm", batch_size=4, server=mo.server.sgd(momentum=0.5))
+        lambda: mo.fedspa(
+            shared=mo.sgd(0.2, batch_size=4), density=0.5, search="rsm", server=mo.server.sgd(momentum=0.5)
+        )
     ),
     "sub_fedavg-sgd": Case(
-        lambda: mo.sub_fedavg(lr=0.2, density=0.5, prune_rate=0.3, accuracy=0, distance=0, epochs=1, **SGD)
+        lambda: flat(mo.sub_fedavg, lr=0.2, density=0.5, prune_rate=0.3, accuracy=0, distance=0, epochs=1, **SGD)
     ),
-    "subsampling-rescaled": Case(lambda: mo.subsampling(lr=0.2, density=0.4, rescale=True, steps=2, **SGD)),
+    "subsampling-rescaled": Case(lambda: flat(mo.subsampling, lr=0.2, density=0.4, rescale=True, steps=2, **SGD)),
     # Inner solvers.
     "ffgg-batches": Case(
         lambda: mo.ffgg(
-            lr=0.3, solver=mo.solver.sgd(lr=0.3, epochs=2, **SGD), batch_size=4, weighting="examples", schedule=warm()
+            shared=mo.sgd(0.3, batch_size=4),
+            personal=mo.sgd(lr=0.3, epochs=2, **SGD),
+            weighting="examples",
+            schedule=warm(),
         ),
         head,
     ),
     "ffgg-conjugate-gradient": Case(
-        lambda: mo.ffgg(lr=0.2, solver=mo.solver.conjugate_gradient(steps=3), server=mo.server.sgd(momentum=0.5)),
+        lambda: mo.ffgg(shared=0.2, personal=mo.solver.conjugate_gradient(steps=3), server=mo.server.sgd(momentum=0.5)),
         head,
         sizes=MANY,
         regression=True,
     ),
     "ffgg-exact": Case(
-        lambda: mo.ffgg(lr=0.05, solver=mo.solver.exact(), random_start=4),
+        lambda: mo.ffgg(shared=0.05, personal=mo.solver.exact(), random_start=4),
         lambda m: mo.split.by_name(m, personal=["head.weight"]),
         sizes=MANY,
         regression=True,
     ),
-    "ffgg-lbfgs": Case(lambda: mo.ffgg(lr=0.2, solver=mo.solver.lbfgs(steps=3)), head),
+    "ffgg-lbfgs": Case(lambda: mo.ffgg(shared=0.2, personal=mo.solver.lbfgs(steps=3)), head),
     "local_ffgg-sgd": Case(
-        lambda: mo.local_ffgg(
+        lambda: flat(
+            mo.local_ffgg,
             shared_lr=0.2,
             personal_lr=0.2,
-            solver=mo.solver.sgd(lr=0.3, steps=2),
+            solver=mo.sgd(0.3, steps=2),
             steps=2,
             schedule=warm(),
             random_start=4,
@@ -309,9 +362,10 @@ CASES: dict[str, Case] = {
         head,
     ),
     # Chains and priors.
-    "fedpop-mala": Case(lambda: mo.fedpop(kernel=pop_kernel("mala"), thinning=2, averaged=True, **POP), head),
+    "fedpop-mala": Case(lambda: flat(mo.fedpop, kernel=pop_kernel("mala"), thinning=2, averaged=True, **POP), head),
     "fedpop-sgld": Case(
-        lambda: mo.fedpop(
+        lambda: flat(
+            mo.fedpop,
             kernel=pop_kernel("sgld"),
             batch_size=4,
             prior=mo.prior.laplace(scale=0.7, mean=0.1, spread="element", scale_decay=0.1),
@@ -321,7 +375,8 @@ CASES: dict[str, Case] = {
         head,
     ),
     "fedpop-preconditioned": Case(
-        lambda: mo.fedpop(
+        lambda: flat(
+            mo.fedpop,
             kernel=pop_kernel("preconditioned_sgld"),
             prior=mo.prior.gaussian(scale=0.7, mean_decay=0.1),
             shared_decay=0.05,
@@ -333,60 +388,67 @@ CASES: dict[str, Case] = {
     ),
     "fedpop-stateless": Case(
         lambda: mo.fedpop(
-            kernel=pop_kernel("langevin"), shared_lr=0.01, learn_prior=False, samples=4, burn_in=2, stateful=False
+            shared=0.01, personal=pop_kernel("langevin"), learn_prior=False, samples=4, burn_in=2, stateful=False
         ),
         head,
     ),
     # Online descent.
     "glocal_sgd-adagrad": Case(
         lambda: mo.glocal_sgd(
-            shared_lr=0.05, personal_lr=0.2, rule="adagrad", shared_radius=1.5, personal_radius=1.5, batch_size=2
+            shared=mo.online(0.05, rule="adagrad", radius=1.5, batch_size=2),
+            personal=mo.online(0.2, rule="adagrad", radius=1.5),
         ),
         head,
         rounds=4,
     ),
     "glocal_sgd-misaligned": Case(
-        lambda: mo.glocal_sgd(shared_lr=0.05, personal_lr=0.2, alignment="misaligned", weighting="examples"),
+        lambda: mo.glocal_sgd(shared=0.05, personal=0.2, alignment="misaligned", weighting="examples"),
         head,
         lambda: {"clock": mo.clock.delayed(down=1, up=[0, 1, 2, 0, 1, 2, 0], at="arrival")},
         rounds=5,
         cohort=None,
     ),
     "glocal_sgd-asymmetric": Case(
-        lambda: mo.glocal_sgd(shared_lr=0.05, personal_lr=0.2, alignment="asymmetric", weight_column="weight"),
+        lambda: mo.glocal_sgd(shared=0.05, personal=0.2, alignment="asymmetric", weight_column="weight"),
         head,
         lambda: {"clock": mo.clock.delayed(down=1, up=1)},
         rounds=5,
         cohort=None,
     ),
     "glocal_sgd-delayed": Case(
-        lambda: mo.glocal_sgd(shared_lr=0.05, personal_lr=0.2, longest_round_trip=3, batch_size=2),
+        lambda: mo.glocal_sgd(shared=mo.online(0.05, batch_size=2), personal=0.2, longest_round_trip=3),
         head,
         lambda: {"clock": mo.clock.delayed(down=1, up=[0, 1, 2, 0, 1, 2, 0])},
         rounds=5,
         cohort=None,
     ),
-    "central-adagrad": Case(lambda: mo.central(lr=0.1, rule="adagrad", radius=1.5, batch_size=2)),
-    "independent-adagrad": Case(lambda: mo.independent(lr=0.2, rule="adagrad", radius=1.5, steps=2, batch_size=2)),
+    "central-adagrad": Case(lambda: mo.central(shared=mo.online(0.1, rule="adagrad", radius=1.5, batch_size=2))),
+    "independent-adagrad": Case(
+        lambda: mo.independent(personal=mo.online(0.2, rule="adagrad", radius=1.5, steps=2, batch_size=2))
+    ),
     # What goes over the wire, and when.
-    "fedavg-qsgd": Case(lambda: mo.fedavg(lr=0.2, batch_size=4), options=lambda: {"codec": mo.codec.qsgd(levels=7)}),
+    "fedavg-qsgd": Case(
+        lambda: mo.fedavg(shared=mo.sgd(0.2, batch_size=4)), options=lambda: {"codec": mo.codec.qsgd(levels=7)}
+    ),
     "fedalt-rand_k": Case(
-        lambda: mo.fedalt(shared_lr=0.2, personal_lr=0.3, batch_size=4), head, lambda: {"codec": mo.codec.rand_k(k=0.4)}
+        lambda: mo.fedalt(shared=mo.sgd(0.2, batch_size=4), personal=mo.sgd(0.3, batch_size=4)),
+        head,
+        lambda: {"codec": mo.codec.rand_k(k=0.4)},
     ),
     "scaffold-qsgd": Case(
-        lambda: mo.scaffold(lr=0.2, batch_size=4), options=lambda: {"codec": mo.codec.qsgd(levels=15)}
+        lambda: mo.scaffold(shared=mo.sgd(0.2, batch_size=4)), options=lambda: {"codec": mo.codec.qsgd(levels=15)}
     ),
     "fedspa-sparse": Case(
-        lambda: mo.fedspa(lr=0.2, density=0.4, batch_size=4), options=lambda: {"codec": mo.codec.sparse()}
+        lambda: mo.fedspa(shared=mo.sgd(0.2, batch_size=4), density=0.4), options=lambda: {"codec": mo.codec.sparse()}
     ),
     "fedavg-asynchronous": Case(
-        lambda: mo.fedavg(lr=0.2, batch_size=4),
+        lambda: mo.fedavg(shared=mo.sgd(0.2, batch_size=4)),
         options=lambda: {"clock": mo.clock.asynchronous(active=3, compute=mo.clock.exponential(1.0, spread=0.5))},
         rounds=8,
         cohort=None,
     ),
     "ffgg-asynchronous": Case(
-        lambda: mo.ffgg(lr=0.1, solver=mo.solver.sgd(lr=0.3, steps=2)),
+        lambda: mo.ffgg(shared=0.1, personal=mo.sgd(0.3, steps=2)),
         head,
         lambda: {
             "clock": mo.clock.asynchronous(active=4, compute=mo.clock.pareto(1.0, shape=1.5), up=0.5),
@@ -396,19 +458,19 @@ CASES: dict[str, Case] = {
         cohort=None,
     ),
     "fedsim-synchronous": Case(
-        lambda: mo.fedsim(shared_lr=0.2, personal_lr=0.3, batch_size=4),
+        lambda: mo.fedsim(shared=mo.sgd(0.2, batch_size=4), personal=0.3),
         head,
         lambda: {"clock": mo.clock.synchronous(compute=mo.clock.exponential(1.0), down=0.25)},
     ),
     "fedavg-delayed": Case(
-        lambda: mo.fedavg(lr=0.2, **SGD),
+        lambda: flat(mo.fedavg, lr=0.2, **SGD),
         options=lambda: {"clock": mo.clock.delayed(down=1, up=[0, 1, 2, 0, 1, 2, 0])},
         rounds=5,
         cohort=None,
     ),
     # Clients that lie, and servers that expect it.
     "fedavg-median-sign_flip": Case(
-        lambda: mo.fedavg(lr=0.2, **SGD),
+        lambda: flat(mo.fedavg, lr=0.2, **SGD),
         options=lambda: {
             "aggregator": mo.aggregator.median(),
             "attack": mo.attack.sign_flip(scale=2.0),
@@ -416,7 +478,7 @@ CASES: dict[str, Case] = {
         },
     ),
     "fedalt-krum-gaussian": Case(
-        lambda: mo.fedalt(shared_lr=0.2, personal_lr=0.3, batch_size=4),
+        lambda: mo.fedalt(shared=mo.sgd(0.2, batch_size=4), personal=mo.sgd(0.3, batch_size=4)),
         head,
         lambda: {
             "aggregator": mo.aggregator.multi_krum(byzantine=1, keep=3),
@@ -425,7 +487,7 @@ CASES: dict[str, Case] = {
         },
     ),
     "ffgg-bucketing-alie": Case(
-        lambda: mo.ffgg(lr=0.3, solver=mo.solver.sgd(lr=0.4, steps=3)),
+        lambda: mo.ffgg(shared=0.3, personal=mo.sgd(0.4, steps=3)),
         head,
         lambda: {
             "aggregator": mo.aggregator.bucketing(size=2, then=mo.aggregator.geometric_median()),
@@ -435,7 +497,7 @@ CASES: dict[str, Case] = {
         cohort=None,
     ),
     "fedavg-mixing-label_flip": Case(
-        lambda: mo.fedavg(lr=0.2, batch_size=4),
+        lambda: mo.fedavg(shared=mo.sgd(0.2, batch_size=4)),
         options=lambda: {
             "aggregator": mo.aggregator.nearest_neighbour_mixing(
                 byzantine=1, then=mo.aggregator.trimmed_mean(byzantine=1)
@@ -445,7 +507,7 @@ CASES: dict[str, Case] = {
         },
     ),
     "fedavg-clipping-mimic": Case(
-        lambda: mo.fedavg(lr=0.2, batch_size=4),
+        lambda: mo.fedavg(shared=mo.sgd(0.2, batch_size=4)),
         options=lambda: {
             "aggregator": mo.aggregator.centred_clipping(radius=0.3),
             "attack": mo.attack.mimic(client=0),
@@ -456,16 +518,21 @@ CASES: dict[str, Case] = {
     # Stages, each from where the one before has ended.
     "pipeline": Case(
         lambda: [
-            mo.stage(mo.fedavg(lr=0.2, batch_size=4), rounds=2, cohort=5),
-            mo.stage(mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=4), rounds=2, cohort=4, split=head),
-            mo.stage(mo.finetune(lr=0.1, steps=2, batch_size=4), rounds=1),
+            mo.Stage(mo.fedavg(shared=mo.sgd(0.2, batch_size=4)), rounds=2, cohort=5),
+            mo.Stage(
+                mo.fedalt(shared=mo.sgd(0.1, batch_size=4), personal=mo.sgd(0.2, batch_size=4)),
+                rounds=2,
+                cohort=4,
+                split=head,
+            ),
+            mo.Stage(mo.finetune(personal=mo.sgd(0.1, steps=2, batch_size=4)), rounds=1),
         ]
     ),
     "pipeline-lora": Case(
         lambda: [
-            mo.stage(mo.fedavg(lr=0.2, batch_size=4), rounds=2, cohort=5),
-            mo.stage(
-                mo.fedsim(shared_lr=0.1, personal_lr=0.2, batch_size=4),
+            mo.Stage(mo.fedavg(shared=mo.sgd(0.2, batch_size=4)), rounds=2, cohort=5),
+            mo.Stage(
+                mo.fedsim(shared=mo.sgd(0.1, batch_size=4), personal=0.2),
                 rounds=2,
                 cohort=4,
                 split={"name": "lora", "rank": 2},
@@ -475,25 +542,36 @@ CASES: dict[str, Case] = {
     ),
     # Splits that change the model.
     "fedalt-full": Case(
-        lambda: mo.fedalt(shared_lr=0.2, personal_lr=0.3, batch_size=4), lambda m: mo.split.full(m, pull=0.3)
+        lambda: mo.fedalt(shared=mo.sgd(0.2, batch_size=4), personal=mo.sgd(0.3, batch_size=4)),
+        lambda m: mo.split.full(m, pull=0.3),
     ),
     "fedsim-additive": Case(
-        lambda: mo.fedsim(shared_lr=0.2, personal_lr=0.3, batch_size=4), lambda m: mo.split.additive(m, net())
+        lambda: mo.fedsim(shared=mo.sgd(0.2, batch_size=4), personal=0.3), lambda m: mo.split.additive(m, net())
     ),
     "fedalt-horizontal": Case(
-        lambda: mo.fedalt(shared_lr=0.2, personal_lr=0.3, batch_size=4),
+        lambda: mo.fedalt(shared=mo.sgd(0.2, batch_size=4), personal=mo.sgd(0.3, batch_size=4)),
         lambda m: mo.split.horizontal(m, private=[0, 3]),
     ),
     # BatchNorm, whose running statistics are shared or each client's own.
-    "fedavg-norm-shared": Case(lambda: mo.fedavg(lr=0.1, batch_size=5), stats("shared", ()), engines=ALONE, norm=True),
+    "fedavg-norm-shared": Case(
+        lambda: mo.fedavg(shared=mo.sgd(0.1, batch_size=5)), stats("shared", ()), engines=ALONE, norm=True
+    ),
     "fedalt-norm-shared": Case(
-        lambda: mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5), stats("shared"), engines=ALONE, norm=True
+        lambda: mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5)),
+        stats("shared"),
+        engines=ALONE,
+        norm=True,
     ),
     "fedalt-norm-personal": Case(
-        lambda: mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=5), stats("personal"), engines=ALONE, norm=True
+        lambda: mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5)),
+        stats("personal"),
+        engines=ALONE,
+        norm=True,
     ),
     "fedsim-fedbn": Case(
-        lambda: mo.fedsim(shared_lr=0.1, personal_lr=0.1, batch_size=5), mo.split.fedbn, engines=ALONE, norm=True
+        lambda: mo.fedsim(shared=mo.sgd(0.1, batch_size=5), personal=0.1), mo.split.fedbn, engines=ALONE, norm=True
     ),
-    "scaffold-norm": Case(lambda: mo.scaffold(lr=0.1, batch_size=5), stats("shared", ()), engines=ALONE, norm=True),
+    "scaffold-norm": Case(
+        lambda: mo.scaffold(shared=mo.sgd(0.1, batch_size=5)), stats("shared", ()), engines=ALONE, norm=True
+    ),
 }

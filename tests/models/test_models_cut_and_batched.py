@@ -122,7 +122,7 @@ def test_rounds_of_fedalt_in_either_engine(build: Any, personal: list[str]) -> N
     x, draw = inputs(build, 9).numpy(), np.random.default_rng(0)
     y = draw.integers(0, 4, size=x.shape if build is word_model else 9)
     data = mo.data.from_arrays({"x": x, "y": y}, client=[0] * 4 + [1] * 2 + [2] * 3)
-    algorithm = mo.fedalt(shared_lr=0.1, personal_lr=0.1, personal_epochs=2, batch_size=2)
+    algorithm = mo.fedalt(shared=mo.sgd(0.1, batch_size=2), personal=mo.sgd(0.1, epochs=2, batch_size=2))
     split = mo.split.by_name(model, personal=personal)
     runs = [mo.fit(model, data, algorithm, split=split, rounds=2, engine=e) for e in ("sequential", "vectorised")]
     for client in range(3):

@@ -7,7 +7,7 @@ from torch import nn
 
 import moiety as mo
 from moiety.models import resnet18_gn
-from moiety.models.resnet18_gn import ResidualBlock
+from moiety.models.convolutional import ResidualBlock
 
 
 def size(model: nn.Module) -> int:

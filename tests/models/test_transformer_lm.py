@@ -12,7 +12,7 @@ from torch import nn
 import moiety as mo
 from moiety.errors import MoietyError
 from moiety.models import transformer_lm
-from moiety.models.blocks import TransformerBlock
+from moiety.models.transformers import TransformerBlock
 
 TINY = {"vocabulary": 9, "length": 6, "width": 4, "blocks": 2, "heads": 2, "feed_forward": 3}
 

@@ -18,6 +18,7 @@ from fractions import Fraction as Q
 
 import numpy as np
 import pytest
+from flat_options import flat
 from oracle_problems import federated, scalar_task, split_of
 
 import moiety as mo
@@ -56,7 +57,9 @@ def test_fedalt_two_steps_each(engine, weighting, u):
     Server: by examples (1 : 4), (39/32 + 4 * 275/512) / 5 = (624 + 1100) / 2560 = 431/640.
     By batches both did 2, which is uniform: (624 + 275) / 1024 = 899/1024.
     """
-    algorithm = mo.fedalt(**RATES, shared_steps=2, personal_steps=2, batch_size=4, weighting=weighting, shuffle=False)
+    algorithm = flat(
+        mo.fedalt, **RATES, shared_steps=2, personal_steps=2, batch_size=4, weighting=weighting, shuffle=False
+    )
     agree(run(algorithm, engine), u, Q(3, 4), Q(15, 64))
 
 
@@ -71,7 +74,7 @@ def test_fedalt_one_epoch_of_halves(engine, weighting, u):
     Server: examples 1 : 4, (640 + 4 * 275) / 512 / 5 = 1740/2560 = 87/128; batches 1 : 2,
     (640 + 2 * 275) / 512 / 3 = 1190/1536 = 595/768; uniform, (640 + 275) / 1024 = 915/1024.
     """
-    algorithm = mo.fedalt(**RATES, batch_size=2, weighting=weighting, shuffle=False)
+    algorithm = flat(mo.fedalt, **RATES, batch_size=2, weighting=weighting, shuffle=False)
     agree(run(algorithm, engine), u, Q(1, 2), Q(15, 64))
 
 
@@ -87,7 +90,7 @@ def test_fedalt_second_round(engine):
     431/640 -> 55168/163840 + 20875/163840 = 76043/163840 -> 76043/327680 + 41750/327680 = 117793/327680.
     Server: (250296 + 4 * 117793) / 327680 / 5 = 721468/1638400 = 180367/409600.
     """
-    algorithm = mo.fedalt(**RATES, shared_steps=2, personal_steps=2, batch_size=4, shuffle=False)
+    algorithm = flat(mo.fedalt, **RATES, shared_steps=2, personal_steps=2, batch_size=4, shuffle=False)
     agree(run(algorithm, engine, rounds=2), Q(180367, 409600), Q(5427, 5120), Q(4017, 8192))
 
 
@@ -104,7 +107,7 @@ def test_fedsim_two_steps(engine, weighting, u):
 
     With the second gradient at the new v, as an alternating method has it, client 1's u would be 5/4 after one step.
     """
-    algorithm = mo.fedsim(**RATES, steps=2, batch_size=4, weighting=weighting, shuffle=False)
+    algorithm = flat(mo.fedsim, **RATES, steps=2, batch_size=4, weighting=weighting, shuffle=False)
     agree(run(algorithm, engine), u, Q(5, 8), Q(17, 64))
 
 
@@ -115,7 +118,7 @@ def test_fedsim_one_epoch_of_halves(engine, weighting, u):
 
     Examples 1 : 4, (48 + 76) / 32 / 5 = 31/40; batches 1 : 2, (48 + 38) / 32 / 3 = 43/48; uniform, 67/64.
     """
-    algorithm = mo.fedsim(**RATES, batch_size=2, weighting=weighting, shuffle=False)
+    algorithm = flat(mo.fedsim, **RATES, batch_size=2, weighting=weighting, shuffle=False)
     agree(run(algorithm, engine), u, Q(1, 2), Q(17, 64))
 
 
@@ -132,7 +135,7 @@ def test_fedsim_second_round(engine):
     -> u = 5976/10240 - 1407/10240 = 4569/10240, v = 7832/20480 + 2647/20480 = 10479/20480.
     Server: (11232 + 4 * 4569) / 10240 / 5 = 29508/51200 = 7377/12800.
     """
-    algorithm = mo.fedsim(**RATES, steps=2, batch_size=4, shuffle=False)
+    algorithm = flat(mo.fedsim, **RATES, steps=2, batch_size=4, shuffle=False)
     agree(run(algorithm, engine, rounds=2), Q(7377, 12800), Q(59, 64), Q(10479, 20480))
 
 
@@ -140,8 +143,8 @@ def test_fedsim_second_round(engine):
 @pytest.mark.parametrize(
     ("build", "alone"),
     [
-        (lambda: mo.fedalt(**RATES, shared_steps=2, personal_steps=2, batch_size=4, shuffle=False), 0),
-        (lambda: mo.fedsim(**RATES, steps=2, batch_size=4, shuffle=False), 1),
+        (lambda: flat(mo.fedalt, **RATES, shared_steps=2, personal_steps=2, batch_size=4, shuffle=False), 0),
+        (lambda: flat(mo.fedsim, **RATES, steps=2, batch_size=4, shuffle=False), 1),
     ],
     ids=["fedalt", "fedsim"],
 )
@@ -172,6 +175,6 @@ def test_train_loss_of_the_record():
     131557) / 131072. By examples: (25/256 + 4 * 281837/131072) / 5.
     """
     records = []
-    algorithm = mo.fedalt(**RATES, shared_steps=2, personal_steps=2, batch_size=4, shuffle=False)
+    algorithm = flat(mo.fedalt, **RATES, shared_steps=2, personal_steps=2, batch_size=4, shuffle=False)
     run(algorithm, "sequential", on_round=lambda record, _: records.append(record))
     assert records[0].train_loss == pytest.approx(float((Q(25, 256) + 4 * Q(281837, 131072)) / 5), rel=1e-13)

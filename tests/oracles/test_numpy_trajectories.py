@@ -3,6 +3,7 @@
 import numpy as np
 import oracle_numpy as ref
 import pytest
+from flat_options import flat
 from oracle_problems import federated, split_of, vector_clients, vector_task
 
 import moiety as mo
@@ -32,13 +33,22 @@ def factor(t):
 
 def fit(algorithm, split, engine, rounds=4):
     task = vector_task(U0, V0)
-    return mo.fit(task, federated(CLIENTS), algorithm, split=split, rounds=rounds, engine=engine, evaluate_every=rounds)
+    return mo.fit(
+        task,
+        federated(CLIENTS),
+        algorithm,
+        split=split,
+        rounds=rounds,
+        engine=engine,
+        settings=mo.Settings(evaluate_every=rounds),
+    )
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 @pytest.mark.parametrize(("weighting", "options"), CASES, ids=IDS)
 def test_fedalt(engine, weighting, options):
-    algorithm = mo.fedalt(
+    algorithm = flat(
+        mo.fedalt,
         shared_lr=0.1,
         personal_lr=0.2,
         shared_epochs=2,
@@ -75,9 +85,9 @@ def test_fedsim_and_fedavg(engine, weighting, options, personal):
     common = {"epochs": 2, "batch_size": 4, "shuffle": False, "weighting": weighting, "schedule": halving(), **options}
     rates = {"gamma_u": 0.1, "gamma_v": 0.2}
     if personal:
-        algorithm = mo.fedsim(shared_lr=0.1, personal_lr=0.2, **common)
+        algorithm = flat(mo.fedsim, shared_lr=0.1, personal_lr=0.2, **common)
     else:
-        algorithm = mo.fedavg(lr=0.1, **common)
+        algorithm = flat(mo.fedavg, lr=0.1, **common)
     shared = [k for k in ("u", "v") if k not in personal]
     done = fit(algorithm, split_of(shared, personal, WIDTHS), engine)
     start = {"u": U0, "v": V0}
@@ -102,7 +112,7 @@ def test_fedsim_and_fedavg(engine, weighting, options, personal):
 @pytest.mark.parametrize("options", [options for _, options in CASES], ids=IDS)
 def test_local_only(engine, options):
     """Momentum starts from 0 in each round; without it, rounds are no more than a longer walk."""
-    algorithm = mo.local_only(lr=0.1, epochs=2, batch_size=4, shuffle=False, schedule=halving(), **options)
+    algorithm = flat(mo.local_only, lr=0.1, epochs=2, batch_size=4, shuffle=False, schedule=halving(), **options)
     done = fit(algorithm, split_of([], ["u", "v"], WIDTHS), engine)
     for i, data in enumerate(CLIENTS):
         w = {"u": U0, "v": V0}

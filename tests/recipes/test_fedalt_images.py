@@ -13,10 +13,8 @@ import pytest
 import moiety as mo
 from moiety.cli import main
 from moiety.errors import MoietyError
-from moiety.recipes import fedalt_images
-from moiety.recipes.fedalt_images import settings
-from moiety.recipes.steps import steps
-from moiety.run.folder import read_clients, read_config
+from moiety_recipes.fedalt_images import fedalt_images, plan
+from moiety_recipes.fedalt_stages import list_steps
 
 needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_DATA is not set")
 T_2 = 12.7062
@@ -66,7 +64,13 @@ def test_the_cells_of_the_page_are_those_scores(ended):
         shown = [100 * scores[step][key] for key in ("mean", "low", "high")]
         assert cells[at] == "{:.2f} [{:.2f}, {:.2f}]".format(*shown)
     assert [cells[at] for at in (3, 5, 7)] == ["93.37", "93.57", "93.55"]  # Table 4, EMNIST
-    for words in ("`moiety run fedalt-images --scale ci`", mo.__version__, "seeds 0, 1", table["date"], "EMNIST"):
+    for words in (
+        "`moiety run fedalt-images --scale ci --engine sequential`",
+        mo.__version__,
+        "seeds 0, 1",
+        table["date"],
+        "EMNIST",
+    ):
         assert words in page
     for name in ("figure4", "figure5", "figure7-test", "figure7-train", "figure10-weight_decay", "figure11"):
         assert f"digits/{name}.png" in page
@@ -117,7 +121,7 @@ def test_all_runs_of_a_seed_start_from_its_fedavg(ended):
 def test_rates_are_chosen_on_validation_rows_and_the_rest_trained_on_all(ended):
     folder, _, table = ended
     (found,) = table["settings"]
-    data = settings("ci")[0].data(0)
+    data = plan("ci").settings[0].data(0)
     scores = {}
     for lr in ("0.05", "0.1"):
         place = folder / "digits" / "tuning" / f"fedavg-{lr}"
@@ -136,17 +140,17 @@ def test_rates_are_chosen_on_validation_rows_and_the_rest_trained_on_all(ended):
 def test_what_has_ended_is_not_run_again(ended):
     folder, _, table = ended
     begun = []
-    found = fedalt_images(out=folder, resume=True, watch=lambda name, place: begun.append(name))
+    outcome = fedalt_images.run(out=folder, resume=True, watch=lambda name, place: begun.append(name))
     assert begun == []
     again = json.loads((folder / "table.json").read_text())
     assert again["settings"] == table["settings"]
-    assert found.report.strip() == (folder / "table.md").read_text().strip()
+    assert outcome.page.strip() == (folder / "table.md").read_text().strip()
     with pytest.raises(MoietyError, match="`scale` must be ci, as the recipe began"):
-        fedalt_images(out=folder, resume=True, scale="paper")
+        fedalt_images.run(out=folder, resume=True, scale="paper")
     with pytest.raises(MoietyError, match="`rounds` must be None, as the recipe began"):
-        fedalt_images(out=folder, resume=True, rounds=7)
+        fedalt_images.run(out=folder, resume=True, rounds=7)
     with pytest.raises(MoietyError, match="holds no run yet"):
-        fedalt_images(out=folder)
+        fedalt_images.run(out=folder)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +158,6 @@ def test_what_has_ended_is_not_run_again(ended):
     [
         (["fedalt-images", "--scale", "labtop"], "`scale` must be one of the known names, got 'labtop'. Did you mean"),
         (["fedalt-images", "--scale", "ci", "--rounds", "0"], "`rounds` must be >= 1, got 0."),
-        (["quickstart", "--scale", "ci"], "`scale` must be left out for quickstart"),
         (["some.toml", "--scale", "ci"], "`--scale` must be left out for a file"),
     ],
 )
@@ -167,12 +170,12 @@ def test_a_bad_scale_is_one_line(words, line, tmp_path):
 
 
 def test_the_scale_paper_has_the_sizes_of_table_9():
-    for setting in settings("paper"):
+    for setting in plan("paper").settings:
         stages = setting.stages
         assert (stages.seeds, stages.cohort, stages.batch_size) == (5, 10, 32)
         assert (stages.rounds, stages.personal_rounds, stages.finetune_epochs) == (2000, 500, 5)
         assert (stages.lr, stages.personal_lr, stages.finetune_lr, stages.pull) == ((0.5,), (0.01,), (0.01,), 0.1)
-        made = {step.name: step for step in steps(setting, _rates(setting))}
+        made = {step.name: step for step in list_steps(setting, _rates(setting))}
         assert made["fedavg"].algorithm.spec["schedule"] == {"name": "exponential", "halve_every": 500}
         assert made["adapter-fedalt"].algorithm.spec["shared_lr"] == 0.01
         assert (made["adapter-fedalt"].rounds, made["adapter-fedalt-final"].cohort) == (500, None)
@@ -186,7 +189,7 @@ def _rates(setting):
 
 
 def test_the_scale_paper_has_the_parameters_of_table_7():
-    setting = settings("paper")[0]
+    setting = plan("paper").settings[0]
     model = setting.model(0)
     counted = {"input": (704, 11_198_782), "output": (31_806, 11_167_680), "adapter": (1_408_128, 11_191_678)}
     for name, expected in counted.items():
@@ -198,7 +201,7 @@ def test_the_scale_paper_has_the_parameters_of_table_7():
 @needs_data
 @pytest.mark.parametrize("scale", ["laptop", "paper"])
 def test_the_data_of_the_larger_scales(scale):
-    chars, fashion = (setting.data(0) for setting in settings(scale))
+    chars, fashion = (setting.data(0) for setting in plan(scale).settings)
     assert len(chars) == 55
     for writer in range(55):
         known = {*chars.client(writer)["y"].tolist(), *chars.client(writer, "validation")["y"].tolist()}

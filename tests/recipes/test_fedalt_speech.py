@@ -12,14 +12,14 @@ import jiwer
 import numpy as np
 import pytest
 import torch
+from run_settings import with_settings
 from sklearn.datasets import load_digits
 
 import moiety as mo
 from moiety.cli import main
-from moiety.recipes.fedalt_speech import settings
-from moiety.recipes.running import split_of
-from moiety.recipes.steps import personalised
 from moiety.run.folder import read_clients
+from moiety_recipes.fedalt_speech import plan
+from moiety_recipes.fedalt_stages import personalise
 
 needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_DATA is not set")
 
@@ -49,9 +49,9 @@ def heard(logits, frames: int) -> str:
 def test_word_error_rates_are_those_of_jiwer_on_the_models_that_are_left(ended, step, seed):
     """Greedy decoding written anew, scored by jiwer: for each client, and over all words for the cell of the table."""
     folder, table = ended
-    (setting,) = settings("ci")
+    (setting,) = plan("ci").settings
     data, model = setting.data(0), setting.model(seed)
-    split = None if step == "fedavg" else split_of(setting, step.split("-")[0], model)
+    split = None if step == "fedavg" else setting.split(step.split("-")[0], model)
     place = folder / "joined_digits" / f"seed-{seed}" / step
     trained = data.with_validation_in_train()
     run = mo.resume(place, model=model, data=trained, split=split, loss="ctc", metric="word_error_rate")
@@ -102,7 +102,7 @@ def test_a_gain_is_a_lower_word_error_rate(ended):
 
 
 def test_joined_digits_are_images_of_scikit_learn_read_from_left_to_right():
-    (setting,) = settings("ci")
+    (setting,) = plan("ci").settings
     data = setting.data(0)
     images, labels = load_digits().images / 16, load_digits().target
     known = {image.T.astype(np.float32).tobytes(): label for image, label in zip(images, labels, strict=True)}
@@ -126,17 +126,17 @@ def test_scale_paper_has_the_sizes_of_tables_8_and_9():
     384) = 152,256: the 0.8, 0.6 and 0.15 million of Table 8. A block has 1,772,928 (see the model's test), the head
     384 * 11 + 11 = 4,235. ResNet-18: its stem 9 * 64 + 2 * 64 = 704, its head 512 * 10 + 10 = 5,130.
     """
-    single, connected = settings("paper")
+    single, connected = plan("paper").settings
     for stages in (single.stages, connected.stages):
         assert (stages.batch_size, stages.cohort, stages.rounds, stages.personal_rounds) == (32, 50, 500, 500)
         assert (stages.lr, stages.personal_lr, stages.finetune_lr) == ((1e-2,), (1e-2,), (1e-4,))
         assert (stages.finetune_epochs, stages.seeds) == (5, 1)
-        spec = personalised(stages, "input", "fedalt", 1e-2).algorithm.spec
+        spec = personalise(stages, "input", "fedalt", 1e-2).algorithm.spec
         assert (spec["server"], spec["clip"]) == ({"name": "adam", "lr": 1e-3}, 0.25)
         assert spec["schedule"]["name"] == "linear"
     assert connected.paper.table["input"] == (None, 15.13, 15.47)
     model = connected.model(0)
-    counts = {name: split_of(connected, name, model).counts() for name in connected.splits}
+    counts = {name: connected.split(name, model).counts() for name in connected.splits}
     assert {name: each["personal"] for name, each in counts.items()} == {
         "input": 800_128,
         "output": 590_208,
@@ -144,20 +144,25 @@ def test_scale_paper_has_the_sizes_of_tables_8_and_9():
     }
     assert counts["input"]["total"] == 800_128 + 6 * 1_772_928 + 4_235
     image = single.model(0)
-    personal = {name: split_of(single, name, image).counts()["personal"] for name in ("input", "output")}
+    personal = {name: single.split(name, image).counts()["personal"] for name in ("input", "output")}
     assert personal == {"input": 704, "output": 5_130}
 
 
 def test_scale_paper_runs():
     """Two clients with two short rows each, so that it ends; the second round of two is the first that trains."""
-    connected = settings("paper")[1]
+    connected = plan("paper").settings[1]
     rng = np.random.default_rng(0)
     x, y = rng.random((4, 16, 32), dtype=np.float32), rng.integers(1, 11, (4, 2))
     fed = mo.data.from_arrays({"x": x, "y": y, "frames": np.full(4, 16)}, [0, 0, 1, 1], test=0.5)
     model = connected.model(0)
-    split = split_of(connected, "adapter", model)
-    step = personalised(connected.stages, "adapter", "fedalt", 1e-2)
-    run = mo.fit(model, fed, step.algorithm, split=split, rounds=2, cohort=1, engine="sequential", **connected.fit)
+    split = connected.split("adapter", model)
+    step = personalise(connected.stages, "adapter", "fedalt", 1e-2)
+    run = mo.fit(
+        model,
+        fed,
+        step.algorithm,
+        **with_settings(split=split, rounds=2, cohort=1, engine="sequential", **connected.fit),
+    )
     before, after = model.state_dict(), run.export(run.clients[0]["client"]).state_dict()
     moved = (after["head.weight"] - before["head.weight"]).abs().max()
     # Adam's step is its rate whatever the gradient; in the first round, at factor 0, there is none to divide by.
@@ -167,14 +172,14 @@ def test_scale_paper_runs():
 
 @needs_data
 def test_scale_laptop_runs_on_its_data():
-    for setting in settings("laptop"):
+    for setting in plan("laptop").settings:
         data = setting.data(0)
         assert len(data) == 60
         shares = [data.sizes(part).sum() / len(data.columns["x"]) for part in ("train", "validation", "test")]
         assert shares == pytest.approx([0.56, 0.14, 0.3], abs=0.02)
         model = setting.model(0)
-        step = personalised(setting.stages, "output", "fedalt", 0.1)
-        split = split_of(setting, "output", model)
+        step = personalise(setting.stages, "output", "fedalt", 0.1)
+        split = setting.split("output", model)
         options = {"rounds": 1, "cohort": 1, "evaluate_clients": 2, "evaluate_on": "validation", "engine": "sequential"}
-        run = mo.fit(model, data, step.algorithm, split=split, **options, **setting.fit)
+        run = mo.fit(model, data, step.algorithm, **with_settings(split=split, **options, **setting.fit))
         assert len(run.clients) == 2

@@ -14,10 +14,10 @@ import torch
 
 import moiety as mo
 from moiety.cli import main
-from moiety.recipes.fedalt_text import settings
-from moiety.recipes.running import Runner, split_of
-from moiety.recipes.steps import finetuned, personalised, pfedme, steps
+from moiety.experiments.runner import Runner
 from moiety.run.folder import read_clients, read_config
+from moiety_recipes.fedalt_stages import build_cell, finetune, list_steps, personalise, pfedme
+from moiety_recipes.fedalt_text import fedalt_text, plan
 
 needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_DATA is not set")
 
@@ -34,7 +34,7 @@ def ended(tmp_path_factory):
 
 def test_made_up_sentences_are_numbered_as_said():
     """Twelve words 0 to 11, then 12 unknown, 13 padding, 14 begin, 15 end; client k steps by k, modulo twelve."""
-    data = settings("ci")[0].data(0)
+    data = plan("ci").settings[0].data(0)
     x, y, counted = (data.columns[name] for name in ("x", "y", "counted"))
     assert (x[:, 0] == 14).all()
     assert (counted == ((y >= 0) & (y < 12))).all()
@@ -61,9 +61,9 @@ def test_token_accuracy_is_that_of_the_models_that_are_left(ended, step):
     by words, and not the mean weighted by rows.
     """
     folder, table = ended
-    (setting,) = settings("ci")
+    (setting,) = plan("ci").settings
     data, model = setting.data(0), setting.model(0)
-    split = split_of(setting, step.split("-")[0], model) if step.startswith(("output", "adapter")) else None
+    split = setting.split(step.split("-")[0], model) if step.startswith(("output", "adapter")) else None
     place = folder / "made_up_words" / "seed-0" / step
     run = mo.resume(place, model=model, data=data.with_validation_in_train(), split=split, metric="token_accuracy")
     right_of_all, words_of_all = [], []
@@ -121,18 +121,18 @@ def test_with_dropout_there_is_other_training_and_no_dropout_in_scores(ended):
 
 def test_a_step_with_dropout_leaves_an_engine_that_cannot_draw_it():
     """Where the other steps are vectorised, this one is not, gives what sequential gives, and says nothing."""
-    (setting,) = settings("ci")
+    (setting,) = plan("ci").settings
     data = setting.data(0).with_validation_in_train()
-    made = {step.name: step for step in steps(setting, _rates(setting))}
+    made = {step.name: step for step in list_steps(setting, _rates(setting))}
     scores = {}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for engine in ("vectorised", "sequential"):
-            runner = Runner(setting, data, 0, None, engine, lambda name, place: None, "")
-            runner.run(made["fedavg"])
-            scores[engine] = runner.run(made["output-dropout-0.3"])
-            assert (runner.engine, scores[engine].engine) == (engine, "sequential")
-    one, two = ([row["loss"] for row in scores[engine].rows] for engine in ("vectorised", "sequential"))
+            runner = Runner(fedalt_text, plan("ci"), None, engine, None, lambda name, place: None)
+            plain = runner.run(build_cell(setting, data, made["fedavg"], 0))
+            scores[engine] = runner.run(build_cell(setting, data, made["output-dropout-0.3"], 0))
+            assert (plain["engine"], scores[engine]["engine"]) == (engine, "sequential")
+    one, two = ([row["loss"] for row in scores[engine]["clients"]] for engine in ("vectorised", "sequential"))
     assert one == pytest.approx(two, rel=1e-4)
 
 
@@ -143,19 +143,19 @@ def _rates(setting):
 
 
 def test_the_scale_paper_has_the_sizes_of_table_9():
-    (setting,) = settings("paper")
+    (setting,) = plan("paper").settings
     stages = setting.stages
     assert (stages.seeds, stages.cohort, stages.batch_size) == (5, 50, 64)
     assert (stages.rounds, stages.personal_rounds, stages.finetune_epochs) == (1000, 500, 5)
     assert (stages.lr, stages.personal_lr, stages.finetune_lr) == ((1.0,), (0.1,), (0.1,))
-    made = {step.name: step for step in steps(setting, _rates(setting))}
+    made = {step.name: step for step in list_steps(setting, _rates(setting))}
     linear = {"name": "linear", "warmup": 0.1}
     for name, rate in (("fedavg", 5e-4), ("output-fedalt", 5e-5), ("adapter-fedsim", 5e-5), ("full-pfedme", 5e-5)):
         spec = made[name].algorithm.spec
         assert (spec["schedule"], spec["clip"], spec["batch_size"]) == (linear, 0.1, 64)
         assert (spec["server"]["name"], spec["server"]["lr"]) == ("adam", rate)
-    assert personalised(stages, "output", "fedalt", 0.1).algorithm.spec["shared_lr"] == 0.1
-    assert finetuned(stages, "output", 0.1).algorithm.spec["clip"] == 0.1
+    assert personalise(stages, "output", "fedalt", 0.1).algorithm.spec["shared_lr"] == 0.1
+    assert finetune(stages, "output", 0.1).algorithm.spec["clip"] == 0.1
     assert made["full-ditto"].algorithm.spec["pull"] == 1e-3  # appendix B.3
     assert pfedme(stages, 0.1).algorithm.spec["pull"] == 1e-4
     assert {"output-dropout-0.3", "adapter-weight_decay-0.01", "output-fedsim-stateless-final"} < set(made)
@@ -167,7 +167,7 @@ def test_the_scale_paper_has_the_parameters_of_table_5():
     With one bias for each token: 10,004 x 257 + 20 x 256 + 4 x 788,736 = 5,731,092. An adapter has 2 x 16 x 256 + 272;
     with eight of them and eight norms of 512, 71,808 are personal.
     """
-    (setting,) = settings("paper")
+    (setting,) = plan("paper").settings
     model = setting.model(0)
     block, adapters = 4 * 256**2 + 2 * 256 * 1024 + 1280 + 4 * 256, 8 * (2 * 16 * 256 + 272 + 512)
     total = 10_004 * 257 + 20 * 256 + 4 * block
@@ -184,7 +184,7 @@ def test_the_scale_paper_has_the_parameters_of_table_5():
 @needs_data
 @pytest.mark.parametrize(("scale", "roles", "words", "length"), [("laptop", 40, 2_000, 12), ("paper", 100, 10_000, 20)])
 def test_the_data_and_models_of_the_larger_scales(scale, roles, words, length):
-    (setting,) = settings(scale)
+    (setting,) = plan(scale).settings
     data = setting.data(0)
     assert (len(data), data.classes, data.columns["x"].shape[1]) == (roles, words + 4, length)
     trained, tested = data.sizes("train") + data.sizes("validation"), data.sizes("test")

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import moiety as mo
 from moiety.evaluation.predictive import Predictive
-from moiety.recipes import RECIPES
-from moiety.recipes.fedpop_full import TABLE2, plans
-from moiety.recipes.fedpop_images import METHODS, Plan, network, shrunk
-from moiety.recipes.fedpop_small import digits
-from moiety.recipes.fedpop_small import plans as small_plans
-from moiety.recipes.fedpop_uncertainty import looked_at, noise
+from moiety.experiments import load_recipe
+from moiety_recipes import fedpop_full, fedpop_small, fedpop_uncertainty
+from moiety_recipes.fedpop_full import PAPER, TABLE2
+from moiety_recipes.fedpop_images import DIGITS, NOISE, Plan, Scarce, fit_options, shrink
+from moiety_recipes.fedpop_uncertainty import keep_predictions
 
 
 def test_a_share_of_the_clients_is_left_with_few_rows():
     fed = mo.data.load("digits", clients=10, partition=mo.data.classes_per_client(5), per_client=25, seed=0)
-    cut = shrunk(fed, 0.3, 5, 1)
+    cut = shrink(fed, Scarce(share=0.3, pictures=5), 1)
     sizes = cut.sizes("train")
     assert sorted(sizes.tolist())[:3] == [5, 5, 5]
     assert (sizes[sizes != 5] == fed.sizes("train")[sizes != 5]).all()
@@ -30,12 +30,10 @@ def test_a_share_of_the_clients_is_left_with_few_rows():
         np.testing.assert_array_equal(cut.client(int(i), "test")["x"], fed.client(int(i), "test")["x"])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TABLE2)
 def test_every_method_takes_a_round(method):
-    fed, plan = digits(0), Plan(settings=(), seeds=1, rounds=1, cohort=2)
-    net = network(fed, 0)
-    algorithm, split = METHODS[method](plan, net)
-    run = mo.fit(net, fed, algorithm, split=split, rounds=1, cohort=2, engine="sequential")
+    plan = Plan(deals=(DIGITS,), methods=(method,), seeds=1, rounds=1, cohort=2)
+    run = mo.fit(**fit_options(plan, DIGITS.load(0), method, 0), engine="sequential")
     assert 0 <= run.history[-1]["metric"] <= 1
 
 
@@ -48,38 +46,62 @@ def test_uncertainty_is_that_of_draws_made_anew():
             asked.append((client, x, refresh))
             return Predictive(np.random.default_rng(len(asked)).normal(size=(2, len(x), 10)))
 
-    own, strange = digits(0), noise(0)
-    found = looked_at(Unmade(), own, strange, 2)
+    deal = replace(DIGITS, strange=NOISE)
+    own, strange = deal.load(0), deal.load_strange(0)
+    kept = keep_predictions(own, strange, 2, Unmade())
     shown = [(client, fed.client(client, "test")["x"]) for client in (0, 1) for fed in (own, strange)]
     for (client, x, refresh), (wanted, pictures) in zip(asked, shown, strict=True):
         assert (client, refresh) == (wanted, True)
         np.testing.assert_array_equal(x, pictures)
-    assert len(found["entropies"]) == 2
+    assert len(kept["entropies"]) == 2
+    assert keep_predictions(own, None, 2, Unmade())["entropies"] == []
 
 
 def test_numbers_of_the_paper_stand_beside_their_methods():
-    by_name = {s.name: s.paper for s in plans("laptop").settings}
-    assert by_name["2-classes"]["FedSOUL"] == 91.12
-    assert by_name["5-classes"]["FedRep"] == 75.68
-    assert by_name["5-classes"]["local"] == TABLE2[5][0] == 70.68
-    assert len(small_plans("laptop").settings) == 6
+    laptop = fedpop_full.plan("laptop")
+    assert [deal.name for deal in laptop.deals] == list(PAPER)
+    assert [deal.classes for deal in laptop.deals] == [2, 5]
+    assert PAPER["2-classes"]["FedSOUL"] == 91.12
+    assert PAPER["5-classes"]["FedRep"] == 75.68
+    assert PAPER["5-classes"]["local"] == 70.68
+    results = {(deal.name, 0, method): {"accuracy": 0.5} for deal in laptop.deals for method in laptop.methods}
+    rows = load_recipe("fedpop-full").page(laptop, range(1), results).rows
+    shown = {(row["setting"], row["method"]): row["paper"] for row in rows if row["verdict"] is None}
+    assert shown["2-classes", "FedSOUL"] == 91.12
+    assert shown["5-classes", "L2GD"] == 59.98
+
+
+def test_titles_follow_the_sizes():
+    """What --set changes, the page shows."""
+    titles = [deal.shown for deal in fedpop_small.plan("laptop").deals]
+    assert len(titles) == 6
+    assert titles[0] == "10% of the clients with 5 pictures"
+    assert titles[-1] == "90% of the clients with 10 pictures"
+    assert fedpop_small.plan("ci").deals[0].shown == "Digits, 50% with 5"
+    assert fedpop_full.plan("laptop").deals[0].shown == "CIFAR-10, 2 classes a client"
+    shown = "MNIST, 5 classes a client, shown Fashion-MNIST"
+    assert fedpop_uncertainty.plan("laptop").deals[-1].shown == shown
+    recipe = load_recipe("fedpop-small")
+    changes = {"share": 0.25, "pictures": 4}
+    page = recipe.run(scale="ci", rounds=1, seeds=1, changes=changes, engine="sequential").page
+    assert "## Digits, 25% with 4" in page
 
 
 @pytest.mark.parametrize("name", ["fedpop-small", "fedpop-full", "fedpop-uncertainty"])
 def test_a_page_and_its_numbers(name, tmp_path):
-    outcome = RECIPES[name](scale="ci", out=tmp_path, engine="sequential")
+    outcome = load_recipe(name).run(scale="ci", out=tmp_path, engine="sequential")
     page, table = (tmp_path / "table.md").read_text(), json.loads((tmp_path / "table.json").read_text())
-    assert outcome.report in page
-    for words in (f"`moiety run {name} --scale ci`", "## Claims", "Decided here"):
+    assert page == outcome.page + "\n"
+    for words in (f"`moiety run {name} --scale ci --engine sequential`", "## Claims", "Decided here"):
         assert words in page
     (folder,) = [path for path in tmp_path.iterdir() if path.is_dir()]
-    seeds = [json.loads((folder / f"seed-{s}.json").read_text()) for s in (0, 1)]
     for row in (row for row in table["rows"] if row["verdict"] is None):
+        kept = [json.loads((folder / f"seed-{s}" / f"{row['method']}.json").read_text()) for s in (0, 1)]
         if name == "fedpop-uncertainty":
             factor = 100 if row["measure"] in ("accuracy", "ece", "client_ece", "auroc") else 1
-            values = [factor * seed[row["method"]]["scores"][row["measure"]] for seed in seeds]
+            values = [factor * each["scores"][row["measure"]] for each in kept]
         else:
-            values = [100 * seed[row["method"]] for seed in seeds]
+            values = [100 * each["accuracy"] for each in kept]
         assert row["ours"] == pytest.approx(np.mean(values))
     pictures = {path.name for path in tmp_path.glob("*.png")}
     assert pictures == ({"reliability-digits.png", "entropy-digits.png"} if name == "fedpop-uncertainty" else set())

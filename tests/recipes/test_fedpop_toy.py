@@ -7,18 +7,20 @@ import json
 import numpy as np
 import pytest
 
-from moiety.recipes import RECIPES
-from moiety.recipes.fedpop_toy import (
+from moiety.cli import main
+from moiety_recipes.fedpop_toy import (
+    EXACT,
     METHODS,
-    TOYS,
-    Toy,
-    algorithm,
-    drawn,
+    PROBLEMS,
+    Problem,
+    build_algorithm,
+    draw_problem,
+    fedpop_toy,
+    plan,
     posterior_mean,
     subspace_distance,
     vector_error,
 )
-from moiety.recipes.fedpop_toy_report import EXACT
 
 
 def test_the_distance_of_two_planes_that_share_a_line():
@@ -52,16 +54,16 @@ def test_the_mean_of_a_posterior_by_hand():
 
 
 def test_sizes_are_the_papers():
-    toy = TOYS[0]
-    assert (toy.clients, toy.raw, toy.latent, toy.few, toy.many) == (100, 20, 2, 5, 10)
-    data, phi, z = drawn(toy, 0)
+    first = PROBLEMS[0]
+    assert (first.clients, first.raw, first.latent, first.scarce, first.ample) == (100, 20, 2, 5, 10)
+    data, phi, z = draw_problem(first, 0)
     assert sorted(data.sizes("train").tolist()) == [5] * 90 + [10] * 10
     np.testing.assert_allclose(phi.T @ phi, np.eye(2), atol=1e-12)
     # What is left of y beside phi z is the noise: 550 draws of variance 0.1, by five standard errors of a variance.
     left = [data.client(i)["y"][:, 0] - data.client(i)["x"] @ phi @ z[i] for i in range(100)]
     assert np.concatenate(left).var() == pytest.approx(0.1, abs=5 * 0.1 * np.sqrt(2 / 550))
-    assert {(t.clients, t.raw, t.latent) for t in TOYS} >= {(50, 20, 2), (200, 20, 2), (100, 50, 2), (100, 5, 2)}
-    assert Toy(name="", shown="").noise == 0.1
+    assert {(t.clients, t.raw, t.latent) for t in PROBLEMS} >= {(50, 20, 2), (200, 20, 2), (100, 50, 2), (100, 5, 2)}
+    assert Problem(name="", title="").noise == 0.1
 
 
 def test_the_likelihood_has_the_variance_of_the_noise():
@@ -69,26 +71,65 @@ def test_the_likelihood_has_the_variance_of_the_noise():
 
     The squared error of one output is the loss of the runs, so that is the weight of the loss.
     """
-    variance, deviation = (algorithm(toy, "FedSOUL").spec["loss_weight"] for toy in TOYS[:2])
+    variance, deviation = (build_algorithm(problem, "FedSOUL").spec["loss_weight"] for problem in PROBLEMS[:2])
     assert (variance, deviation) == (pytest.approx(5.0), pytest.approx(50.0))
 
 
-def test_a_page_and_its_numbers(tmp_path):
-    outcome = RECIPES["fedpop-toy"](scale="ci", out=tmp_path)
-    page, table = (tmp_path / "table.md").read_text(), json.loads((tmp_path / "table.json").read_text())
-    assert outcome.report in page
+def test_titles_follow_the_sizes():
+    """What --set changes, tables show: the variance of 0.1 is that of the deviation in the plan."""
+    assert PROBLEMS[0].shown == "Figure 2, S6: variance 0.1"
+    assert [problem.shown for problem in PROBLEMS[1:3]] == ["Figure 2, S6: deviation 0.1", "2 examples, deviation 0.1"]
+    assert [problem.shown for problem in PROBLEMS[6:]] == ["S4: 5 raw dimensions", "S5: 5 latent dimensions"]
+    outcome = fedpop_toy.run(scale="ci", rounds=1, seeds=1, changes={"clients": 12})
+    assert "| 12 clients |" in outcome.page
+    assert "1 rounds, 1 seeds." in outcome.page
+    assert list(outcome.results) == [("figure-2", 100, method) for method in METHODS]
+
+
+def test_scales_differ_in_rounds():
+    assert (plan("laptop").rounds, plan("paper").rounds) == (150, 500)
+    assert plan("laptop").problems == plan("paper").problems == PROBLEMS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("toy")
+    fedpop_toy.run(scale="ci", out=out)
+    return out
+
+
+def test_a_page_and_its_numbers(folder):
+    page, table = (folder / "table.md").read_text(), json.loads((folder / "table.json").read_text())
     for words in ("`moiety run fedpop-toy --scale ci`", "5 rounds, 2 seeds", "## Claims", "Decided here"):
         assert words in page
-    assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "figure2.png").read_bytes().startswith(b"\x89PNG")
     scores = [row for row in table["rows"] if row["verdict"] is None]
     assert len(scores) == len(METHODS) * 2 + 1
-    seeds = [json.loads((tmp_path / "figure-2" / f"seed-{s}.json").read_text()) for s in (100, 101)]
     for row in scores:
         method, measure = ("FedSOUL", "exact") if row["method"] == EXACT else (row["method"], row["measure"])
-        assert row["ours"] == pytest.approx(np.mean([seed[method][measure] for seed in seeds]))
+        files = [folder / "figure-2" / f"seed-{seed}" / f"{method}.json" for seed in (100, 101)]
+        assert row["ours"] == pytest.approx(np.mean([json.loads(file.read_text())[measure] for file in files]))
     claims = [row for row in table["rows"] if row["verdict"] is not None]
     assert {row["verdict"] for row in claims} <= {"holds", "does not hold", "not decided at this scale"}
-    # What has ended is not run again.
-    before = (tmp_path / "table.json").read_text()
-    RECIPES["fedpop-toy"](out=tmp_path, resume=True)
-    assert json.loads((tmp_path / "table.json").read_text())["rows"] == json.loads(before)["rows"]
+
+
+def test_what_has_ended_is_not_run_again(folder):
+    before = json.loads((folder / "table.json").read_text())["rows"]
+    fedpop_toy.run(out=folder, resume=True, watch=lambda name, place: pytest.fail(f"{name} is run again"))
+    assert json.loads((folder / "table.json").read_text())["rows"] == before
+
+
+def test_a_result_that_was_cut_off_is_one_clear_line(folder, capsys):
+    """The command says which file it is; without the file, that cell is run again."""
+    before = json.loads((folder / "table.json").read_text())["rows"]
+    file = folder / "figure-2/seed-100/FedRep.json"
+    file.write_text(file.read_text()[:10])
+    assert main(["run", "fedpop-toy", "--out", str(folder), "--resume"]) != 0
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "`FedRep.json` must be as it was written" in line
+    assert str(file) in line
+    file.unlink()
+    begun = []
+    fedpop_toy.run(out=folder, resume=True, watch=lambda name, place: begun.append(name))
+    assert begun == ["figure-2 seed 100 FedRep"]
+    assert json.loads((folder / "table.json").read_text())["rows"] == before

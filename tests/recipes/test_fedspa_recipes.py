@@ -9,20 +9,33 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moiety.clients import uniform_cohort
 from moiety.errors import MoietyError
-from moiety.recipes import fedspa_ablations, fedspa_sparsity, fedspa_table1, fedspa_table2
-from moiety.recipes.fedspa_ablations import GLOBAL
-from moiety.recipes.fedspa_report import Says, counted, judged, scores
-from moiety.recipes.fedspa_runs import IID, SETTINGS, A, B, Course, slug
-from moiety.recipes.fedspa_runs import read as read_course
-from moiety.recipes.fedspa_sparsity import DENSE, best, named
-from moiety.recipes.fedspa_sparsity import tasks as sparsity_tasks
-from moiety.recipes.fedspa_table1 import accounting
-from moiety.recipes.fedspa_table1 import tasks as table1_tasks
-from moiety.recipes.fedspa_table2 import judged as judged_rounds
-from moiety.recipes.fedspa_table2 import tasks as table2_tasks
-from moiety.recipes.fedspa_tasks import DITTO, DST, FEDAVG, LOCAL, RSM, SUB, SUBSAMPLING
+from moiety.experiments import CI_NOTICE, Cell, count_verdicts
 from moiety.run.folder import read_clients, read_config
+from moiety_recipes import fedspa_table1 as table1
+from moiety_recipes import fedspa_table2 as table2
+from moiety_recipes.fedspa_ablations import GLOBAL_DST, fedspa_ablations
+from moiety_recipes.fedspa_page import Statement, TaskResults, judge
+from moiety_recipes.fedspa_sparsity import best_sparsities, fedspa_sparsity, row_name
+from moiety_recipes.fedspa_table1 import fedspa_table1, list_bills
+from moiety_recipes.fedspa_table2 import fedspa_table2, first_round, judge_rounds, round_row, show_rounds
+from moiety_recipes.fedspa_tasks import (
+    DIGITS,
+    DITTO,
+    DST,
+    FEDAVG,
+    IID,
+    LOCAL,
+    RSM,
+    SETTINGS,
+    SUB,
+    SUBSAMPLING,
+    A,
+    B,
+    build_methods,
+    plan_resnet,
+)
 
 needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_DATA is not set")
 T_2 = 12.7062
@@ -33,7 +46,7 @@ METHODS = (DST, RSM, DITTO, FEDAVG, SUB, LOCAL, SUBSAMPLING)
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fedspa") / "out"
-    outcome = fedspa_table1(scale="ci", out=folder, engine="sequential")
+    outcome = fedspa_table1.run(scale="ci", out=folder, engine="sequential")
     return folder, outcome, json.loads((folder / "table.json").read_text())
 
 
@@ -42,8 +55,8 @@ def test_the_bill_of_the_papers_runs_is_the_papers(ended):
 
     FLOPs: 229.3e14 dense and 172.9e14 at half density with the search; 833.2e14 and 705.1e14 for ResNet-18.
     """
-    found = {row["row"]: row["ours"] for row in ended[2]["accounting"]}
-    assert found["vgg11, FedAvg: bytes (1e9)"] == 4 * 9_231_114 * 10 * 2 * 1000 / 1e9
+    bills = {row["row"]: row["ours"] for row in ended[2]["accounting"]}
+    assert bills["vgg11, FedAvg: bytes (1e9)"] == 4 * 9_231_114 * 10 * 2 * 1000 / 1e9
     printed = {
         "vgg11, FedAvg: bytes (1e9)": 738.5,
         "vgg11, FedSpa (DST): bytes (1e9)": 369.2,
@@ -56,13 +69,16 @@ def test_the_bill_of_the_papers_runs_is_the_papers(ended):
         "resnet18, FedSpa (DST): FLOPs (1e14)": 705.1,
     }
     for row, number in printed.items():
-        assert found[row] == pytest.approx(number, rel=0.005), row
-    assert ended[2]["accounting"] == accounting()
-    assert ended[1].sentence.startswith("12 of 12 bills are the paper's within 0.5%; ")
+        assert bills[row] == pytest.approx(number, rel=0.005), row
+    assert ended[2]["accounting"] == list(list_bills())
+    page = table1.page(table1.plan("ci"), range(2), ended[1].results)
+    assert page.sentence.startswith("12 of 12 bills are the paper's within 0.5%; ")
+    assert page.sentence.endswith(count_verdicts(ended[2]["rows"]))
+    assert ended[1].sentence == CI_NOTICE
 
 
 def place(folder, setting, seed, method):
-    return folder / "digits" / setting / f"seed-{seed}" / slug(method)
+    return folder / Cell(key=("digits", setting, seed, method)).place
 
 
 def test_accuracies_are_those_of_the_runs(ended):
@@ -89,17 +105,26 @@ def test_bills_of_runs_by_hand(ended):
     """
     rows = {(row["setting"], row["row"]): row for row in ended[2]["rows"] if "setting" in row}
     for setting in SETTINGS:
-        found = {m: (rows[setting, m]["down_values"], rows[setting, m]["up_values"]) for m in METHODS}
+        values = {m: (rows[setting, m]["down_values"], rows[setting, m]["up_values"]) for m in METHODS}
         dense, half = 6 * 4 * 1210, 6 * 4 * 605
-        assert found[DST] == found[RSM] == (half, half)
-        assert found[FEDAVG] == found[DITTO] == (dense, dense)
-        assert found[SUBSAMPLING] == (dense, half)
-        assert found[LOCAL] == (0, 0)
+        assert values[DST] == values[RSM] == (half, half)
+        assert values[FEDAVG] == values[DITTO] == (dense, dense)
+        assert values[SUBSAMPLING] == (dense, half)
+        assert values[LOCAL] == (0, 0)
         assert rows[setting, DST]["down_payload"] > half
         assert rows[setting, DST]["search_flops"] > 0 == rows[setting, RSM]["search_flops"]
-    data = table1_tasks("ci")[0].data(IID, 0)
-    assert set(data.sizes("train")) == {16}
+    assert set(DIGITS.load(IID, 0).sizes("train")) == {16}
     assert rows[IID, FEDAVG]["flops"] == 6 * 2 * 16 * (2 * 2 * 1184 + 2 * 160)
+
+
+def test_clients_that_were_never_asked_are_counted(ended):
+    """By the cohorts of 3 of 6 clients in 2 rounds: the others keep the first weights of Local."""
+    _, outcome, _ = ended
+    for seed in (0, 1):
+        cohorts = [uniform_cohort(6, 3, seed=seed, round=t) for t in range(2)]
+        for setting in SETTINGS:
+            never = outcome.results["digits", setting, seed, LOCAL]["never_asked"]
+            assert never == 6 - len({int(client) for cohort in cohorts for client in cohort})
 
 
 def test_claims_are_judged_by_the_interval_of_the_difference(ended):
@@ -126,95 +151,139 @@ def test_runs_are_what_their_names_say(ended):
     assert config[RSM]["algorithm"]["search"] == "rsm"
     assert all(c["algorithm"]["weight_decay"] == 5e-4 for c in config.values())
     assert all(c["algorithm"]["schedule"] == {"name": "geometric", "factor": 0.998} for c in config.values())
-    assert (folder / "table.md").read_text() == outcome.report + "\n"
     assert (folder / "digits.png").is_file()
+    assert (folder / "table.md").read_text() == outcome.page + "\n"
+    assert "![Accuracy along the rounds, digits](digits.png)" in outcome.page
 
 
 def test_what_has_ended_is_not_run_again(ended):
     folder, outcome, table = ended
     names = []
-    again = fedspa_table1(out=folder, resume=True, watch=lambda name, where: names.append(where))
+    again = fedspa_table1.run(out=folder, resume=True, watch=lambda name, where: names.append(where))
     assert again.sentence == outcome.sentence
+    assert again.results == outcome.results
+    assert len(again.results) == 3 * 2 * 7
     assert json.loads((folder / "table.json").read_text())["rows"] == table["rows"]
-    assert len(names) == 3 * 2 * 7
+    assert names == []
     with pytest.raises(MoietyError, match=r"^`out` must be a folder that holds no run yet"):
-        fedspa_table1(scale="ci", out=folder)
-    broken = folder / "broken.json"
-    broken.write_text("{")
-    with pytest.raises(MoietyError, match=r"^`broken.json` must be as it was written, got .* Remove the file"):
-        read_course(broken)
+        fedspa_table1.run(scale="ci", out=folder)
+    file = folder / "digits" / B / "seed-0" / "FedAvg.json"
+    text = file.read_text()
+    file.write_text("{")
+    with pytest.raises(MoietyError, match=r"^`FedAvg.json` must be as it was written, got .* Remove the file"):
+        fedspa_table1.run(out=folder, resume=True)
+    file.write_text(text)
+
+
+def test_a_plan_can_be_changed():
+    """What is changed reaches the runs and the page, in all tasks."""
+    outcome = fedspa_table1.run(
+        scale="ci", seeds=1, rounds=1, changes={"prune_rate": 0.2, "gamma": [0.9, 0.1]}, engine="sequential"
+    )
+    assert "### B: Dirichlet(0.1)" in outcome.page
+    assert "Sub-FedAvg prunes 20% of what is left in a turn, where the paper prunes 5%" in outcome.page
+    assert {tuple(row["rounds"]) for row in outcome.results.values()} == {(1,)}
 
 
 def course(scores, rounds=(4, 8, 12), shared=(0.0, 0.0, 0.0)):
-    return Course(list(rounds), list(scores), list(shared), {}, "sequential", 0.0)
+    return {"rounds": list(rounds), "scores": list(scores), "shared": list(shared), "ledger": {}}
+
+
+def collect(task, courses):
+    """Results of a task from courses by setting and method, one a seed."""
+    cells = {("digits", s, seed, m): c for (s, m), each in courses.items() for seed, c in enumerate(each)}
+    return TaskResults(task, range(2), cells)
 
 
 def test_rounds_to_a_target():
     """At 50%: DST in rounds 8 and 4, FedAvg in 12 and never, which counts as 12: 4 and 8 rounds saved."""
-    task = table2_tasks("ci")[0]
     courses = {(s, m): [course((0.1, 0.2, 0.3))] * 2 for s in SETTINGS for m in METHODS}
     courses[B, DST] = [course((0.4, 0.5, 0.6)), course((0.5, 0.4, 0.7))]
     courses[B, FEDAVG] = [course((0.1, 0.2, 0.5)), course((0.1, 0.2, 0.3))]
-    assert [c.reached(0.5) for c in (*courses[B, DST], *courses[B, FEDAVG])] == [8, 4, 12, None]
-    (row, *_) = judged_rounds(replace(task, rounds=12), courses, 50.0)
+    assert [first_round(c, 50.0) for c in (*courses[B, DST], *courses[B, FEDAVG])] == [8, 4, 12, None]
+    results = collect(replace(DIGITS, rounds=12), courses)
+    (row, *_) = judge_rounds(results, 50.0)
     assert row["each"] == [4.0, 8.0]
     assert row["row"] == "B: FedSpa (DST) needs fewer rounds to 50% than FedAvg"
     assert row["verdict"] == "not decided at this scale"
+    both, one, none = (round_row(results, B, method, 50.0) for method in (DST, FEDAVG, DITTO))
+    assert (both["ours"], both["each"], both["more_than"]) == (6.0, [8, 4], None)
+    assert (one["ours"], one["interval"], one["each"], one["more_than"]) == (None, None, [12, None], 12)
+    shown = [line["50"] for line in show_rounds([both, one, none])]
+    assert shown == ["6.0 [-19.4, 31.4]", "> 12 (1 of 2 seeds: [12])", "> 12"]
+
+
+def test_the_papers_rounds_stand_beside_its_own_targets():
+    """Table 2: CIFAR-10 with VGG-11, setting B, FedSpa (DST) to 75% in 206.3 rounds. No other target has a number."""
+    (task,) = table2.plan("paper").tasks
+    results = TaskResults(task, range(1), {("cifar10-vgg11", B, 0, DST): course((0.1, 0.2, 0.3))})
+    assert [round_row(results, B, DST, target)["paper"] for target in (75.0, 74.0)] == [206.3, None]
 
 
 def test_the_best_sparsity_and_global_rows():
     """The highest accuracy of each seed; of equal ones the less sparse."""
-    courses = {(B, named(s)): [course((0, 0, s)), course((0, 0, 0.5))] for s in (0.2, 0.4, 0.5, 0.6, 0.8)}
-    courses[B, DENSE] = [course((0, 0, 0.7), shared=(0, 0, 0.2)), course((0, 0, 0.1))]
-    assert best(courses, B) == [0.8, 0.2]
-    assert scores(courses, B, DENSE) == pytest.approx([70, 10])
-    assert scores(courses, B, f"global {DENSE}") == pytest.approx([20, 0])
-    task = sparsity_tasks("ci")[0]
-    near, ahead = judged(task, courses, [Says(B, named(0.4), named(0.4), within=1.0), Says(B, named(0.8), named(0.6))])
+    courses = {(B, row_name(s)): [course((0, 0, s)), course((0, 0, 0.5))] for s in (0.2, 0.4, 0.5, 0.6, 0.8)}
+    dense = row_name(0)
+    courses[B, dense] = [course((0, 0, 0.7), shared=(0, 0, 0.2)), course((0, 0, 0.1))]
+    results = collect(DIGITS, courses)
+    assert best_sparsities(results, B) == [0.8, 0.2]
+    assert results.scores(B, dense) == pytest.approx([70, 10])
+    assert results.scores(B, f"global {dense}") == pytest.approx([20, 0])
+    statements = [Statement(B, row_name(0.4), row_name(0.4), within=1.0), Statement(B, row_name(0.8), row_name(0.6))]
+    near, ahead = judge(results, statements)
     assert (near["verdict"], near["row"]) == ("holds", "B: sparsity 0.4 is within 1 points of sparsity 0.4")
     assert ahead["each"] == pytest.approx([20, 0])
-    assert counted([near, ahead]) == "1 of 2 claims hold, 0 do not, 1 are not decided."
+    assert count_verdicts([near, ahead]) == "1 of 2 claims holds, 0 do not, 1 is not decided at this scale."
 
 
 def test_the_other_recipes_end_at_scale_ci():
     """One round each, without a folder; what they say is in their pages."""
-    rounds = fedspa_table2(scale="ci", rounds=1, engine="sequential")
-    assert "### B: Dirichlet(0.3)" in rounds.report
-    assert "to 20%" in rounds.report
-    sparse = fedspa_sparsity(scale="ci", rounds=1, engine="sequential")
-    assert "the best sparsity is larger in B than in IID" in sparse.report
-    parts = fedspa_ablations(scale="ci", rounds=1, engine="sequential")
-    assert GLOBAL in parts.report
-    assert parts.sentence.split(" claims")[0].endswith("of 14")
+    rounds = fedspa_table2.run(scale="ci", rounds=1, engine="sequential")
+    assert "### B: Dirichlet(0.3)" in rounds.page
+    assert "to 20%" in rounds.page
+    assert "| Local |" not in rounds.page
+    sparse = fedspa_sparsity.run(scale="ci", rounds=1, engine="sequential")
+    assert "the best sparsity is larger in B than in IID" in sparse.page
+    parts = fedspa_ablations.run(scale="ci", rounds=1, engine="sequential")
+    assert GLOBAL_DST in parts.page
+    page = fedspa_ablations.page(plan_resnet("ci"), range(1), parts.results)
+    assert page.sentence.split(" claims")[0].endswith("of 14")
+    assert set(page.figures) == {f"digits-figure{n}.png" for n in (5, 6, 7, 8)}
+    assert [row["row"] for row in page.rows].count("time of mask search, per cent of training") == 1
 
 
 @needs_data
 def test_the_laptop_scale_is_as_its_page_says():
     """100 clients of 64 rows; in B label ratios differ more than in A, and not at all when dealt alike."""
-    first, second = table1_tasks("laptop")
-    assert (first.name, first.rounds, first.seeds) == ("fashion_mnist", 25, 3)
-    assert (second.name, second.rounds, second.seeds) == ("mnist", 15, 3)
+    plan = table1.plan("laptop")
+    first, second = plan.tasks
+    assert (first.name, first.rounds, plan.seeds) == ("fashion_mnist", 25, 3)
+    assert (second.name, second.rounds) == ("mnist", 15)
     assert sum(p.numel() for p in first.model(0).parameters()) == 61_706
     spread = {}
     for setting in SETTINGS:
-        data = first.data(setting, 0)
+        data = first.load(setting, 0)
         assert len(data) == 100
         assert set(data.sizes("train")) == {64}
         assert set(data.sizes("test")) == {50}
         counts = np.array([np.bincount(data.client(i)["y"], minlength=10) for i in range(100)]) / 64
         spread[setting] = counts.std(axis=0).mean()
     assert spread[IID] < 0.05 < spread[A] < spread[B]
-    options = first.methods[DST].spec
+    methods = build_methods(first, prune_rate=plan.prune_rate)
+    options = methods[DST].spec
     assert (options["lr"], options["epochs"], options["batch_size"]) == (0.1, 5, 16)
-    assert first.methods[SUB].spec["prune_rate"] == 0.2
+    assert methods[SUB].spec["prune_rate"] == 0.2
 
 
 def test_the_scale_of_the_paper_has_its_sizes():
     """Section 5.1: 1,000 rounds, 10 clients a round, five epochs, batches of 128; Ditto 2 and 3 epochs, lambda 0.5."""
-    vgg, resnet = table1_tasks("paper")
-    assert (vgg.rounds, vgg.cohort, vgg.seeds, vgg.gamma) == (1000, 10, 3, (0.5, 0.3))
+    plan = table1.plan("paper")
+    vgg, resnet = plan.tasks
+    assert (vgg.rounds, vgg.cohort, plan.seeds, vgg.gamma) == (1000, 10, 3, (0.5, 0.3))
+    assert (vgg.clients, vgg.rows, vgg.test) == (100, 500, 100)
     assert (vgg.name, resnet.name) == ("cifar10-vgg11", "cifar10-resnet18")
-    ditto = vgg.methods[DITTO].spec
+    methods = build_methods(vgg, prune_rate=plan.prune_rate)
+    ditto = methods[DITTO].spec
     assert (ditto["epochs"], ditto["personal_epochs"], ditto["pull"]) == (2, 3, 0.5)
-    assert vgg.methods[SUB].spec["prune_rate"] == 0.05
-    assert vgg.methods[DST].spec["batch_size"] == 128
+    assert methods[SUB].spec["prune_rate"] == 0.05
+    assert methods[DST].spec["batch_size"] == 128

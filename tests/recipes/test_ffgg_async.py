@@ -14,11 +14,10 @@ import torch
 import moiety as mo
 from moiety.cli import main
 from moiety.errors import MoietyError
-from moiety.recipes.base import ONLY_RUNS
-from moiety.recipes.ffgg_async import FORMS, METHODS, Course, ffgg_async, trial
-from moiety.recipes.ffgg_async_report import TITLES, judged, sentence
-from moiety.reports.courses import courses
-from moiety.run.folder import read_clients, read_config, read_history
+from moiety.experiments import CI_NOTICE
+from moiety.reports import courses
+from moiety_recipes import ffgg_async as module
+from moiety_recipes.ffgg_async import FORMS, METHODS, ffgg_async, judge, plan, sentence
 
 needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_DATA is not set")
 T_2 = 12.7062
@@ -40,7 +39,7 @@ def test_runs_are_what_their_names_say(ended):
     folder, _, _ = ended
     for seed in (0, 1):
         for method in METHODS:
-            waits, goes = (read_config(folder / f"seed-{seed}" / f"{method}-{form}") for form in FORMS)
+            waits, goes = (read_config(folder / f"seed-{seed}" / method / form) for form in FORMS)
             assert (waits["clock"].pop("name"), goes["clock"].pop("name")) == FORMS
             assert goes["clock"].pop("active") == waits["run"]["cohort"] == 3
             assert waits["clock"] == goes["clock"]
@@ -55,7 +54,7 @@ def test_the_table_is_what_histories_say(ended):
     folder, _, table = ended
     rows = {row["row"]: row for row in table["rows"]}
     for method, title in (("ffgg", "FFGG"), ("fedavg", "FedAvg")):
-        found = {f: [read_history(folder / f"seed-{s}" / f"{method}-{f}") for s in (0, 1)] for f in FORMS}
+        found = {f: [read_history(folder / f"seed-{s}" / method / f) for s in (0, 1)] for f in FORMS}
         for form in FORMS:
             row = rows[f"{title}, {form}: accuracy (%)"]
             a, b = (100 * history[-1]["metric"] for history in found[form])
@@ -81,32 +80,25 @@ def test_the_table_is_what_histories_say(ended):
 
 def course(times, scores, slow=0.5):
     rows = [{"client": "a", "n_test": 2, "metric": 1.0}, {"client": "b", "n_test": 2, "metric": slow}]
-    return Course(times, scores, [0.0] * len(times), rows, 1.0)
+    return {"time": times, "accuracy": scores, "staleness": [0.0] * len(times), "clients": rows}
 
 
-class Two:
-    """Data of two clients, of which nothing but the names is looked at."""
-
-    ids = ("a", "b")
-
-
-def test_rows_by_hand():
+def test_rows_by_hand(monkeypatch):
     """The target is 0.95 * 0.8 = 0.76, reached at 30 and 60 s by rounds that wait and at 10 s by the other form.
 
     Ratios 3 and 6: geometric mean sqrt(18); logarithms 1.0986 and 1.7918, and half of the interval of their mean is
     12.706 ln(2) / 2: not decided. Client b is the slow one: it goes from 0.5 to 0.6 in both seeds, 10 points, certainly
     not within 2.
     """
-    from dataclasses import replace
-
-    made = replace(trial("ci"), compute=mo.clock.constant([1.0, 9.0]))
+    monkeypatch.setattr(module, "work_times", lambda plan: mo.clock.constant([1.0, 9.0]))
+    made = plan("ci")
     found = {
-        ("ffgg", "synchronous", 0): course([10, 20, 30], [0.2, 0.7, 0.8]),
-        ("ffgg", "synchronous", 1): course([20, 40, 60], [0.2, 0.7, 0.8]),
-        ("ffgg", "asynchronous", 0): course([5, 10], [0.7, 0.77], slow=0.6),
-        ("ffgg", "asynchronous", 1): course([5, 10], [0.7, 0.79], slow=0.6),
+        (0, "ffgg", "synchronous"): course([10, 20, 30], [0.2, 0.7, 0.8]),
+        (1, "ffgg", "synchronous"): course([20, 40, 60], [0.2, 0.7, 0.8]),
+        (0, "ffgg", "asynchronous"): course([5, 10], [0.7, 0.77], slow=0.6),
+        (1, "ffgg", "asynchronous"): course([5, 10], [0.7, 0.79], slow=0.6),
     }
-    rows = judged(made, Two, found, "ffgg")
+    rows = judge(made, (0, 1), found, "ffgg")
     by = {row["row"].partition(": ")[2].partition(",")[0]: row for row in rows}
     assert by["asynchronous less synchronous (points)"]["ours"] == pytest.approx(-2.0)
     assert by["asynchronous less synchronous (points)"]["verdict"] == "not decided at this scale"
@@ -117,8 +109,8 @@ def test_rows_by_hand():
     bounds = 18**0.5 * np.exp([-half, half])
     np.testing.assert_allclose([sooner["low"], sooner["high"]], bounds, rtol=1e-4)
     assert by["times sooner"]["verdict"] == "not decided at this scale"
-    found["ffgg", "asynchronous", 1] = course([5, 10], [0.7, 0.75])
-    last = judged(made, Two, found, "ffgg")[-1]
+    found[1, "ffgg", "asynchronous"] = course([5, 10], [0.7, 0.75])
+    last = judge(made, (0, 1), found, "ffgg")[-1]
     assert (last["ours"], last["seeds"], last["verdict"]) == (None, 1, "does not hold")
 
 
@@ -131,9 +123,9 @@ def test_the_page_shows_them(ended):
     for words in ("# ffgg-async, scale ci", "`moiety run ffgg-async --scale ci`", mo.__version__, table["date"]):
         assert words in page
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert out.splitlines()[-2] == ONLY_RUNS
+    assert out.splitlines()[-2] == CI_NOTICE
     told = sentence(table["rows"])
-    for title in TITLES.values():
+    for title in METHODS.values():
         (row,) = [row for row in table["rows"] if row["row"].startswith(f"{title}: times sooner")]
         assert f"asynchronous {title} " in told
         assert f"({row['verdict']})" in told
@@ -142,25 +134,25 @@ def test_the_page_shows_them(ended):
 
 def test_what_has_ended_is_not_run_again(ended):
     folder, _, table = ended
-    (folder / "seed-1" / "ffgg-asynchronous.json").unlink()
+    (folder / "seed-1/ffgg/asynchronous.json").unlink()
     begun = []
-    ffgg_async(out=folder, resume=True, watch=lambda name, place: begun.append(name))
+    ffgg_async.run(out=folder, resume=True, watch=lambda name, place: begun.append(name))
     assert begun == ["seed 1 ffgg asynchronous"]
     assert json.loads((folder / "table.json").read_text())["rows"] == table["rows"]
-    assert len(read_clients(folder / "seed-1" / "ffgg-asynchronous")) == 6
-    (folder / "seed-1" / "ffgg-asynchronous.json").write_text("{")
+    assert len(read_clients(folder / "seed-1/ffgg/asynchronous")) == 6
+    (folder / "seed-1/ffgg/asynchronous.json").write_text("{")
     with pytest.raises(MoietyError, match="as it was written"):
-        ffgg_async(out=folder, resume=True)
+        ffgg_async.run(out=folder, resume=True)
 
 
 @needs_data
 def test_the_larger_scales():
-    made = trial("laptop")
-    data = made.data(0)
+    made = plan("laptop")
+    data = made.pictures.load(0)
     assert len(data) == 20
     assert made.active <= len(data)
-    assert made.model(0)(torch.as_tensor(data.columns["x"][:2])).shape == (2, 10)
-    assert trial("paper").active < 100
+    assert made.pictures.model(0)(torch.as_tensor(data.columns["x"][:2])).shape == (2, 10)
+    assert plan("paper").active < 100
 
 
 def test_courses_of_nothing_are_refused():

@@ -14,11 +14,9 @@ import torch
 import moiety as mo
 from moiety.cli import main
 from moiety.errors import MoietyError
-from moiety.recipes.base import ONLY_RUNS
-from moiety.recipes.ffgg_byzantine import NONE, ffgg_byzantine, trial
-from moiety.recipes.ffgg_byzantine_report import sentence
-from moiety.reports.matrix import heat_map
-from moiety.run.folder import read_clients, read_config
+from moiety.experiments import CI_NOTICE
+from moiety.reports import heat_map
+from moiety_recipes.ffgg_byzantine import NONE, build_aggregators, build_attacks, ffgg_byzantine, plan, sentence
 
 needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_DATA is not set")
 T_2 = 12.7062
@@ -44,20 +42,20 @@ def ended(tmp_path_factory):
 
 
 def place(folder, seed, attack, aggregator):
-    return folder / f"seed-{seed}" / f"{FOLDERS[attack]}-{FOLDERS[aggregator]}"
+    return folder / f"seed-{seed}" / FOLDERS[attack] / FOLDERS[aggregator]
 
 
 def test_runs_are_what_their_names_say(ended):
     """Of ten clients two attack, the same in all runs of a seed."""
     folder, _, _ = ended
-    made = trial("ci")
+    attacks, aggregators = build_attacks(), build_aggregators(clients=10, byzantine=2)
     for seed in (0, 1):
         evil = set()
         for attack in ATTACKS:
             for aggregator in JOINED:
                 config = read_config(place(folder, seed, attack, aggregator))
-                assert config["aggregator"] == made.aggregators[aggregator].spec
-                assert config.get("attack") == (None if attack == NONE else made.attacks[attack].spec)
+                assert config["aggregator"] == aggregators[aggregator].spec
+                assert config.get("attack") == (None if attack == NONE else attacks[attack].spec)
                 assert (config["algorithm"]["name"], config["split"]["name"]) == ("ffgg", "output_layer")
                 evil |= set() if attack == NONE else {tuple(config["run"]["attackers"])}
         assert len(evil) == 1
@@ -110,11 +108,11 @@ def test_the_page_shows_them(ended):
         assert words in page
     assert "(matrix.png)" in page
     assert (folder / "matrix.png").read_bytes().startswith(b"\x89PNG")
-    assert out.splitlines()[-2] == ONLY_RUNS
+    assert out.splitlines()[-2] == CI_NOTICE
 
 
 def test_the_sentence_counts():
-    made = trial("ci")
+    made = plan("ci")
     verdicts = {"mean": ["does not hold", "holds", "holds"], "median": ["holds", "not decided at this scale", "holds"]}
     verdicts["mixing, trimmed mean"] = ["holds"] * 3
     rows = [
@@ -130,30 +128,31 @@ def test_what_has_ended_is_not_run_again(ended):
     folder, _, table = ended
     place(folder, 0, "sign flip", "median").with_suffix(".json").unlink()
     begun = []
-    found = ffgg_byzantine(out=folder, resume=True, watch=lambda name, place: begun.append(name))
-    assert begun == ["seed 0 sign_flip-median"]
+    outcome = ffgg_byzantine.run(out=folder, resume=True, watch=lambda name, place: begun.append(name))
+    assert begun == ["seed 0 sign flip median"]
     assert [row["each"] for row in json.loads((folder / "table.json").read_text())["rows"]] == [
         row["each"] for row in table["rows"]
     ]
-    assert "# ffgg-byzantine, scale ci" in found.report
+    assert "# ffgg-byzantine, scale ci" in outcome.page
     with pytest.raises(MoietyError, match="`scale` must be ci, as the recipe began, got laptop"):
-        ffgg_byzantine(out=folder, resume=True, scale="laptop")
+        ffgg_byzantine.run(out=folder, resume=True, scale="laptop")
 
 
 @needs_data
 @pytest.mark.parametrize(("scale", "clients"), [("laptop", 20), ("paper", 100)])
 def test_the_larger_scales(scale, clients):
     """All attacks and aggregators, which need no more uploads than the honest four fifths send."""
-    made = trial(scale)
-    assert {a.spec["name"] for a in made.attacks.values() if a is not None} == set(mo.attack.ATTACKS)
-    used = {a.spec["name"] for a in made.aggregators.values()}
-    assert used == set(mo.aggregator.AGGREGATORS)
-    assert max(a.least for a in made.aggregators.values()) <= 0.8 * clients
+    made = plan(scale)
+    attacks, aggregators = build_attacks(), build_aggregators(clients=clients, byzantine=clients // 5)
+    assert {attacks[name].spec["name"] for name in made.attacks if name != NONE} == set(mo.attack.ATTACKS)
+    assert {aggregators[name].spec["name"] for name in made.aggregators} == set(mo.aggregator.AGGREGATORS)
+    assert max(a.least for a in aggregators.values()) <= 0.8 * clients
+    assert made.pictures.clients == clients
     if scale == "laptop":
-        data = made.data(0)
+        data = made.pictures.load(0)
         assert len(data) == clients
         assert set(data.sizes("train")) == set(data.sizes("test")) == {100}
-        assert made.model(0)(torch.as_tensor(data.columns["x"][:2])).shape == (2, 10)
+        assert made.pictures.model(0)(torch.as_tensor(data.columns["x"][:2])).shape == (2, 10)
 
 
 def test_a_heat_map_of_nothing_is_refused():

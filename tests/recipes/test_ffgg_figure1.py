@@ -7,17 +7,17 @@ import json
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 
 import moiety as mo
 from moiety.cli import main
 from moiety.random import generator
-from moiety.recipes import RECIPES
-from moiety.recipes import ffgg_figure1_limits as limits
-from moiety.recipes.ffgg_figure1 import FULL, PLANS, Size, descent, lines
-from moiety.recipes.ffgg_figure1_problem import drawn, federated, split, task
+from moiety_recipes import ffgg_figure1_limits as limits
+from moiety_recipes.ffgg_figure1 import build_descent, build_lines, ffgg_figure1, plan
+from moiety_recipes.ffgg_figure1_problem import Size, build_split, build_task, deal, draw_problem
 
 SMALL = Size(clients=3, rows=40, shared=4, personal=3)
-FOUND = drawn(SMALL, 5)
+FOUND = draw_problem(SMALL, 5)
 STEP, TOP = 1 / FOUND.cocoercive(), FOUND.smooth()
 
 
@@ -29,16 +29,17 @@ def rows_of(m):
 
 
 def test_the_full_size_is_the_papers():
-    assert FULL.size == Size(clients=32, rows=10_000, shared=100, personal=50)
-    assert (FULL.inner, FULL.local) == ((10, 20, 30, 40), (100, 200, 500))
-    assert PLANS["laptop"] == PLANS["paper"] == FULL
+    full = plan("paper")
+    assert full.size == Size(clients=32, rows=10_000, shared=100, personal=50)
+    assert (full.inner, full.local) == ((10, 20, 30, 40), (100, 200, 500))
+    assert plan("laptop") == full
 
 
 @pytest.mark.parametrize("curvature", [True, False])
 def test_the_task_is_the_loss_over_all_rows(curvature):
     """f = ||H theta - b||^2 / 2 + ||A theta + B w - y||^2 / 2 and its gradient, from the rows themselves."""
     theta, w = np.array([0.3, -1.0, 2.0, 0.5]), np.array([1.5, -0.5, 0.25])
-    made, data = task(FOUND, curvature=curvature), federated(FOUND)
+    made, data = build_task(FOUND, curvature=curvature), deal(FOUND)
     for m in range(3):
         h, a, b, c, y = rows_of(m)
         params = {"theta": torch.tensor(theta, requires_grad=True), "w": torch.tensor(w, requires_grad=True)}
@@ -66,33 +67,34 @@ def test_f_and_the_constants_are_those_of_the_rows():
 
 def run(algorithm, rounds, personal=False, curvature=False):
     made = mo.fit(
-        task(FOUND, curvature=curvature),
-        federated(FOUND),
+        build_task(FOUND, curvature=curvature),
+        deal(FOUND),
         algorithm,
-        split=split(FOUND, personal=personal),
+        split=build_split(FOUND, personal=personal),
         rounds=rounds,
         engine="vectorised",
-        evaluate_on="train",
-        evaluate_every=rounds,
+        settings=mo.Settings(evaluate_on="train", evaluate_every=rounds),
     )
     return made.history[-1]["loss"]
 
 
 def test_where_lines_lead_is_where_runs_end():
     """The formulas are by linear algebra, the runs by the algorithms: they meet."""
-    inner = descent(1 / FOUND.smooth_in_w(), 7)
-    assert run(mo.ffgg(lr=STEP, solver=inner), 150, personal=True) == pytest.approx(limits.ffgg(FOUND, 7), rel=1e-5)
+    inner = build_descent(1 / FOUND.smooth_in_w(), 7)
+    assert run(mo.ffgg(shared=STEP, personal=inner), 150, personal=True) == pytest.approx(
+        limits.ffgg(FOUND, 7), rel=1e-5
+    )
     local = {"lr": 1 / TOP, "steps": 6}
-    assert run(mo.local_gd(**local), 60) == pytest.approx(limits.local_gd(FOUND, local["lr"], 6), rel=1e-5)
-    assert run(mo.scaffold(**local, batch_size=None), 60) == pytest.approx(limits.one_model(FOUND), rel=1e-5)
-    exact = run(mo.ffgg(lr=STEP, solver=mo.solver.conjugate_gradient(steps=3)), 20, personal=True, curvature=True)
+    assert run(flat(mo.local_gd, **local), 60) == pytest.approx(limits.local_gd(FOUND, local["lr"], 6), rel=1e-5)
+    assert run(flat(mo.scaffold, **local, batch_size=None), 60) == pytest.approx(limits.one_model(FOUND), rel=1e-5)
+    exact = run(mo.ffgg(shared=STEP, personal=mo.solver.conjugate_gradient(steps=3)), 20, personal=True, curvature=True)
     assert exact == pytest.approx(limits.exact_ffgg(FOUND, STEP, 20), rel=1e-6)
 
 
 def test_the_end_of_l2gd_minimises_its_problem():
     """(1/n) sum f_m(x_m) + (lambda/2n) sum ||x_m - mean||^2, with its gradient 0: all blocks as one linear system."""
     n, size, pull = 3, 7, 0.1
-    own = limits.stars(FOUND)
+    own = FOUND.stars()
     left = np.zeros((n * size, n * size))
     for m in range(n):
         here = slice(m * size, (m + 1) * size)
@@ -104,11 +106,11 @@ def test_the_end_of_l2gd_minimises_its_problem():
 
 
 def test_the_step_sizes_are_the_papers():
-    plan = PLANS["ci"]
-    found = drawn(plan.size, 0)
+    small = plan("ci")
+    found = draw_problem(small.size, 0)
     top = found.smooth()
-    made = {line.name: line.algorithm.spec for line in lines(plan, found, {"seed": 0})}
-    for tau in plan.local:
+    made = {line.name: line.algorithm.spec for line in build_lines(small, found, 0)}
+    for tau in small.local:
         assert made[f"scaffold-{tau}"]["lr"] == made[f"local-gd-{tau}"]["lr"] == 1 / (top * tau)
         assert made[f"scaffold-{tau}"]["server"] == {"name": "sgd", "lr": 0.5}
         l2gd = made[f"l2gd-{tau}"]
@@ -146,7 +148,7 @@ def test_what_is_written(ended):
 def test_as_many_steps_as_dimensions_are_exact(ended):
     """Four steps of conjugate gradients in four dimensions: the closed form of exact FFGG; one step stops above it."""
     _, table = ended
-    found = drawn(PLANS["ci"].size, 0)
+    found = draw_problem(plan("ci").size, 0)
     exact = limits.exact_ffgg(found, 1 / found.cocoercive(), 30)
     assert table["points"]["cg-4"][-1][1] == pytest.approx(exact, rel=1e-9)
     assert table["points"]["cg-1"][-1][1] > 10 * exact
@@ -155,9 +157,9 @@ def test_as_many_steps_as_dimensions_are_exact(ended):
 def test_resumed_it_runs_nothing_again(ended):
     folder, table = ended
     times = {file: file.stat().st_mtime_ns for file in (folder / "lines").iterdir()}
-    assert RECIPES["ffgg-figure1"](out=folder, resume=True).sentence.startswith(
-        f"{sum(row['verdict'] == 'holds' for row in table['rows'])} of "
-    )
+    outcome = ffgg_figure1.run(out=folder, resume=True)
+    shown = ffgg_figure1.page(plan("ci"), range(1), outcome.results)
+    assert shown.sentence.startswith(f"{sum(row['verdict'] == 'holds' for row in table['rows'])} of ")
     assert times == {file: file.stat().st_mtime_ns for file in (folder / "lines").iterdir()}
 
 
@@ -167,4 +169,4 @@ def test_a_broken_line_is_one_clear_line(ended, tmp_path):
     (tmp_path / "recipe.json").write_text((folder / "recipe.json").read_text())
     (tmp_path / "lines" / "cg-1.json").write_text("{")
     with pytest.raises(mo.MoietyError, match=r"^`cg-1.json` must be as it was written, got [^\n]*$"):
-        RECIPES["ffgg-figure1"](out=tmp_path, resume=True)
+        ffgg_figure1.run(out=tmp_path, resume=True)

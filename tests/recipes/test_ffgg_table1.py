@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import moiety as mo
-from moiety.recipes import RECIPES, ffgg_table1
-from moiety.recipes.ffgg_table1 import LAPTOP, settings, steps
-from moiety.recipes.ffgg_table1_report import NEAREST
+from moiety.experiments import CI_NOTICE, load_recipe
 from moiety.run.folder import read_clients, read_config
+from moiety_recipes.ffgg_table1 import LAPTOP, NEAREST, ffgg_table1, list_steps, plan
 
 SPLITS = ("input", "output", "adapter")
 T_2 = 12.7062
@@ -24,7 +23,7 @@ def ended(tmp_path_factory):
     folder = tmp_path_factory.mktemp("table1") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)  # flushing takes most of the time of small runs
-        outcome = ffgg_table1(out=folder, scale="ci", engine="sequential")
+        outcome = ffgg_table1.run(out=folder, scale="ci", engine="sequential")
     return folder, outcome, json.loads((folder / "table.json").read_text())
 
 
@@ -60,9 +59,9 @@ def test_the_paper_s_numbers_stand_beside_ours(ended):
         assert tuple(row["paper"] for row in found["rows"][:4]) == printed[found["setting"]]
         assert all(row["paper"] is None for row in found["rows"][4:])
     page = (folder / "table.md").read_text()
-    assert page.strip() == outcome.report.strip()
+    assert page.strip() == outcome.page.strip()
     for words in (
-        "`moiety run ffgg-table1 --scale ci`",
+        "`moiety run ffgg-table1 --scale ci --engine sequential`",
         mo.__version__,
         table["date"],
         "The paper's column is FEMNIST.",
@@ -92,7 +91,7 @@ def test_claims_are_differences_of_rows(ended):
             max(rows[f"FFGG ({split})"]["ours"] for split in SPLITS)
         )
         assert claims[best]["above"] == 0.01
-    assert outcome.sentence.endswith("not decided at this scale.")
+    assert outcome.sentence == CI_NOTICE
 
 
 def test_all_runs_of_a_seed_start_from_its_fedavg(ended):
@@ -113,15 +112,15 @@ def test_all_runs_of_a_seed_start_from_its_fedavg(ended):
 def test_what_has_ended_is_not_run_again(ended):
     folder, outcome, _ = ended
     begun = []
-    again = ffgg_table1(out=folder, resume=True, watch=lambda name, place: begun.append(name))
+    again = ffgg_table1.run(out=folder, resume=True, watch=lambda name, place: begun.append(name))
     assert begun == []
-    assert again.report == outcome.report
-    assert RECIPES["ffgg-table1"] is ffgg_table1
+    assert again.page.partition("; engine")[2] == outcome.page.partition("; engine")[2]
+    assert load_recipe("ffgg-table1") is ffgg_table1
 
 
 def test_the_scale_paper_has_the_sizes_of_table_2():
     """Columns EMNIST and StackOverflow of Table 2; three seeds (section 3.3)."""
-    *images, words = settings("paper")
+    *images, words = plan("paper").settings
     for setting in images:
         stages = setting.stages
         assert (stages.seeds, stages.cohort, stages.batch_size, stages.rounds, stages.personal_rounds) == (
@@ -147,7 +146,7 @@ def test_the_scale_paper_has_the_sizes_of_table_2():
     )
     assert (stages.lr, stages.personal_lr, stages.finetune_lr, stages.finetune_epochs) == ((1.0,), (0.1,), (0.1,), 5)
     names = ["fedavg", "fedavg-longer", *(f"{s}-{how}" for s in SPLITS for how in ("finetune", "local_ffgg"))]
-    made = {step.name: step for step in steps(words, dict.fromkeys(names, 0.1))}
+    made = {step.name: step for step in list_steps(words, dict.fromkeys(names, 0.1))}
     spec = made["adapter-local_ffgg"].algorithm.spec
     assert spec["solver"] == {"name": "sgd", "lr": 0.1, "epochs": 1, "batch_size": 64, "clip": 0.1}
     assert (spec["shared_lr"], spec["personal_lr"], spec["epochs"], spec["clip"]) == (0.1, 0.1, 1, 0.1)
@@ -159,8 +158,8 @@ def test_the_scale_paper_has_the_sizes_of_table_2():
 
 def test_every_setting_has_its_column_and_rates():
     for scale in ("ci", "laptop", "paper"):
-        for setting in settings(scale):
+        for setting in plan(scale).settings:
             assert set(setting.splits) == set(SPLITS)
             assert {"task", "fedavg", *SPLITS} == NEAREST[setting.name].keys()
-    assert [setting.name for setting in settings("laptop")] == list(LAPTOP)
-    assert [setting.stages.personal_lr for setting in settings("laptop")] == [(0.03,), (0.1,), (0.3,)]
+    assert [setting.name for setting in plan("laptop").settings] == list(LAPTOP)
+    assert [setting.stages.personal_lr for setting in plan("laptop").settings] == [(0.03,), (0.1,), (0.3,)]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import moiety as mo
-from moiety.recipes.glocal_block import Block, accuracy, play, trials
+from moiety_recipes.glocal_block import Block, run_block, score_block, stack_trials
 
 ROUNDS = 45
 
@@ -28,14 +28,17 @@ def fitted(fed, method, lr, tau, alignment, seed, rounds=ROUNDS, outputs=1):
     model = linear(outputs)
     clock, split = None, None
     if method == "independent":
-        algorithm = mo.independent(lr=lr, rule="adagrad")
+        algorithm = mo.independent(personal=mo.online(lr, rule="adagrad"))
     elif method == "central":
-        algorithm = mo.central(lr=lr, rule="adagrad")
+        algorithm = mo.central(shared=mo.online(lr, rule="adagrad"))
         clock = mo.clock.delayed(down=tau, up=tau) if tau else None
     else:
         trip = 2 * tau if alignment == "aligned" else 0
         algorithm = mo.glocal_sgd(
-            shared_lr=lr, personal_lr=lr, rule="adagrad", alignment=alignment, longest_round_trip=trip
+            shared=mo.online(lr, rule="adagrad"),
+            personal=mo.online(lr, rule="adagrad"),
+            alignment=alignment,
+            longest_round_trip=trip,
         )
         split = mo.split.additive(model, linear(outputs))
         at = "arrival" if alignment == "misaligned" else "dispatch"
@@ -48,11 +51,9 @@ def fitted(fed, method, lr, tau, alignment, seed, rounds=ROUNDS, outputs=1):
         split=split,
         rounds=rounds,
         seed=seed,
-        clock=clock,
+        settings=mo.Settings(clock=clock, evaluate_every=rounds, evaluate_on="test"),
         engine="vectorised",
         loss="one_versus_all",
-        evaluate_every=rounds,
-        evaluate_on="test",
         on_round=lambda record, _: losses.append(record.train_loss),
     )
     return run, losses
@@ -78,18 +79,18 @@ def test_a_group_is_a_run(tasks, method, tau, alignment):
     groups = [(0, 0.05, tau), (1, 0.02, 0), (1, 0.05, tau)]
     trial, lr, delay = (torch.tensor(each) for each in zip(*groups, strict=True))
     block = Block(trial, lr, delay, method, alignment)
-    found = play(trials(tasks, ROUNDS, (0, 1)), block)
-    scores = accuracy(tasks, "test", block, found)
+    outcome = run_block(stack_trials(tasks, ROUNDS, (0, 1)), block)
+    scores = score_block(tasks, "test", block, outcome)
     for k, (one, rate, late) in enumerate(groups):
         run, losses = fitted(tasks[one], method, rate, late, alignment, seed=one)
-        np.testing.assert_allclose(found.losses[k], losses, rtol=2e-4, atol=1e-5)
+        np.testing.assert_allclose(outcome.losses[k], losses, rtol=2e-4, atol=1e-5)
         names = {"independent": ("", None), "central": (None, ""), "glocal": ("personal.", "shared.")}[method]
         if names[1] is not None:
-            torch.testing.assert_close(found.shared[k], joined(run.shared_parameters(), names[1]), rtol=0, atol=1e-5)
+            torch.testing.assert_close(outcome.shared[k], joined(run.shared_parameters(), names[1]), rtol=0, atol=1e-5)
         if names[0] is not None:
             for i in range(3):
                 own = joined(run.parameters(i), names[0])
-                torch.testing.assert_close(found.personal[k, i], own, rtol=0, atol=1e-5)
+                torch.testing.assert_close(outcome.personal[k, i], own, rtol=0, atol=1e-5)
         assert float(scores[k]) == pytest.approx(run.history[-1]["metric"], abs=1e-6)
 
 
@@ -98,7 +99,7 @@ def test_several_classes_are_one_regression_each(tasks):
     y = np.where(np.arange(len(y)) % 7 == 0, 2, y)  # a third class, of some kind
     fed = mo.data.from_arrays({"x": x, "y": y}, client=np.arange(len(y)) % 3, test=0.5)
     block = Block(torch.tensor([0]), torch.tensor([0.05]), torch.tensor([0]))
-    found = play(trials([fed], ROUNDS, (0,)), block)
+    outcome = run_block(stack_trials([fed], ROUNDS, (0,)), block)
     run, _ = fitted(fed, "glocal", 0.05, 0, "aligned", seed=0, outputs=3)
-    torch.testing.assert_close(found.shared[0], joined(run.shared_parameters(), "shared."), rtol=0, atol=1e-5)
-    assert float(accuracy([fed], "test", block, found)[0]) == pytest.approx(run.history[-1]["metric"], abs=1e-6)
+    torch.testing.assert_close(outcome.shared[0], joined(run.shared_parameters(), "shared."), rtol=0, atol=1e-5)
+    assert float(score_block([fed], "test", block, outcome)[0]) == pytest.approx(run.history[-1]["metric"], abs=1e-6)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from moiety.cli import main
-from moiety.recipes.glocal_curves import SIZES as CURVES
-from moiety.recipes.glocal_curves import halves
-from moiety.recipes.glocal_fictitious import SIZES as ROLLOUTS
-from moiety.recipes.glocal_fictitious import rollouts
-from moiety.recipes.glocal_table1 import PAPER, SIZES
+from moiety.errors import MoietyError
+from moiety.experiments import load_recipe
+from moiety_recipes.glocal_clients import draw_masks, glocal_clients, glocal_features
+from moiety_recipes.glocal_delay import RULES, glocal_delay
+from moiety_recipes.glocal_fictitious import draw_rollouts, glocal_fictitious
+from moiety_recipes.glocal_table1 import PAPER, glocal_table1
 
 T_1 = 12.7062
 """The 97.5% point of Student's t with one degree of freedom, from a printed table."""
@@ -58,7 +59,7 @@ def test_table_1_is_the_mean_over_partitions_at_the_rate_that_validation_chose(e
         a, b = found["each"]
         assert row["ours"] == pytest.approx(50 * (a + b))
         assert row["interval"] == pytest.approx([row["ours"] + s * T_1 * 50 * abs(a - b) for s in (-1, 1)], abs=1e-3)
-        assert found["lr"] == SIZES["ci"].rates[int(np.argmax(found["validation"]))]
+        assert found["lr"] == glocal_table1.plan("ci").rates[int(np.argmax(found["validation"]))]
     gain = np.subtract(methods["glocal"]["each"], methods["central"]["each"])
     claim = rows["digits: Glocal beats Central"]
     assert claim["ours"] == pytest.approx(100 * gain.mean())
@@ -68,12 +69,12 @@ def test_table_1_is_the_mean_over_partitions_at_the_rate_that_validation_chose(e
 
 
 def test_every_point_of_the_figures_is_in_the_table(ended):
-    size = CURVES["ci"]
-    for name in ("glocal-clients", "glocal-features"):
-        rows = [row["row"] for row in ended[name][2]["rows"]]
-        assert {f"digits, {p} clients: {m}" for p in size.clients for m in ("Indep", "Central", "Glocal")} <= set(rows)
+    for recipe in (glocal_clients, glocal_features):
+        rows = [row["row"] for row in ended[recipe.name][2]["rows"]]
+        counts = recipe.plan("ci").clients
+        assert {f"digits, {p} clients: {m}" for p in counts for m in ("Indep", "Central", "Glocal")} <= set(rows)
     rows = [row["row"] for row in ended["glocal-delay"][2]["rows"]]
-    assert {f"digits, tau {t}: {r}" for t in size.delays for r in ("aligned", "asymmetric", "misaligned")} <= set(rows)
+    assert {f"digits, tau {tau}: {rule}" for tau in glocal_delay.plan("ci").delays for rule in RULES} <= set(rows)
 
 
 def test_without_delay_the_three_rules_are_one(ended):
@@ -83,7 +84,7 @@ def test_without_delay_the_three_rules_are_one(ended):
 
 def test_resuming_reads_what_has_ended(ended):
     folder, _, _ = ended["glocal-table1"]
-    cell = folder / "cells" / "digits.json"
+    cell = folder / "digits.json"
     kept = json.loads(cell.read_text())
     kept["methods"]["glocal"]["each"] = [1.0, 1.0]
     cell.write_text(json.dumps(kept))
@@ -93,28 +94,38 @@ def test_resuming_reads_what_has_ended(ended):
 
 
 def test_full_size_is_the_papers():
-    size = SIZES["paper"]
-    assert (size.clients, size.partitions, size.passes, len(size.rates)) == (30, 5, 15, 7)
+    size = glocal_table1.plan("paper")
+    assert (size.clients, size.seeds, size.passes, len(size.rates)) == (30, 5, 15, 7)
     assert set(size.sources) == set(PAPER)
     assert size.rates[0] == 0.002
     assert size.rates[-1] * 2 > 0.2
-    curves = CURVES["paper"]
-    assert (curves.rounds, curves.delays[-1], curves.trials) == (1200, 1200 // 6, 10)
-    assert (ROLLOUTS["paper"].rollouts, ROLLOUTS["paper"].rounds) == (50, 20_000)
+    assert glocal_table1.plan("laptop").seeds == 20
+    delay = glocal_delay.plan("paper")
+    assert (delay.rounds, delay.delays[-1], delay.seeds) == (1200, 1200 // 6, 10)
+    assert (delay.clients_figure2, delay.clients_figure6) == (30, 20)
+    for recipe in (glocal_clients, glocal_features):
+        size = recipe.plan("paper")
+        assert (size.clients, size.seeds, size.passes) == ((2, 5, 10, 20, 30, 40), 10, 15)
+    rollouts = glocal_fictitious.plan("paper")
+    assert (rollouts.rollouts, rollouts.rounds) == (50, 20_000)
 
 
 def test_halves_are_drawn_for_every_trial_and_share_the_constant():
-    some, others = halves(7, range(3))
+    masks = draw_masks(7, range(3))
+    some, others = masks["glocal"]
     assert some[:, :-1].sum(1).tolist() == [3, 3, 3]
     assert (some + others)[:, :-1].eq(1).all()
     assert some[:, -1].eq(1).all()
     assert others[:, -1].eq(1).all()
     assert not some[0].equal(some[1])
+    assert masks["central"][0] is some
+    assert masks["central"][1] is None
+    assert masks["independent"] == (None, None)
 
 
 def test_rollouts_have_the_best_pair_of_the_appendix():
     """w^g = w^l = (0, 1) gives b + 1 - b = 1 = y for every example; e has the variance 0.25."""
-    g, own, y = rollouts(0, 2, 5000)
+    g, own, y = draw_rollouts(0, 2, 5000)
     np.testing.assert_allclose(g[..., 1] + own[..., 1], y)
     noise = g[..., 0] - (1 - own[..., 0])
     assert noise.var() == pytest.approx(0.25, rel=0.05)
@@ -123,4 +134,35 @@ def test_rollouts_have_the_best_pair_of_the_appendix():
 def test_an_engine_is_refused_in_one_line(tmp_path):
     code, _, err = command("run", "glocal-table1", "--scale", "ci", "--engine", "sequential", "--out", tmp_path / "a")
     assert code == 2
-    assert "`engine` must be vectorised or left out for glocal-table1, got sequential." in " ".join(err.split())
+    assert (
+        "`engine` must be left out for glocal-table1, got sequential. Its runs are one block of tensors."
+        in " ".join(err.split())
+    )
+
+
+def test_seeds_are_refused_where_one_draws_all_rollouts():
+    with pytest.raises(MoietyError, match=r"`seeds` must be left out for glocal-fictitious, got 3. One seed draws all"):
+        glocal_fictitious.run(scale="ci", seeds=3)
+
+
+def test_rounds_stand_in_the_place_of_passes():
+    found = glocal_table1.run(scale="ci", rounds=7, seeds=1)
+    assert found.results[("digits",)]["rounds"] == 7
+    assert glocal_table1.run(scale="ci", seeds=1, changes={"passes": 2}).results[("digits",)]["rounds"] == 40
+
+
+def test_one_number_of_clients_is_a_curve_of_one_point():
+    found = glocal_clients.run(scale="ci", seeds=1, rounds=5, changes={"clients": [3], "rates": [0.1]})
+    assert list(found.results) == [("digits", "3 clients")]
+    assert "5 rounds, 1 trials" in found.page
+
+
+def test_features_that_are_not_divided_are_those_of_the_other_recipe(ended):
+    found = glocal_features.run(scale="ci", changes={"divided": False})
+    methods = ended["glocal-clients"][2]["cells"]["digits 2 clients"]["methods"]
+    assert found.results["digits", "2 clients"]["methods"] == methods
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_those_that_the_command_knows(name):
+    assert load_recipe(name).name == name

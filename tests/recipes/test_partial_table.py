@@ -7,31 +7,36 @@ from dataclasses import replace
 
 import pytest
 
-from moiety.recipes.fedalt_images import settings
-from moiety.recipes.partial_report import across, section, sentence
-from moiety.recipes.partial_summary import Found, summary
-from moiety.recipes.rates import Chosen
-from moiety.recipes.running import Ended, Runner
-from moiety.recipes.setting import Sweep
-from moiety.recipes.steps import federated, finetuned, personalised, steps
-from moiety.recipes.words import per_cent
+from moiety.experiments import count_verdicts
+from moiety.experiments.page import show_section
+from moiety.experiments.runner import Runner
+from moiety.reports import per_cent
+from moiety_recipes.fedalt_claims import Comparison
+from moiety_recipes.fedalt_claims import summarise as summarise_all
+from moiety_recipes.fedalt_images import fedalt_images, plan
+from moiety_recipes.fedalt_page import compare_settings, show_setting
+from moiety_recipes.fedalt_stages import Sweep, build_cell, finetune, list_steps, personalise, train_together
 
-SETTING = settings("ci")[0]
+SETTING = plan("ci").settings[0]
 NAMES = ["fedavg", "fedavg-longer", "full-finetune", "full-pfedme"]
 NAMES += [f"{split}-{how}" for split in SETTING.splits for how in ("finetune", "fedalt", "fedsim")]
 
 
 def runner(folder, watch=lambda name, place: None):
-    return Runner(SETTING, SETTING.data(0).with_validation_in_train(), 3, folder, "sequential", watch, "test")
+    return Runner(fedalt_images, plan("ci"), folder, "sequential", None, watch)
+
+
+def cell(step):
+    return build_cell(SETTING, SETTING.data(0).with_validation_in_train(), step, 3)
 
 
 def test_a_step_that_was_broken_off_goes_on_as_if_nothing_had_been(tmp_path):
     """In memory and without a break, against runs in folders with a break after the first of three rounds of FedAlt."""
     stages = replace(SETTING.stages, personal_rounds=3)
-    chain = [federated(stages, 0.1), personalised(stages, "output", "fedalt", 0.1)]
-    chain.append(finetuned(stages, "output", 0.1, chain[1].name))
+    chain = [train_together(stages, 0.1), personalise(stages, "output", "fedalt", 0.1)]
+    chain.append(finetune(stages, "output", 0.1, chain[1].name))
     whole = runner(None)
-    expected = [whole.run(step) for step in chain]
+    expected = [whole.run(cell(step)) for step in chain]
 
     def break_off(name, place):
         def on_round(record, rounds):
@@ -41,29 +46,33 @@ def test_a_step_that_was_broken_off_goes_on_as_if_nothing_had_been(tmp_path):
         return on_round
 
     first = runner(tmp_path, break_off)
-    first.run(chain[0])
+    first.run(cell(chain[0]))
     with pytest.raises(KeyboardInterrupt):
-        first.run(chain[1])
-    assert not (tmp_path / "output-fedalt.json").exists()
+        first.run(cell(chain[1]))
+    assert not (tmp_path / "digits/seed-3/output-fedalt.json").exists()
     seen = []
     again = runner(tmp_path, lambda name, place: lambda record, rounds: seen.append((name, record.round)))
-    found = [again.run(step) for step in chain]
-    assert seen == [("test output-fedalt", 2), ("test output-fedalt", 3), ("test output-fedalt-final", 1)]
+    found = [again.run(cell(step)) for step in chain]
+    assert seen == [
+        ("digits seed 3 output-fedalt", 2),
+        ("digits seed 3 output-fedalt", 3),
+        ("digits seed 3 output-fedalt-final", 1),
+    ]
     for ours, theirs in zip(found, expected, strict=True):
-        assert (ours.rows, ours.train) == (theirs.rows, theirs.train)
+        assert (ours["clients"], ours["train"]) == (theirs["clients"], theirs["train"])
 
 
 def test_a_damaged_result_is_told_in_one_line(tmp_path):
-    (tmp_path / "fedavg.json").write_text("{")
+    (tmp_path / "digits/seed-3").mkdir(parents=True)
+    (tmp_path / "digits/seed-3/fedavg.json").write_text("{")
     with pytest.raises(Exception, match=r"`fedavg\.json` must be as it was written"):
-        runner(tmp_path).run(federated(SETTING.stages, 0.1))
+        runner(tmp_path).run(cell(train_together(SETTING.stages, 0.1)))
 
 
 def test_rounds_keep_the_ratio_of_the_stages():
-    stages = settings("paper")[0].stages
+    stages = plan("paper").settings[0].stages
     assert (stages.with_rounds(100).rounds, stages.with_rounds(100).personal_rounds) == (100, 25)
     assert stages.with_rounds(1).personal_rounds == 1
-    assert stages.with_rounds(None) is stages
 
 
 def test_a_sweep_does_not_run_what_other_steps_have():
@@ -72,30 +81,35 @@ def test_a_sweep_does_not_run_what_other_steps_have():
         Sweep(option="pull", split="full", values=(0.0, 0.1, 1.0)),
     )
     setting = replace(SETTING, stages=replace(SETTING.stages, stateless=None, sweeps=sweeps))
-    names = [step.name for step in steps(setting, dict.fromkeys(NAMES, 0.1))]
+    names = [step.name for step in list_steps(setting, dict.fromkeys(NAMES, 0.1))]
     assert len(set(names)) == len(names)
     assert names[-2:] == ["output-weight_decay-0.5", "full-pull-1"]
 
 
-def ended(*metrics, train=None):
-    def rows(values):
-        rest = {"n": 9, "n_test": 4, "loss": 1.0, "shared_loss": 1.0, "shared_metric": 0.5, "gain": 0.0}
-        return [{"client": f"c{i}", "metric": m, **rest} for i, m in enumerate(values)]
-
-    return Ended(rows(metrics), None if train is None else rows(train), "accuracy", "sequential")
+def rows(*metrics):
+    rest = {"n": 9, "n_test": 4, "loss": 1.0, "shared_loss": 1.0, "shared_metric": 0.5, "gain": 0.0}
+    return [{"client": f"c{i}", "metric": m, **rest} for i, m in enumerate(metrics)]
 
 
 def found(scores, *, seeds=3, metric="accuracy"):
     """Two clients that both have the score given for a step and seed; 0.5 for all other steps and for training rows."""
-    names = [step.name for step in steps(SETTING, dict.fromkeys(NAMES, 0.1))]
-    made = {}
+    results = {}
     for seed in range(seeds):
-        values = {name: scores[name][seed] if name in scores else 0.5 for name in names}
-        made[seed] = {name: replace(ended(v, v, train=(0.5, 0.5)), metric=metric) for name, v in values.items()}
+        for step in list_steps(SETTING, dict.fromkeys(NAMES, 0.1)):
+            value = scores[step.name][seed] if step.name in scores else 0.5
+            kept = {"clients": rows(value, value), "train": rows(0.5, 0.5), "metric": metric}
+            results["digits", seed, step.name] = kept
     sizes = {"shared": 90, "bytes": 1, "megabytes": 1.0}
     memory = [{"row": name, "personal": 10, "saving": 0.25, **sizes} for name in ("input", "output", "adapter")]
     memory.append({"row": "full personalisation", "personal": 100, "saving": 0.0, **sizes})
-    return Found(SETTING, Chosen({"fedavg": 0.1}, {"fedavg": {0.1: 0.5, 9.0: math.nan}}), made, memory)
+    results["digits", "memory"] = {"rows": memory}
+    for lr, value in ((0.1, 0.5), (9.0, math.nan)):
+        results["digits", "tuning", f"fedavg-{lr:g}"] = {"clients": rows(value), "metric": metric}
+    return Comparison(SETTING, range(seeds), results)
+
+
+def summary(comparison):
+    return summarise_all(comparison, {"fedavg": ((0.1, 9.0), None)})
 
 
 SCORES = {
@@ -135,7 +149,8 @@ def test_claims_follow_from_the_intervals():
     assert told["no client is worse on its training rows (input)"] == "holds"
     assert told["every split needs less memory on a device than full personalisation"] == "holds"
     counts = [list(told.values()).count(v) for v in ("holds", "does not hold", "not decided at this scale")]
-    assert sentence([table]) == "{} claims hold, {} do not, {} are not decided at this scale.".format(*counts)
+    told = "{} of {} claims hold, {} do not, {} are not decided at this scale."
+    assert count_verdicts(table["claims"]) == told.format(counts[0], sum(counts), *counts[1:])
 
 
 def test_where_less_is_better_the_same_numbers_say_the_opposite():
@@ -157,7 +172,7 @@ def test_one_seed_decides_nothing():
 
 def test_a_page_shows_what_it_was_given():
     made = found(SCORES)
-    page = section(summary(made), made)
+    page = "\n\n".join(show_section(section) for section in show_setting(summary(made), made))
     assert "| input | 10 (10.00%) | 50.00 [50.00, 50.00] | 93.29 | 52.50 [51.26, 53.74] | 93.62 |" in page
     assert "| fedavg | 0.1 | 0.1: 50.00, 9: - |" in page
     assert "| input | 1.00 | 25% | 142 |" in page
@@ -172,8 +187,8 @@ def test_the_best_split_across_settings():
         }
 
     one = table("one", "input", "output", "holds")
-    assert "**holds**" in across([one, table("two", "output", "input", "holds")])
-    assert "**does not hold**" in across([one, table("two", "input", "adapter", "holds")])
-    assert "**not decided at this scale**" in across(
-        [one, table("two", "output", "input", "not decided at this scale")]
+    assert "**holds**" in show_section(compare_settings([one, table("two", "output", "input", "holds")]))
+    assert "**does not hold**" in show_section(compare_settings([one, table("two", "input", "adapter", "holds")]))
+    assert "**not decided at this scale**" in show_section(
+        compare_settings([one, table("two", "output", "input", "not decided at this scale")])
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from moiety.errors import MoietyError
-from moiety.recipes import RECIPES, quickstart
-from moiety.recipes.quickstart import sentence
-from moiety.run.folder import read_clients, read_config
+from moiety.experiments import list_recipes, load_recipe
+from moiety_recipes.quickstart import quickstart, sentence
 
 
 def rows(*metrics: float) -> list[dict[str, object]]:
@@ -44,7 +44,7 @@ def test_many_hurt_are_cut_short():
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory):
     out = tmp_path_factory.mktemp("quickstart") / "out"
-    return out, quickstart(out=out, rounds=4, engine="vectorised")
+    return out, quickstart.run(out=out, rounds=4, engine="vectorised")
 
 
 def test_both_runs_are_alike_but_for_the_algorithm(outcome):
@@ -77,38 +77,40 @@ def test_resume_begins_what_has_not_begun_with_the_same_options(tmp_path):
     def watch(name, folder):
         return lambda record, rounds: seen.append((name, record.round, rounds))
 
-    quickstart(out=tmp_path, rounds=2, seed=5, engine="vectorised")
+    quickstart.run(out=tmp_path, rounds=2, seed=5, engine="vectorised")
     (tmp_path / "fedalt").rename(tmp_path / "gone")
-    found = quickstart(out=tmp_path, engine="vectorised", resume=True, watch=watch)
+    (tmp_path / "fedalt.json").unlink()
+    outcome = quickstart.run(out=tmp_path, engine="vectorised", resume=True, watch=watch)
     assert seen == [("fedalt", 1, 2), ("fedalt", 2, 2)]
     assert read_config(tmp_path / "fedalt")["run"]["seed"] == 5
     assert read_clients(tmp_path / "fedalt") == read_clients(tmp_path / "gone")
-    assert found.runs["fedavg"].clients == read_clients(tmp_path / "fedavg")
+    assert outcome.results["fedavg",]["clients"] == read_clients(tmp_path / "fedavg")
     seen.clear()
-    quickstart(out=tmp_path, rounds=3, resume=True, watch=watch)
+    quickstart.run(out=tmp_path, rounds=3, resume=True, watch=watch)
     assert seen == [("fedavg", 3, 3), ("fedalt", 3, 3)]
 
 
 def test_what_would_mix_runs_is_refused(outcome):
     out, _ = outcome
     with pytest.raises(MoietyError, match="holds no run yet"):
-        quickstart(out=out)
+        quickstart.run(out=out)
     with pytest.raises(MoietyError, match="`seed` must be 0"):
-        quickstart(out=out, seed=1, resume=True)
+        quickstart.run(out=out, seed=1, resume=True)
 
 
 def test_a_folder_that_was_tampered_with_is_refused(tmp_path):
-    (tmp_path / "fedavg").mkdir()
-    (tmp_path / "fedavg/config.toml").write_text('[run]\nrounds = "many"\nseed = 0\n')
-    with pytest.raises(MoietyError, match=r"whole numbers run\.rounds and run\.seed"):
-        quickstart(out=tmp_path, resume=True)
+    asked = {"recipe": "quickstart", "scale": "laptop", "rounds": "many", "seed": 0, "seeds": None}
+    (tmp_path / "recipe.json").write_text(json.dumps({**asked, "changes": {}, "device": None}))
+    with pytest.raises(MoietyError, match="`rounds` must be a whole number"):
+        quickstart.run(out=tmp_path, resume=True)
 
 
 def test_the_table_of_recipes_is_light():
-    text = "import sys, moiety.recipes; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    text = "import sys, moiety.experiments as e; e.list_recipes(); e.load_recipe('quickstart')"
+    text += "; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300)
     assert done.stdout == "False False\n"
-    assert all(recipe.__doc__ for recipe in RECIPES.values())
+    assert all(load_recipe(name).summary for name in list_recipes())
 
 
 def test_the_command_prints_table_sentence_and_folder(tmp_path: Path):
@@ -122,5 +124,6 @@ def test_the_command_prints_table_sentence_and_folder(tmp_path: Path):
     assert lines[-2].startswith("Personal output layers ")
     assert lines[-1] == "results in runs/quickstart"
     assert sum(line.startswith("round ") for line in lines) == 4
-    assert any(line.startswith("fedalt  fedalt     output_layer") for line in lines)
-    assert {p.name for p in (tmp_path / "runs/quickstart").iterdir()} == {"fedavg", "fedalt"}
+    assert any(line.startswith("| FedAlt |") for line in lines)
+    files = {"fedavg", "fedalt", "fedavg.json", "fedalt.json", "recipe.json", "table.json", "table.md"}
+    assert {p.name for p in (tmp_path / "runs/quickstart").iterdir()} == files

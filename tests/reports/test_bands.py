@@ -3,7 +3,8 @@
 import pytest
 
 from moiety.errors import MoietyError
-from moiety.reports.bands import LOOKS, bands
+from moiety.reports.figures import COLOURS
+from moiety.reports.lines import bands
 
 
 def line(*means, width=1.0):
@@ -18,7 +19,7 @@ def test_lines_and_intervals_are_those_of_the_rows():
     path = first.collections[0].get_paths()[0].vertices
     assert (path[:, 1].min(), path[:, 1].max()) == (2, 6)
     # A name has its colour in every panel.
-    assert second.lines[0].get_color() == first.lines[1].get_color() == LOOKS[1][0]
+    assert second.lines[0].get_color() == first.lines[1].get_color() == COLOURS[1]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
     assert (first.get_title(), first.get_xlabel(), first.get_ylabel()) == ("a", "clients", "score")
 
@@ -35,5 +36,5 @@ def test_without_intervals_there_are_lines_alone():
 
 @pytest.mark.parametrize("shown", [{}, {"a": {}}, {"a": {str(k): line(1) for k in range(7)}}])
 def test_bad_input(shown):
-    with pytest.raises(MoietyError, match="`shown` must be"):
+    with pytest.raises(MoietyError, match="`series` must be"):
         bands(shown, x="x", y="y")

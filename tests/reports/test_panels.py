@@ -6,7 +6,7 @@ from moiety.errors import MoietyError
 
 pytest.importorskip("matplotlib")
 
-from moiety.reports.panels import log_panels
+from moiety.reports.lines import log_panels
 
 SHOWN = {
     "one": {"a": [(1, 10.0), (2, 0.1)], "b": [(1, 5.0), (2, 0.0), (3, 0.5)]},
@@ -30,5 +30,5 @@ def test_lines_and_axes():
 
 @pytest.mark.parametrize("shown", [{}, {"one": {}}])
 def test_nothing_to_show(shown):
-    with pytest.raises(MoietyError, match=r"^`shown` must be panels with at least one line each, got none\.$"):
+    with pytest.raises(MoietyError, match=r"^`series` must be panels with at least one line each, got none\.$"):
         log_panels(shown, y="error")

@@ -123,9 +123,11 @@ def test_fedalt_finds_the_joint_least_squares() -> None:
     wanted = np.linalg.lstsq(design, target, rcond=None)[0]
     shared, local = nn.Linear(2, 1, bias=False).double(), nn.Linear(1, 1).double()
     split = additive(shared, local, global_features=[0, 2], local_features=[1])
-    algorithm = mo.fedalt(shared_lr=0.3, personal_lr=0.3, shared_steps=1, personal_steps=8, batch_size=64)
+    algorithm = mo.fedalt(shared=mo.sgd(0.3, steps=1, batch_size=64), personal=mo.sgd(0.3, steps=8, batch_size=64))
     fed = mo.data.from_clients(rows, test=0.0)
-    run = mo.fit(shared, fed, algorithm, split=split, rounds=40, evaluate_every=40, engine="sequential")
+    run = mo.fit(
+        shared, fed, algorithm, split=split, rounds=40, settings=mo.Settings(evaluate_every=40), engine="sequential"
+    )
     for i in range(3):
         found = run.parameters(i)
         got = [*found["shared.weight"][0], found["personal.weight"][0, 0], found["personal.bias"][0]]
@@ -228,7 +230,7 @@ def test_outputs_of_other_shapes_are_not_stretched(mixture: str) -> None:
     fed = mo.data.from_clients({"a": {"x": X.numpy(), "y": Y.numpy()}}, test=0.0)
     text = r"^`local_model` must be one whose output has the shared model's shape, got \(2, 1\) beside \(2, 3\)\.$"
     with pytest.raises(MoietyError, match=text):
-        mo.fit(two()[0], fed, mo.fedsim(shared_lr=0.1, personal_lr=0.1), split=split, rounds=1)
+        mo.fit(two()[0], fed, mo.fedsim(shared=0.1, personal=0.1), split=split, rounds=1)
     narrow = additive(nn.Linear(4, 3), nn.Linear(2, 3), local_features=[0, 9])
     with pytest.raises(MoietyError, match=r"^`model` must be one that takes the data's columns .* IndexError"):
-        mo.fit(grafted(narrow), fed, mo.fedsim(shared_lr=0.1, personal_lr=0.1), split=narrow, rounds=1)
+        mo.fit(grafted(narrow), fed, mo.fedsim(shared=0.1, personal=0.1), split=narrow, rounds=1)

@@ -39,7 +39,7 @@ def test_where_all_norms_are_batchnorm_it_is_the_split_norms():
 def test_fedbn_is_made_again_from_a_file():
     split = mo.split.fedbn(network(), frozen=["0"])
     assert split.spec == {"name": "fedbn", "frozen": ["0"]}
-    again = build("split", SPLITS, split.spec, given={"model": network()})
+    again = build("split", SPLITS, split.spec, extra={"model": network()})
     assert (again.personal, again.frozen) == (split.personal, ("0.weight", "0.bias"))
 
 
@@ -72,7 +72,7 @@ def test_algorithm_1_by_ordinary_pytorch():
                     values = [dict(m.named_parameters())[name] for m in before]
                     p.data = sum(values).detach() / len(SIZES)
     net = network()
-    algorithm = mo.fedsim(shared_lr=0.1, personal_lr=0.1, epochs=2, batch_size=10, shuffle=False, weighting="uniform")
+    algorithm = mo.fedsim(shared=mo.sgd(0.1, epochs=2, batch_size=10, shuffle=False), personal=0.1, weighting="uniform")
     run = mo.fit(net, federated(clients), algorithm, split=mo.split.fedbn(net), rounds=2, engine="sequential")
     for i, model in enumerate(models):
         for name, value in model.state_dict().items():

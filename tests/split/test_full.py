@@ -52,9 +52,9 @@ def optimum(pull: float, weights: np.ndarray) -> tuple[np.ndarray, list[np.ndarr
 ALGORITHMS = {
     # Where shared_lr pull = 1, one step of the shared block is exact: u_i becomes v_i, and u their mean.
     "fedalt": lambda w: mo.fedalt(
-        shared_lr=2.0, personal_lr=0.2, shared_steps=1, personal_steps=12, batch_size=64, weighting=w
+        shared=mo.sgd(2.0, steps=1, batch_size=64), personal=mo.sgd(0.2, steps=12, batch_size=64), weighting=w
     ),
-    "fedsim": lambda w: mo.fedsim(shared_lr=0.3, personal_lr=0.2, steps=1, batch_size=64, weighting=w),
+    "fedsim": lambda w: mo.fedsim(shared=mo.sgd(0.3, steps=1, batch_size=64), personal=0.2, weighting=w),
 }
 
 
@@ -66,7 +66,13 @@ def test_it_converges_to_the_closed_form_of_equation_2(name: str, weighting: str
     fed = mo.data.from_clients(clients(), test=0.0)
     rounds = 25 if name == "fedalt" else 250
     run = mo.fit(
-        model, fed, ALGORITHMS[name](weighting), split=split, rounds=rounds, evaluate_every=rounds, engine="sequential"
+        model,
+        fed,
+        ALGORITHMS[name](weighting),
+        split=split,
+        rounds=rounds,
+        settings=mo.Settings(evaluate_every=rounds),
+        engine="sequential",
     )
     alpha = np.array(SIZES) / sum(SIZES) if weighting == "examples" else np.full(3, 1 / 3)
     centre, own = optimum(0.5, alpha)
@@ -88,9 +94,9 @@ def test_without_pull_it_is_local_training() -> None:
     """lambda = 0: FedAlt's personal steps are those of local training, and the centre stays where it was."""
     model = mo.models.linear(3, 1, seed=4)
     fed = mo.data.from_clients(clients(), test=0.0)
-    alt = mo.fedalt(shared_lr=0.1, personal_lr=0.1, batch_size=4, shuffle=False)
+    alt = mo.fedalt(shared=mo.sgd(0.1, batch_size=4, shuffle=False), personal=mo.sgd(0.1, batch_size=4, shuffle=False))
     one = mo.fit(model, fed, alt, split=full(model, pull=0.0), rounds=3, engine="sequential")
-    alone = mo.local_only(lr=0.1, batch_size=4, shuffle=False)
+    alone = mo.local_only(personal=mo.sgd(0.1, batch_size=4, shuffle=False))
     other = mo.fit(model, fed, alone, rounds=3, engine="sequential")
     for i in range(3):
         a, b = one.parameters(i), other.parameters(i)
@@ -161,10 +167,10 @@ def test_a_warm_start_moves_both_parts() -> None:
     """The pipeline of appendix B.2: w_0 and w_i both begin at the model that federated averaging found."""
     model = mo.models.linear(3, 1, seed=4)
     fed = mo.data.from_clients(clients(), test=0.0)
-    first = mo.fit(model, fed, mo.fedavg(lr=0.1), rounds=3, engine="sequential")
+    first = mo.fit(model, fed, mo.fedavg(shared=0.1), rounds=3, engine="sequential")
     moved = first.shared_parameters()["head.weight"]
     assert not torch.equal(moved, model.get_parameter("head.weight"))
-    alt = mo.fedalt(shared_lr=0.1, personal_lr=0.1)
+    alt = mo.fedalt(shared=0.1, personal=0.1)
     run = mo.fit(model, fed, alt, split=full(model, pull=1.0), start=first, rounds=1, cohort=1, engine="sequential")
     begun = run._loop.problem.task.init
     assert torch.equal(begun["head.weight"], moved)

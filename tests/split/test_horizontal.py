@@ -94,7 +94,7 @@ def test_uploads_hold_no_weight_of_a_private_feature() -> None:
     x, y = rows(24)
     clients = {f"c{i}": {"x": x[i::3].float().numpy(), "y": y[i::3].numpy()} for i in range(3)}
     split = horizontal(model, private=PRIVATE, units=2)
-    inner = mo.fedsim(shared_lr=0.2, personal_lr=0.2)
+    inner = mo.fedsim(shared=0.2, personal=0.2)
     sent: list[dict[str, tuple[int, ...]]] = []
 
     def aggregator(updates: Any) -> Any:

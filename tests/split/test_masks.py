@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 import moiety as mo
 from moiety.errors import MoietyError
 from moiety.split.masks import (
-    annealed,
+    annealed_rate,
+    apply_masks,
     distance,
     highest,
     layer_counts,
     maskable,
-    masked,
     next_mask,
     random_masks,
 )
@@ -104,7 +104,7 @@ def test_density_one_is_full():
 def test_the_annealing_formula():
     """alpha_t = 0.5 alpha_0 (1 + cos(t pi / (T - 1))): T = 7 rounds, cosines 1, sqrt(3)/2, 1/2, 0, ... -1."""
     cosines = [1, math.sqrt(3) / 2, 0.5, 0, -0.5, -math.sqrt(3) / 2, -1]
-    found = [annealed(0.5, t / 6) for t in range(7)]
+    found = [annealed_rate(0.5, t / 6) for t in range(7)]
     assert found == pytest.approx([0.25 * (1 + c) for c in cosines], abs=1e-15)
 
 
@@ -186,7 +186,7 @@ def test_random_masks_have_their_numbers_and_depend_on_the_key():
 
 def test_masked_leaves_vectors_alone():
     params = {"w": torch.tensor([[1.0, math.nan]]), "b": torch.ones(2)}
-    found = masked(params, {"w": torch.tensor([[True, False]])})
+    found = apply_masks(params, {"w": torch.tensor([[True, False]])})
     assert found["w"].tolist() == [[1.0, 0.0]]
     assert found["b"] is params["b"]
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from moiety.errors import MoietyError
 from moiety.split import Split, by_name, everything, input_layer, nothing, output_layer
-from moiety.split.base import rounded
+from moiety.split.base import short_count
 
 
 def whole(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -127,7 +127,7 @@ def test_a_split_can_be_sent_to_a_worker() -> None:
     ],
 )
 def test_rounding(count: int, text: str) -> None:
-    assert rounded(count) == text
+    assert short_count(count) == text
 
 
 def test_summary_has_the_columns_and_the_numbers_of_table_7() -> None:

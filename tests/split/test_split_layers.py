@@ -180,5 +180,5 @@ def test_specs() -> None:
     assert output_layer(model).spec == {"name": "output_layer"}
     split = input_layer(model, frozen=["head"], running_stats="shared")
     assert split.spec == {"name": "input_layer", "frozen": ["head"], "running_stats": "shared"}
-    again = build("split", SPLITS, split.spec, given={"model": model})
+    again = build("split", SPLITS, split.spec, extra={"model": model})
     assert (again.shared, again.personal, again.frozen) == (split.shared, split.personal, split.frozen)

@@ -253,11 +253,11 @@ def test_the_spec_makes_the_split_again() -> None:
     assert split.spec == {"name": "by_name", "personal": ["head"], "running_stats": "shared"}
     assert by_name(model=model, personal="head").spec == {"name": "by_name", "personal": "head"}
     assert nothing(model).spec == {"name": "nothing"}
-    again = build("split", SPLITS, split.spec, given={"model": model})
+    again = build("split", SPLITS, split.spec, extra={"model": model})
     assert (again.shared, again.personal, again.spec) == (split.shared, split.personal, split.spec)
-    assert build("split", SPLITS, "everything", given={"model": model}).shared == ()
+    assert build("split", SPLITS, "everything", extra={"model": model}).shared == ()
     with refused("`split` must be a table of known keys for by_name, got personel. Did you mean personal?"):
-        build("split", SPLITS, {"name": "by_name", "personel": ["head"]}, given={"model": model})
+        build("split", SPLITS, {"name": "by_name", "personel": ["head"]}, extra={"model": model})
 
 
 def test_the_table_holds_every_builder_under_its_name() -> None:

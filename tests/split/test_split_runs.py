@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from example_models import Block
+from run_settings import with_settings
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -77,13 +78,13 @@ CASES = {
 
 def alt() -> mo.Algorithm:
     """Two epochs each, so that rows come round again and partial evaluation is at work."""
-    return mo.fedalt(shared_lr=0.1, personal_lr=0.2, batch_size=3, personal_epochs=2, shared_epochs=2)
+    return mo.fedalt(shared=mo.sgd(0.1, batch_size=3, epochs=2), personal=mo.sgd(0.2, batch_size=3, epochs=2))
 
 
 def fit(case: Case, model: nn.Module | None = None, **options: Any) -> mo.Run:
     model = case.model() if model is None else model
     options = {"algorithm": alt(), "split": case.split(case.model()), "rounds": 2, "engine": "sequential"} | options
-    return mo.fit(model, case.data, **options)
+    return mo.fit(model, case.data, **with_settings(**options))
 
 
 def whole(run: mo.Run) -> list[dict[str, Tensor]]:
@@ -205,7 +206,7 @@ def test_a_local_model_of_ones_own_must_be_given_again(tmp_path: Path) -> None:
 def test_adapters_begin_from_a_trained_model() -> None:
     """Appendix B.2, step (b): base parameters carry over, adapters are fresh and the same for every client."""
     case = CASES["adapters words"]
-    first = mo.fit(words(), TOKENS, mo.fedavg(lr=0.1), rounds=2, engine="sequential")
+    first = mo.fit(words(), TOKENS, mo.fedavg(shared=0.1), rounds=2, engine="sequential")
     warm = first.export()
     split = case.split(warm)
     run = fit(case, warm, split=split, rounds=1)

@@ -1,84 +1,34 @@
-"""One paper, one file. The table is explicit: adding an algorithm is adding a line."""
+"""One paper, one file. Adding an algorithm is adding a line here: all else reads ``ALGORITHMS``."""
 
 from collections.abc import Callable
 
-from moiety.algorithms.apfl import apfl
-from moiety.algorithms.central import central
-from moiety.algorithms.ditto import ditto
-from moiety.algorithms.fedalt import fedalt
-from moiety.algorithms.fedavg import fedavg
-from moiety.algorithms.fedper import fedper
-from moiety.algorithms.fedpop import fedpop
-from moiety.algorithms.fedrep import fedrep
-from moiety.algorithms.fedsim import fedsim
-from moiety.algorithms.fedspa import fedspa
-from moiety.algorithms.ffgg import ffgg
-from moiety.algorithms.finetune import finetune
-from moiety.algorithms.glocal_sgd import glocal_sgd
-from moiety.algorithms.independent import independent
-from moiety.algorithms.l2gd import l2gd
-from moiety.algorithms.lg_fedavg import lg_fedavg
-from moiety.algorithms.local_ffgg import local_ffgg
-from moiety.algorithms.local_gd import local_gd
-from moiety.algorithms.local_only import local_only
-from moiety.algorithms.per_fedavg import per_fedavg
-from moiety.algorithms.pfedme import pfedme
-from moiety.algorithms.scaffold import scaffold
-from moiety.algorithms.sub_fedavg import sub_fedavg
-from moiety.algorithms.subsampling import subsampling
+from moiety.algorithms.apfl import apfl as apfl
+from moiety.algorithms.central import central as central
+from moiety.algorithms.ditto import ditto as ditto
+from moiety.algorithms.fedalt import fedalt as fedalt
+from moiety.algorithms.fedavg import fedavg as fedavg
+from moiety.algorithms.fedper import fedper as fedper
+from moiety.algorithms.fedpop import fedpop as fedpop
+from moiety.algorithms.fedrep import fedrep as fedrep
+from moiety.algorithms.fedsim import fedsim as fedsim
+from moiety.algorithms.fedspa import fedspa as fedspa
+from moiety.algorithms.ffgg import ffgg as ffgg
+from moiety.algorithms.finetune import finetune as finetune
+from moiety.algorithms.glocal_sgd import glocal_sgd as glocal_sgd
+from moiety.algorithms.independent import independent as independent
+from moiety.algorithms.l2gd import l2gd as l2gd
+from moiety.algorithms.lg_fedavg import lg_fedavg as lg_fedavg
+from moiety.algorithms.local_ffgg import local_ffgg as local_ffgg
+from moiety.algorithms.local_gd import local_gd as local_gd
+from moiety.algorithms.local_only import local_only as local_only
+from moiety.algorithms.per_fedavg import per_fedavg as per_fedavg
+from moiety.algorithms.pfedme import pfedme as pfedme
+from moiety.algorithms.scaffold import scaffold as scaffold
+from moiety.algorithms.sub_fedavg import sub_fedavg as sub_fedavg
+from moiety.algorithms.subsampling import subsampling as subsampling
 from moiety.types import Algorithm
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
-    "fedavg": fedavg,
-    "fedalt": fedalt,
-    "fedsim": fedsim,
-    "local_only": local_only,
-    "finetune": finetune,
-    "ditto": ditto,
-    "pfedme": pfedme,
-    "ffgg": ffgg,
-    "local_ffgg": local_ffgg,
-    "scaffold": scaffold,
-    "local_gd": local_gd,
-    "l2gd": l2gd,
-    "glocal_sgd": glocal_sgd,
-    "independent": independent,
-    "central": central,
-    "fedper": fedper,
-    "fedpop": fedpop,
-    "fedrep": fedrep,
-    "lg_fedavg": lg_fedavg,
-    "per_fedavg": per_fedavg,
-    "apfl": apfl,
-    "fedspa": fedspa,
-    "sub_fedavg": sub_fedavg,
-    "subsampling": subsampling,
+    name: value for name, value in list(globals().items()) if getattr(value, "__module__", "") == f"{__name__}.{name}"
 }
-
-__all__ = [
-    "ALGORITHMS",
-    "apfl",
-    "central",
-    "ditto",
-    "fedalt",
-    "fedavg",
-    "fedper",
-    "fedpop",
-    "fedrep",
-    "fedsim",
-    "fedspa",
-    "ffgg",
-    "finetune",
-    "glocal_sgd",
-    "independent",
-    "l2gd",
-    "lg_fedavg",
-    "local_ffgg",
-    "local_gd",
-    "local_only",
-    "per_fedavg",
-    "pfedme",
-    "scaffold",
-    "sub_fedavg",
-    "subsampling",
-]
+"""The builders above by name."""

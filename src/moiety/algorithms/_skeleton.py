@@ -2,7 +2,7 @@
 
 Authors. "Title", venue year. Algorithm number.
 
-Symbols: u ``received``; v_i ``state.personal``; gamma ``lr``.
+Symbols: u what is received; v_i ``state.personal``; gamma ``shared``.
 
 Reduces to ... where ...
 
@@ -14,55 +14,31 @@ minibatch, and sends the change; the server adds their mean. Copy it, rename it,
 
 from __future__ import annotations
 
-from functools import partial
-from typing import NamedTuple
-
-from moiety.local import SgdOptions, difference, phase, positive_lr, rates, sgd
-from moiety.local.schedules import constant
-from moiety.server import averaging, client_weight, weighted_mean
-from moiety.server import sgd as server_sgd
+from moiety.clients.states import Personal
+from moiety.local.sgd import Sgd, sgd_work, train
+from moiety.local.verbs import difference
+from moiety.server.averaging import assemble
+from moiety.server.mean import client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Work
 
 
-class Client(NamedTuple):
-    """What a client keeps from round to round: tensors in dicts, tuples or NamedTuples."""
-
-    personal: Params
-
-
 @recorded
-def skeleton(*, lr: float, batch_size: int = 32) -> Algorithm:
+def skeleton(*, shared: float | Sgd) -> Algorithm:
     """One line for ``moiety list algorithms``.
 
     Args:
-        lr: learning rate of the shared parameters.
-        batch_size: examples per step.
+        shared: local work on the shared parameters: gamma, or ``moiety.sgd(gamma, ...)``.
     """
-    positive_lr("lr", lr)
-    optimiser = server_sgd()
+    # What the user leaves open is filled in: here one step on a batch of 32 rows.
+    shared_sgd = sgd_work("shared", shared, epochs=None, steps=1, batch_size=32)
+    weight = client_weights("examples", shared_sgd.rows)
 
-    def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
-        model = work.compose(received, state.personal)
+    def client_update(work: Work, u: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
+        model = work.compose(u, state.personal)
         # Line n: u <- u - gamma grad_u F_i(u, v_i)
-        lrs = rates(work, work.shared, lr)
-        model, loss = sgd(work, model, work.batches("local"), lr=lrs, options=SgdOptions(0.0, 0.0, None))
+        model, loss = train(work, model, work.batches("local"), {work.shared: shared_sgd})
         u_i, v_i = work.parts(model)
-        update = ClientUpdate(difference(u_i, received), client_weight(work, "examples", batch_size), {"loss": loss})
-        return update, Client(v_i)
+        return ClientUpdate(difference(u_i, u), weight(work), {"loss": loss}), Personal(v_i)
 
-    return Algorithm(
-        name="skeleton",
-        # In order: a prefix of the names in messages ("personal_" for personal_epochs), epochs, steps, rows of a batch,
-        # whether rows are shuffled. This is one step; phase("", 5, None, batch_size, True) is five epochs.
-        phases={"local": phase("", None, 1, batch_size, True)},
-        init_server=partial(averaging.init_server, optimiser),
-        init_client=lambda shared, personal: Client(personal),
-        broadcast=averaging.broadcast,
-        client_update=client_update,
-        aggregator=weighted_mean,
-        server_update=partial(averaging.server_update, optimiser),
-        personal_model=lambda received, state: (received, state.personal),
-        adapt=lambda work, received, state: client_update(work, received, state)[1],
-        schedule=constant(),
-    )
+    return assemble(phases={"local": shared_sgd.phase}, client_update=client_update)

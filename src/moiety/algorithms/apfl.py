@@ -12,8 +12,9 @@ so in one step, all of it from what was there before the step and on one batch,
     v_i <- v_i - eta alpha_i g
     alpha_i <- alpha_i - eta <v_i - w_i, g>, then cut to [0, 1]
 
-Symbols: w ``received``; v_i ``state.own.shared``; alpha_i ``state.alpha``; eta ``lr`` for w, ``personal_lr`` for v,
-``alpha_lr`` for alpha; tau ``steps`` or ``epochs``; U_t the cohort. The client's model is the mixture v-_i.
+Symbols: w what is received; v_i ``state.own.shared``; alpha_i ``state.alpha``; eta the learning rate of ``shared`` for
+w, of ``personal`` for v, ``alpha_lr`` for alpha; tau the length of ``shared``; U_t the cohort. The client's model is the
+mixture v-_i.
 
 Reduces to FedAvg where alpha is 0 (v then never moves), and to local training beside FedAvg where it is 1.
 
@@ -46,27 +47,27 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from moiety.clients.own import Own, never_asked, own_model
+from moiety.clients.states import OwnModel, begin_own_model, own_model
 from moiety.errors import number
-from moiety.local import SgdOptions, clipped, difference, either, phase, positive_lr
-from moiety.local.online import slope
-from moiety.local.schedules import chosen as chosen_schedule
-from moiety.server import averaging, check_weighting, client_weight, weighted_mean
-from moiety.server.optimisers import chosen as chosen_server
+from moiety.local.sgd import Sgd, check_rate, sgd_work
+from moiety.local.verbs import clip_gradients, difference, fold, gradient_at
+from moiety.server.averaging import assemble
+from moiety.server.mean import client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Schedule, ServerOptimiser, Work
+
+LENGTH = ("epochs", "steps", "batch_size", "shuffle")
 
 
 class Client(NamedTuple):
     """v_i with the client's own running statistics, and alpha_i."""
 
-    own: Own
+    own: OwnModel
     alpha: Tensor
 
 
@@ -82,16 +83,10 @@ class Step(NamedTuple):
 @recorded
 def apfl(
     *,
-    lr: float,
-    personal_lr: float | None = None,
+    shared: float | Sgd,
+    personal: float | Sgd | None = None,
     alpha: float = 0.5,
     alpha_lr: float | None = None,
-    epochs: int | None = None,
-    steps: int | None = None,
-    batch_size: int = 32,
-    shuffle: bool = True,
-    weight_decay: float = 0.0,
-    clip: float | None = None,
     weighting: str = "uniform",
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
@@ -99,53 +94,46 @@ def apfl(
     """APFL: mixtures of the shared and a personal model, with a weight per client (Deng et al. 2020).
 
     Args:
-        lr: learning rate of the shared model on clients, eta.
-        personal_lr: learning rate of the personal model; ``lr`` where it is not given.
+        shared: local work on the shared model: eta, or ``moiety.sgd(eta, steps=tau)``; ``clip`` is of its gradient.
+        personal: learning rate, weight decay and clip (of the gradient at the mixture) of the personal model; those of
+            ``shared`` by default. Both models take the same steps.
         alpha: the share of the personal model in the mixture, at first.
         alpha_lr: learning rate of each client's alpha; without it alpha stays.
-        epochs: passes over the client's data; 1 where neither this nor the next is given.
-        steps: or a number of steps, tau.
-        batch_size: examples per step; a client with fewer uses what it has.
-        shuffle: False walks through the data in its order.
-        weight_decay: l2 penalty on the shared and on the personal model.
-        clip: largest norm of the gradient at the shared model, and of that at the mixture.
         weighting: of the clients in the mean, by ``uniform``, ``examples`` or ``batches``.
         server: the server's optimiser; plain averaging by default.
         schedule: of the learning rates across rounds; constant by default.
-
-    Returns:
-        The algorithm, for ``moiety.fit``.
     """
-    own_lr = lr if personal_lr is None else personal_lr
-    for name, rate in (("lr", lr), ("personal_lr", own_lr), ("alpha_lr", alpha_lr)):
-        if rate is not None:
-            positive_lr(name, rate)
+    w_sgd = sgd_work("shared", shared, without=("momentum", "pull"))
+    v_sgd = w_sgd if personal is None else sgd_work("personal", personal, without=("momentum", "pull", *LENGTH))
+    if alpha_lr is not None:
+        check_rate("alpha_lr", alpha_lr)
     number("alpha", alpha, ">= 0 and <= 1", lambda x: 0 <= x <= 1)
-    check_weighting(weighting)
-    options = SgdOptions(0.0, weight_decay, clip)
-    optimiser = chosen_server(server)
+    weight = client_weights(weighting, w_sgd.rows)
 
-    def gradient(work: Work, shared: Params, statistics: Params, batch: Batch) -> tuple[Params, Tensor, Params]:
+    def gradient(
+        work: Work, how: Sgd, shared: Params, statistics: Params, batch: Batch
+    ) -> tuple[Params, Tensor, Params]:
         """The gradient of f_i at a point, clipped, the loss, and the whole model with the buffers of that pass."""
         model = work.compose(shared, statistics)
-        g, loss, changed = slope(work, model, work.shared, [batch])
-        return (g if options.clip is None else clipped(g, options.clip)), loss, {**model, **changed}
+        g, loss, changed = gradient_at(work, model, work.shared, [batch])
+        return clip_gradients(g, how.clip), loss, {**model, **changed}
 
-    def moved(work: Work, point: Params, g: Params, rate: float) -> Params:
-        decay = options.weight_decay
-        return {**point, **{n: point[n] - rate * work.scale * (g[n] + decay * point[n]) for n in work.shared}}
+    def descend(work: Work, how: Sgd, point: Params, g: Params) -> Params:
+        decay, rate = how.weight_decay, how.lr * work.scale
+        return {**point, **{n: point[n] - rate * (g[n] + decay * point[n]) for n in work.shared}}
 
     def step(work: Work, now: Step, batch: Batch, train_w: bool) -> tuple[Step, Tensor]:
         """One step from ``now``, where everything is looked at before anything moves, and the mixture's loss."""
         w = now.w
         if train_w:
             # w_i <- w_i - eta grad f_i(w_i; xi)
-            at_w, _, passed = gradient(work, now.w, now.statistics, batch)
-            w = moved(work, work.parts(passed)[0], at_w, lr)
-        g, loss, passed = gradient(work, mixed(now.alpha, now.v, now.w), now.statistics, batch)
-        buffers, statistics = work.parts(passed)
+            at_w, _, model = gradient(work, w_sgd, now.w, now.statistics, batch)
+            w = descend(work, w_sgd, work.parts(model)[0], at_w)
+        g, loss, model = gradient(work, v_sgd, mix(now.alpha, now.v, now.w), now.statistics, batch)
+        buffers, statistics = work.parts(model)
         # v_i <- v_i - eta grad_v f_i(v-_i; xi), which is alpha_i grad f_i(v-_i; xi)
-        v = moved(work, {**buffers, **{n: now.v[n] for n in work.shared}}, {n: now.alpha * g[n] for n in g}, own_lr)
+        point = {**buffers, **{n: now.v[n] for n in work.shared}}
+        v = descend(work, v_sgd, point, {n: now.alpha * g[n] for n in g})
         # The mixing weight: alpha_i <- alpha_i - eta <v_i - w_i, grad f_i(v-_i; xi)>
         share = now.alpha
         if alpha_lr is not None:
@@ -153,57 +141,34 @@ def apfl(
             share = (share - alpha_lr * work.scale * along).clamp(0.0, 1.0)
         return Step(w, v, statistics, share), loss
 
-    def local(work: Work, received: Params, v: Params, state: Client, train_w: bool) -> tuple[Step, Tensor]:
-        """All steps of a turn, and the mean loss of the mixture on the way."""
-        now = Step(received, v, state.own.personal, state.alpha)
-        total, count = torch.zeros_like(work.examples), torch.zeros_like(work.examples)
-        for batch in work.batches("local"):
-            after, loss = step(work, now, batch, train_w)
-            real = batch["mask"].any() if "mask" in batch else torch.ones_like(count, dtype=torch.bool)
-            now = Step(
-                either(real, after.w, now.w),
-                either(real, after.v, now.v),
-                either(real, after.statistics, now.statistics),
-                torch.where(real, after.alpha, now.alpha),
-            )
-            total, count = total + torch.where(real, loss, 0), count + real
-        return now, total / count.clamp(min=1)
+    def local(work: Work, w: Params, v: Params, state: Client, train_w: bool) -> tuple[Step, Client, Tensor]:
+        """All steps of a turn, the state after them, and the mean loss of the mixture on the way."""
+        start = Step(w, v, state.own.personal, state.alpha)
+        end, loss = fold(work, work.batches("local"), lambda now, batch: step(work, now, batch, train_w), start)
+        return end, Client(OwnModel(end.v, end.statistics, torch.ones_like(state.own.asked)), end.alpha), loss
 
-    def kept(state: Client, now: Step) -> Client:
-        return Client(Own(now.v, now.statistics, torch.ones_like(state.own.asked)), now.alpha)
-
-    def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
-        now, loss = local(work, received, state.own.shared, state, train_w=True)
-        change = difference(now.w, received)
-        return ClientUpdate(change, client_weight(work, weighting, batch_size), {"loss": loss}), kept(state, now)
-
-    def adapt(work: Work, received: Params, state: Client) -> Client:
-        start = own_model(received, state.own)[0]
-        return kept(state, local(work, received, start, state, train_w=False)[0])
+    def client_update(work: Work, w: Params, state: Client) -> tuple[ClientUpdate, Client]:
+        end, after, loss = local(work, w, state.own.shared, state, train_w=True)
+        return ClientUpdate(difference(end.w, w), weight(work), {"loss": loss}), after
 
     def init_client(shared: Params, personal: Params) -> Client:
-        return Client(never_asked(shared, personal), next(iter(shared.values())).new_full((), alpha))  # v_i^0 = w^0
+        return Client(begin_own_model(shared, personal), next(iter(shared.values())).new_full((), alpha))  # v_i^0 = w^0
 
-    def personal_model(received: Params, state: Client) -> tuple[Params, Params]:
-        return own_model(received, state.own._replace(shared=mixed(state.alpha, state.own.shared, received)))
+    def personal_model(w: Params, state: Client) -> tuple[Params, Params]:
+        return own_model(w, state.own._replace(shared=mix(state.alpha, state.own.shared, w)))
 
-    return Algorithm(
-        name="apfl",
-        phases={"local": phase("", epochs, steps, batch_size, shuffle)},
-        init_server=partial(averaging.init_server, optimiser),
+    return assemble(
+        phases={"local": w_sgd.phase},
         init_client=init_client,
-        broadcast=averaging.broadcast,
         client_update=client_update,
-        aggregator=weighted_mean,
-        server_update=partial(averaging.server_update, optimiser),
         personal_model=personal_model,
-        adapt=adapt,
-        schedule=chosen_schedule(schedule),
+        adapt=lambda work, w, state: local(work, w, own_model(w, state.own)[0], state, train_w=False)[1],
+        server=server,
+        schedule=schedule,
         default_split="nothing",
-        needs="nothing",
     )
 
 
-def mixed(alpha: Tensor, v: Params, w: Params) -> Params:
+def mix(alpha: Tensor, v: Params, w: Params) -> Params:
     """v-_i = alpha_i v_i + (1 - alpha_i) w; counters among running statistics are v's."""
     return {n: alpha * p + (1 - alpha) * w[n] if p.is_floating_point() else p for n, p in v.items()}

@@ -6,10 +6,10 @@ finetuning with an l2 penalty towards a model trained by FedAvg, which stays as 
 
 Client k minimises h_k(v; w) = F_k(v) + (lambda / 2) ||v - w||^2 by v <- v - eta (grad F_k(v) + lambda (v - w^t)).
 
-Symbols: w^t ``received``; v_k ``state.shared``; lambda ``pull``; eta ``lr`` for w and ``personal_lr`` for v; s
-``personal_steps`` or ``personal_epochs``; the local iterations on w ``steps`` or ``epochs``; S_t the cohort.
+Symbols: w^t what is received; v_k ``state.shared``; lambda ``personal.pull``; eta and s the learning rate and length of
+``personal``; eta and the local iterations on w those of ``shared``; S_t the cohort.
 
-Reduces to local training where ``pull`` is 0, and to FedAvg (v = w) as it grows with ``personal_lr`` below 2 / pull.
+Reduces to local training where the pull is 0, and to FedAvg (v = w) as it grows with ``personal.lr`` below 2 / pull.
 
 Deviations from the paper:
 
@@ -31,18 +31,14 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-import math
-from functools import partial
-
-import torch
 from torch import Tensor
 
-from moiety.clients.own import Own, never_asked, own_model
-from moiety.errors import choice, must, number
-from moiety.local import SgdOptions, difference, phase, positive_lr, rates, sgd
-from moiety.local.schedules import chosen as chosen_schedule
-from moiety.server import averaging, check_weighting, client_weight, weighted_mean
-from moiety.server.optimisers import chosen as chosen_server
+from moiety.clients.states import OwnModel, begin_own_model, keep_own_model, own_model
+from moiety.errors import choice, must
+from moiety.local.sgd import Sgd, sgd_work, train
+from moiety.local.verbs import difference
+from moiety.server.averaging import assemble
+from moiety.server.mean import client_weights, weighted_mean
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Work
 
@@ -52,18 +48,8 @@ FORMS = ("joint", "finetune")
 @recorded
 def ditto(
     *,
-    personal_lr: float,
-    pull: float,
-    lr: float | None = None,
-    epochs: int | None = None,
-    steps: int | None = None,
-    personal_epochs: int | None = None,
-    personal_steps: int | None = None,
-    batch_size: int = 32,
-    shuffle: bool = True,
-    weight_decay: float = 0.0,
-    momentum: float = 0.0,
-    clip: float | None = None,
+    personal: float | Sgd,
+    shared: float | Sgd | None = None,
     weighting: str = "examples",
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
@@ -72,80 +58,49 @@ def ditto(
     """Ditto: FedAvg, and whole personal models pulled towards it (Li et al. 2021).
 
     Args:
-        personal_lr: learning rate of the personal model, eta.
-        pull: lambda, how strongly the personal model is held to the shared one; 0 is local training.
-        lr: learning rate of the shared model on clients; with form ``joint`` only, and the next two as well.
-        epochs: passes over the client's data for the shared model; 1 where neither this nor the next is given.
-        steps: or a number of steps.
-        personal_epochs: passes for the personal model; 1 where neither this nor the next is given.
-        personal_steps: or a number of steps, s.
-        batch_size: examples per step; a client with fewer uses what it has.
-        shuffle: False walks through the data in its order.
-        weight_decay: l2 penalty, towards 0, on the model being trained.
-        momentum: of the client's SGD, from 0 for each model and round.
-        clip: largest norm of the loss's gradient.
+        personal: local work on the personal model, ``moiety.sgd(eta, steps=s, pull=lambda)``. The pull is towards the
+            shared model that is received; without one this is local training.
+        shared: local work on the shared model, as in FedAvg; with form ``joint`` only.
         weighting: of the clients in the mean, by ``examples``, ``batches`` or ``uniform``.
         server: the server's optimiser; plain averaging by default.
         schedule: of the client learning rates across rounds; constant by default.
         form: ``joint`` trains the shared model too; ``finetune`` leaves it as it is given, and nothing is sent.
-
-    Returns:
-        The algorithm, for ``moiety.fit``.
     """
     choice("form", form, FORMS)
     joint = form == "joint"
-    positive_lr("personal_lr", personal_lr)
-    number("pull", pull, ">= 0 and finite", lambda x: 0 <= x < math.inf)
-    check_weighting(weighting)
     if not joint:
-        own: dict[str, object] = {"lr": lr, "epochs": epochs, "steps": steps, "server": server}
-        own |= {} if weighting == "examples" else {"weighting": weighting}
-        for name, value in own.items():
+        for name, value in {"shared": shared, "server": server}.items():
             must(value is None, name, "left out with form='finetune'", value, "There the server never moves.")
-    must(lr is not None or not joint, "lr", "given with form='joint'", "nothing", "It trains the shared model.")
-    shared_lr = personal_lr if lr is None else lr
-    positive_lr("lr", shared_lr)
-    options = SgdOptions(momentum, weight_decay, clip)
-    optimiser = chosen_server(server)
+        must(weighting == "examples", "weighting", "left out with form='finetune'", weighting)
+    must(shared is not None or not joint, "shared", "given with form='joint'", "nothing", "It trains the shared model.")
+    personal_sgd = sgd_work("personal", personal, without=())
+    shared_sgd = personal_sgd if shared is None else sgd_work("shared", shared)
+    weight = client_weights(weighting, shared_sgd.rows)
 
-    def local_w(work: Work, received: Params, state: Own) -> Params:
-        """Inexact solution of G_k, started from w^t: the change that goes up."""
-        # w_k^t <- w_k^t - eta grad F_k(w_k^t)
-        model = work.compose(received, state.personal)
-        lr = rates(work, work.shared, shared_lr)
-        model, _ = sgd(work, model, work.batches("shared"), lr=lr, options=options)
-        return difference(work.parts(model)[0], received)
+    def local_w(work: Work, w: Params, state: OwnModel) -> Params:
+        # Inexact solution of G_k, started from w^t: w_k^t <- w_k^t - eta grad F_k(w_k^t)
+        model = work.compose(w, state.personal)
+        model, _ = train(work, model, work.batches("shared"), {work.shared: shared_sgd})
+        return difference(work.parts(model)[0], w)
 
-    def local_v(work: Work, received: Params, model: Params, state: Own) -> tuple[Own, Tensor]:
-        """Inexact solution of h_k(v_k; w^t), started from ``model``, and the mean loss on the way."""
-        # v_k <- v_k - eta (grad F_k(v_k) + lambda (v_k - w^t)), s times
-        lr = rates(work, work.shared, personal_lr)
-        model, loss = sgd(work, model, work.batches("personal"), lr=lr, options=options, pull=(pull, received))
-        return Own(*work.parts(model), torch.ones_like(state.asked)), loss
+    def local_v(work: Work, w: Params, model: Params, state: OwnModel) -> tuple[OwnModel, Tensor]:
+        # Inexact solution of h_k(v_k; w^t): v_k <- v_k - eta (grad F_k(v_k) + lambda (v_k - w^t)), s times
+        model, loss = train(work, model, work.batches("personal"), {work.shared: personal_sgd}, centre=w)
+        return keep_own_model(work, model, state), loss
 
-    def client_update(work: Work, received: Params, state: Own) -> tuple[ClientUpdate, Own]:
-        change = local_w(work, received, state) if joint else {}
-        after, loss = local_v(work, received, work.compose(state.shared, state.personal), state)
-        return ClientUpdate(change, client_weight(work, weighting, batch_size), {"loss": loss}), after
+    def client_update(work: Work, w: Params, state: OwnModel) -> tuple[ClientUpdate, OwnModel]:
+        change = local_w(work, w, state) if joint else {}
+        after, loss = local_v(work, w, work.compose(state.shared, state.personal), state)
+        return ClientUpdate(change, weight(work), {"loss": loss}), after
 
-    def adapt(work: Work, received: Params, state: Own) -> Own:
-        return local_v(work, received, work.compose(*own_model(received, state)), state)[0]
-
-    phases = {"shared": phase("", epochs, steps, batch_size, shuffle)} if joint else {}
-    phases["personal"] = phase("personal_", personal_epochs, personal_steps, batch_size, shuffle)
-    return Algorithm(
-        name="ditto",
-        phases=phases,
-        init_server=partial(averaging.init_server, optimiser),
-        init_client=never_asked,  # v_k^0 = w^0
-        broadcast=averaging.broadcast,
+    return assemble(
+        phases=({"shared": shared_sgd.phase} if joint else {}) | {"personal": personal_sgd.phase},
+        init_client=begin_own_model,  # v_k^0 = w^0
         client_update=client_update,
-        aggregator=weighted_mean,
-        server_update=partial(averaging.server_update, optimiser) if joint else lambda server, change: server,
         personal_model=own_model,
-        adapt=adapt,
-        schedule=chosen_schedule(schedule),
+        adapt=lambda work, w, state: local_v(work, w, work.compose(*own_model(w, state)), state)[0],
+        aggregator=weighted_mean if joint else None,
+        server=server,
+        schedule=schedule,
         default_split="nothing",
-        needs="nothing",
-        uploads=joint,
     )

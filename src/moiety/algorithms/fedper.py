@@ -2,10 +2,10 @@
 
 Arivazhagan, Aggarwal, Singh, Choudhary. "Federated Learning with Personalization Layers", arXiv:1912.00818, 2019.
 
-Symbols: W_B ``received``; W_P_j ``state.personal``; eta ``lr``; e ``epochs``; b ``batch_size``; gamma_j = n_j / sum n
-``weighting="examples"``.
+Symbols: W_B what is received; W_P_j ``state.personal``; eta, e and b the learning rate, epochs and batch size of
+``shared``; gamma_j = n_j / sum n ``weighting="examples"``.
 
-Equals FedSim (Pillutla et al. 2022) with one learning rate for both parts, ``fedsim(shared_lr=lr, personal_lr=lr)``, of
+Equals FedSim (Pillutla et al. 2022) with one learning rate for both parts, ``fedsim(shared=lr, personal=lr)``, of
 which this is another name: FedSim is the later paper and takes it up. By default the last layer is personal. Reduces to
 FedAvg where nothing is personal.
 
@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moiety.algorithms.fedsim import fedsim
-from moiety.local import positive_lr
+from moiety.local.sgd import Sgd, sgd_work
 from moiety.spec import recorded
 from moiety.types import Algorithm, Schedule, ServerOptimiser
 
@@ -35,14 +35,8 @@ from moiety.types import Algorithm, Schedule, ServerOptimiser
 @recorded
 def fedper(
     *,
-    lr: float,
-    epochs: int | None = None,
-    steps: int | None = None,
-    batch_size: int = 32,
-    shuffle: bool = True,
-    weight_decay: float = 0.0,
-    momentum: float = 0.0,
-    clip: float | None = None,
+    shared: float | Sgd,
+    personal: float | Sgd | None = None,
     weighting: str = "examples",
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
@@ -50,34 +44,13 @@ def fedper(
     """FedPer: personal last layers, trained together with the shared base (Arivazhagan et al. 2019).
 
     Args:
-        lr: learning rate on clients, eta.
-        epochs: passes over the client's data, e; 1 where neither this nor the next is given.
-        steps: or a number of steps.
-        batch_size: examples per step, b; a client with fewer uses what it has.
-        shuffle: False walks through the data in its order.
-        weight_decay: l2 penalty.
-        momentum: of the client's SGD, from 0 in each round.
-        clip: largest norm of the joint gradient.
+        shared: local work on both parts: eta, or ``moiety.sgd(eta, epochs=e, batch_size=b)``.
+        personal: local work on the personal layers, where it is to differ as in ``fedsim``.
         weighting: gamma_j, by ``examples``, ``batches`` or ``uniform``.
         server: the server's optimiser; plain averaging by default.
-        schedule: of the learning rate across rounds; constant by default.
-
-    Returns:
-        The algorithm, for ``moiety.fit``.
+        schedule: of the learning rates across rounds; constant by default.
     """
-    positive_lr("lr", lr)
-    same = fedsim(
-        shared_lr=lr,
-        personal_lr=lr,
-        epochs=epochs,
-        steps=steps,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        weight_decay=weight_decay,
-        momentum=momentum,
-        clip=clip,
-        weighting=weighting,
-        server=server,
-        schedule=schedule,
-    )
-    return replace(same, name="fedper", default_split="output_layer")
+    base = sgd_work("shared", shared)
+    other = base if personal is None else personal
+    same = fedsim(shared=base, personal=other, weighting=weighting, server=server, schedule=schedule)
+    return replace(same, default_split="output_layer")

@@ -7,8 +7,8 @@ loop over k, and comments are not counted.
     max_(phi, beta) log p(phi) + log p(beta) + sum_i log int p(D_i | phi, z) p(z | beta) dz        (equation 3)
 
 Symbols: phi the shared parameters in ``received``; beta its names ``prior:...``, for the default prior (mu, log sigma);
-z^(i) the personal parameters as one vector, Z_k^(i,1:M) ``state.samples``; Q_gamma ``kernel``; M ``samples``;
-eta^(1) ``prior_lr``, eta^(2) ``shared_lr``; b ``clients``; A_k the cohort; log p(D | phi, z) = -``loss_weight`` times
+z^(i) the personal parameters as one vector, Z_k^(i,1:M) ``state.samples``; Q_gamma ``personal``; M ``samples``;
+eta^(1) ``prior_lr``, eta^(2) ``shared.lr``; b ``clients``; A_k the cohort; log p(D | phi, z) = -``loss_weight`` times
 the sum of the losses (1 for cross-entropy; k / (2 s^2) for the mean of k squared errors with noise of variance s^2).
 
 Reduces, with the default prior, to FedAvg's objective at z = mu where sigma tends to 0, and to clients that fit z on
@@ -26,8 +26,8 @@ Deviations from the paper:
    (Bernoulli) participation given that anyone takes part (``fit(participation="bernoulli")``).
 4. Line 11 compresses the gradient of phi, and ``fit(codec=...)`` does; beta's goes as it is.
 5. A chain that was never begun starts at the centre of the prior, where Algorithm 1 has any point. Without state, and
-   for clients never seen, it makes ``burn_in`` times as many steps first, of which nothing is kept. ``thinning`` keeps
-   every so many-th step. gamma is constant, where S1.3 has gamma_k.
+   for clients never seen, it makes ``burn_in`` times as many steps first, of which nothing is kept. With ``thinning``
+   n, every n-th step is kept. gamma is constant, where S1.3 has gamma_k.
 6. sigma is learned, and averaged, through its logarithm. Projections, after each step, are a ball for phi (``radius``)
    and what the prior says for beta. One ``schedule`` serves both step sizes; an optimiser that divides by the size of
    gradients (Adam) undoes it.
@@ -51,18 +51,15 @@ import torch
 from torch import Tensor
 
 from moiety.errors import kind, must, number, whole
-from moiety.local import cut, flat, gradient_over_samples, phase, positive_lr
 from moiety.local.kernels import Kernel, walk
-from moiety.local.kernels import chosen as chosen_kernel
-from moiety.local.online import projected
-from moiety.local.priors import Prior
-from moiety.local.priors import chosen as chosen_prior
-from moiety.local.schedules import chosen as chosen_schedule
-from moiety.local.solvers import batch_or_whole
-from moiety.server import weighted_mean
-from moiety.server.optimisers import chosen as chosen_server
+from moiety.local.online import project
+from moiety.local.priors import Prior, gaussian
+from moiety.local.sgd import ALL, WHOLE, Sgd, check_rate, sgd_work
+from moiety.local.verbs import add_prefix, count_rows, cut, flat, gradient_over_samples, take_prefix
+from moiety.server.averaging import assemble
+from moiety.server.optimisers import server_or_mean
 from moiety.spec import recorded
-from moiety.types import Algorithm, ClientUpdate, Params, Phase, Schedule, ServerOptimiser, Tree, Work
+from moiety.types import Algorithm, ClientUpdate, Params, Phase, Posterior, Schedule, ServerOptimiser, Tree, Wire, Work
 
 PRIOR, MEAN, STEP = "prior:", "average:", "average:step"
 
@@ -88,8 +85,8 @@ class Server(NamedTuple):
 @recorded
 def fedpop(
     *,
-    kernel: Kernel,
-    shared_lr: float,
+    shared: float | Sgd,
+    personal: Kernel,
     prior_lr: float | None = None,
     prior: Prior | None = None,
     learn_prior: bool = True,
@@ -98,10 +95,8 @@ def fedpop(
     burn_in: int = 10,
     loss_weight: float = 1.0,
     clients: int | None = None,
-    shared_decay: float = 0.0,
     radius: float | None = None,
     averaged: bool = False,
-    batch_size: int | None = None,
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
     stateful: bool = True,
@@ -109,43 +104,42 @@ def fedpop(
     """FedPop: a learned prior over personal parameters, a posterior for every client (Kotelevskii et al. 2022).
 
     Args:
-        kernel: the Markov kernel of the chains, for instance ``moiety.kernel.langevin(step=0.01)``.
-        shared_lr: step size of the shared parameters, eta^(2).
+        shared: the step on the shared parameters: eta^(2), or ``moiety.sgd(eta, weight_decay=r)`` for log p(phi) =
+            -(r / 2) ||phi||^2. Its ``batch_size`` is how many rows the gradient takes at a time; it is over all rows in
+            any case.
+        personal: the Markov kernel of the chains, for instance ``moiety.kernel.langevin(step=0.01)``.
         prior_lr: step size of the prior's parameters, eta^(1); that of the shared parameters by default.
         prior: of the personal parameters; ``moiety.prior.gaussian()`` by default.
         learn_prior: False holds the prior fixed, for few clients.
         samples: M, how many draws of its posterior a client makes in a round, and keeps.
         thinning: steps of the chain for each of them.
-        burn_in: where a chain is not continued, so many times ``samples * thinning`` steps come first.
+        burn_in: where a chain is not continued, it makes ``burn_in * samples * thinning`` steps first.
         loss_weight: what turns a loss into minus a log-likelihood.
         clients: b, the number of clients; left out, the objective is divided by it.
-        shared_decay: log p(phi) = -(shared_decay / 2) ||phi||^2.
         radius: the shared parameters stay within this distance of 0.
         averaged: serve models with the averaged iterates.
-        batch_size: rows at a time for the gradient of the shared parameters, which is over all rows in any case.
         server: the server's optimiser for phi and beta; plain steps by default.
         schedule: of both step sizes across rounds; constant by default.
         stateful: False lets chains begin anew each time, with burn-in.
-
-    Returns:
-        The algorithm, for ``moiety.fit``.
     """
-    sampler, population = chosen_kernel(kernel), chosen_prior(prior)
-    positive_lr("shared_lr", shared_lr)
-    prior_rate = shared_lr if prior_lr is None else prior_lr
-    positive_lr("prior_lr", prior_rate)
+    none = ("epochs", "steps", "shuffle", "momentum", "pull", "clip")
+    shared_sgd = sgd_work("shared", shared, batch_size=ALL, without=none)
+    kind("personal", personal, Kernel, "a Markov kernel", "For instance moiety.kernel.langevin(step=0.01).")
+    kind("prior", prior, (Prior, type(None)), "a prior", "For instance moiety.prior.gaussian(scale=1.0).")
+    population = prior or gaussian()
+    prior_rate = shared_sgd.lr if prior_lr is None else prior_lr
+    check_rate("prior_lr", prior_rate)
     for name, count, least in (("samples", samples, 1), ("thinning", thinning, 1), ("burn_in", burn_in, 0)):
         whole(name, count, least)
     number("loss_weight", loss_weight, "> 0 and finite", lambda x: 0 < x < math.inf)
-    number("shared_decay", shared_decay, ">= 0 and finite", lambda x: 0 <= x < math.inf)
     if clients is not None:
         whole("clients", clients, 1)
     if radius is not None:
         number("radius", radius, "> 0", lambda x: x > 0)
     for name, flag in {"learn_prior": learn_prior, "averaged": averaged, "stateful": stateful}.items():
         kind(name, flag, bool, "true or false")
-    optimiser = chosen_server(server)
-    minibatches = sampler.batch_size is not None
+    optimiser = server_or_mean(server)
+    minibatches = personal.batch_size is not None
     b = 1 if clients is None else clients
 
     def chain(
@@ -161,17 +155,15 @@ def fedpop(
         density: dict[str, Any] = {"log_prior": partial(population.log_density, beta), "loss_weight": loss_weight}
         # Where there are minibatches the phase is as much longer.
         passes = 1 + burn_in if anew and not minibatches else 1
-        points, loss = walk(work, sampler, model, start, "sample", passes=passes, keep=samples * thinning, **density)
-        # An engine that looks at shapes or costs gives fewer batches: there are M samples all the same.
+        points, loss = walk(work, personal, model, start, "sample", passes=passes, keep=samples * thinning, **density)
         return (_points(state.samples) + points[thinning - 1 :: thinning])[-samples:], model, loss
 
     def shared_gradient(work: Work, model: Params, points: list[Params]) -> Params:
         """Line 10: J^(i), the mean over samples of grad_phi log p(D_i | Z, phi); with its share of log p(phi)."""
-        total = {name: -shared_decay / b * model[name] for name in work.shared}
+        total = {name: -shared_sgd.weight_decay / b * model[name] for name in work.shared}
         for batch in work.batches("shared") if work.shared else ():
-            rows = batch["mask"].sum() if "mask" in batch else len(next(iter(batch.values())))
-            found = gradient_over_samples(work, model, points, work.shared, batch)
-            total = {name: g - loss_weight * (found[name] * rows) for name, g in total.items()}
+            gradient, rows = gradient_over_samples(work, model, points, work.shared, batch), count_rows(batch)
+            total = {name: g - loss_weight * (gradient[name] * rows) for name, g in total.items()}
         return total
 
     def prior_gradient(work: Work, beta: Params, points: list[Params]) -> Params:
@@ -187,7 +179,7 @@ def fedpop(
     def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
         shared, beta = _now(received)
         points, model, loss = chain(work, shared, beta, state, anew=not stateful)
-        eta, rate = (lr * work.scale * b for lr in (shared_lr, prior_rate))
+        eta, rate = (lr * work.scale * b for lr in (shared_sgd.lr, prior_rate))
         upload = {name: torch.zeros_like(p) for name, p in shared.items()}  # of buffers, which do not move
         upload |= {name: eta * g for name, g in shared_gradient(work, model, points).items()}
         if learn_prior:
@@ -206,45 +198,42 @@ def fedpop(
         shared, beta = _now(received)
         if not averaged:
             return shared, beta
-        mean_shared, mean_beta = _now(_taken(received, MEAN))
+        mean_shared, mean_beta = _now(take_prefix(received, MEAN))
         return {**shared, **mean_shared}, {**beta, **mean_beta}
 
-    def server_update(server: Server, change: Params) -> Server:
+    def server_update(server: Server, change: Params, share: float) -> Server:
         # Lines 13-14
-        held = {**server.shared, **(_put(server.prior, PRIOR) if learn_prior else {})}
+        held = {**server.shared, **(add_prefix(server.prior, PRIOR) if learn_prior else {})}
         moved, state = optimiser.step(held, {name: change[name] for name in held}, server.optimiser)
         phi = {name: moved[name] for name in server.shared}
-        shared = phi if radius is None else projected(phi, radius)
-        beta = population.project(_taken(moved, PRIOR)) if learn_prior else server.prior
+        shared = phi if radius is None else project(phi, radius)
+        beta = population.project(take_prefix(moved, PRIOR)) if learn_prior else server.prior
         statistics = {name: s + change[name] for name, s in server.statistics.items()}
         if not averaged:
             return Server(shared, beta, statistics, state, server.average, server.total)
         total = server.total + change[STEP]
-        share = torch.where(total > 0, change[STEP] / total, 0)
-        new = {**shared, **statistics, **_put(beta, PRIOR)}
-        average = {name: a + share * (new[name] - a) for name, a in server.average.items()}
+        newest = torch.where(total > 0, change[STEP] / total, 0)
+        new = {**shared, **statistics, **add_prefix(beta, PRIOR)}
+        average = {name: a + newest * (new[name] - a) for name, a in server.average.items()}
         return Server(shared, beta, statistics, state, average, total)
 
-    def init_server(held: Params, statistics: Params) -> Server:
-        beta = _taken(held, PRIOR)
-        shared = {name: p for name, p in held.items() if not name.startswith(PRIOR)}
+    def init_server(shared: Params, statistics: Params, personal: Params) -> Server:
+        beta = population.init(flat(personal))
+        held = {**shared, **add_prefix(beta, PRIOR)}
         average = {**held, **statistics} if averaged else {}
         total = population.centre(beta).new_zeros(())
-        return Server(shared, beta, dict(statistics), optimiser.init(held), average, total)
+        return Server(dict(shared), beta, dict(statistics), optimiser.init(held), average, total)
 
     def broadcast(server: Server) -> Params:  # line 15
-        down = {**server.shared, **server.statistics, **_put(server.prior, PRIOR)}
-        return down | _put(server.average, MEAN)
+        down = {**server.shared, **server.statistics, **add_prefix(server.prior, PRIOR)}
+        return down | add_prefix(server.average, MEAN)
 
-    def crosses(shared: Params, personal: Params) -> tuple[Params, Params]:
-        beta = beside(shared, personal)
+    def layout(shared: Params, personal: Params) -> tuple[Params, Params]:
+        beta = add_prefix(population.init(flat(personal)), PRIOR)
         down, up = {**shared, **beta}, {**shared, **(beta if learn_prior else {})}
         if not averaged:
             return down, up
-        return {**down, **_put({**shared, **beta}, MEAN)}, {**up, STEP: flat(personal).new_zeros(())}
-
-    def beside(shared: Params, personal: Params) -> Params:
-        return _put(population.init(flat(personal)), PRIOR)
+        return {**down, **add_prefix({**shared, **beta}, MEAN)}, {**up, STEP: flat(personal).new_zeros(())}
 
     def draws(received: Params, state: Client) -> Params:
         centre = cut(population.centre(believed(received)[1]), {name: z[-1] for name, z in state.samples.items()})
@@ -258,34 +247,26 @@ def fedpop(
         beta = believed(received)[1]
         return _begun([cut(population.draw(beta, key, "population", m), like) for m in range(samples)], state)
 
-    def steps(anew: bool) -> Phase:
-        count = samples * thinning * (1 + burn_in if anew and minibatches else 1)
-        return phase("", None, count, batch_or_whole(sampler.batch_size), minibatches)
+    def init_client(shared: Params, personal: Params) -> Client:
+        draws = {name: p.expand(samples, *p.shape).clone() for name, p in personal.items()}
+        return Client(draws, torch.zeros((), dtype=torch.bool))
 
-    return Algorithm(
-        name="fedpop",
-        phases={"sample": steps(not stateful), "shared": phase("", 1, None, batch_or_whole(batch_size), False)},
-        adapt_phases={"sample": steps(True)},
+    steps = samples * thinning
+    anew = steps * (1 + burn_in) if minibatches else steps  # on all rows, the chain goes through its phase again
+    sample = Phase(None, steps if stateful else anew, personal.batch_size or WHOLE, minibatches, newcomer_steps=anew)
+    return assemble(
+        phases={"sample": sample, "shared": Phase(1, None, shared_sgd.rows, False)},
         init_server=init_server,
-        init_client=lambda shared, personal: Client(
-            {name: p.expand(samples, *p.shape).clone() for name, p in personal.items()},
-            torch.zeros((), dtype=torch.bool),
-        ),
+        init_client=init_client,
         broadcast=broadcast,
         client_update=client_update,
-        aggregator=weighted_mean,
         server_update=server_update,
         personal_model=personal_model,
         adapt=adapt,
-        schedule=chosen_schedule(schedule),
+        schedule=schedule,
         stateful=stateful,
-        needs="personal",
-        crosses=crosses,
-        beside=beside,
-        clients=clients,
-        uncompressed=lambda name: name.startswith((PRIOR, STEP)),
-        samples=draws,
-        population=newcomer,
+        wire=Wire(layout, uncompressed=lambda name: name.startswith((PRIOR, STEP))),
+        posterior=Posterior(draws, newcomer, clients),
     )
 
 
@@ -299,15 +280,7 @@ def _check(work: Work, state: Client) -> None:
 def _now(received: Params) -> tuple[Params, Params]:
     """phi (and shared buffers) and beta."""
     shared = {name: p for name, p in received.items() if not name.startswith((PRIOR, MEAN))}
-    return shared, _taken(received, PRIOR)
-
-
-def _taken(params: Params, prefix: str) -> Params:
-    return {name.removeprefix(prefix): p for name, p in params.items() if name.startswith(prefix)}
-
-
-def _put(params: Params, prefix: str) -> Params:
-    return {prefix + name: p for name, p in params.items()}
+    return shared, take_prefix(received, PRIOR)
 
 
 def _points(samples: Params) -> list[Params]:

@@ -6,7 +6,7 @@ static masks). The numbers in comments are the lines of these algorithms.
 
 Client k's model is m_k * w. The problem is min_w (1/K) sum_k F_k(m_k * w), (P4), with every m_k of the same volume.
 
-Symbols: w_t ``received``; m_{k,t} ``state.mask``; eta ``lr``; N ``steps``, or ``epochs`` of batches; alpha_0
+Symbols: w_t what is received; m_{k,t} ``state.mask``; eta and N the learning rate and length of ``shared``; alpha_0
 ``prune_rate``; seed ``mask_seed``; beta, the sparse volume, (1 - ``density``) d for d parameters; S_t the cohort.
 
 Reduces to FedAvg with a plain mean where ``density`` is 1, and with ``search="rsm"`` and ``masks="same"`` to FedAvg on
@@ -30,31 +30,41 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from moiety.clients.masked import Masked, differ, mask_densities, masked_model, masked_work, never_asked
+from moiety.clients.masked import Masked, begin_masked, differ, mask_densities, masked_model, masked_work
 from moiety.errors import choice, number, whole
-from moiety.local import SgdOptions, difference, either, mean_loss, phase, positive_lr, rates, sgd
-from moiety.local.schedules import chosen as chosen_schedule
+from moiety.local.sgd import Sgd, sgd_work, train
+from moiety.local.verbs import apply_masks, difference, either, mean_loss
 from moiety.random import uniform
-from moiety.server import averaging, check_weighting, client_weight, weighted_mean
-from moiety.server.optimisers import chosen as chosen_server
+from moiety.server.averaging import assemble
+from moiety.server.mean import client_weights
 from moiety.spec import recorded
 from moiety.split.masks import (
     DENSITIES,
-    annealed,
+    annealed_rate,
     check_density,
     common_masks,
     layer_counts,
-    masked,
     next_mask,
     random_masks,
 )
 from moiety.transport.sparse import sparse_bytes
-from moiety.types import Algorithm, Batch, ClientUpdate, Params, Schedule, ServerOptimiser, Traffic, Work
+from moiety.types import (
+    Algorithm,
+    Batch,
+    ClientUpdate,
+    Params,
+    Schedule,
+    ServerOptimiser,
+    Sparsity,
+    Traffic,
+    Wire,
+    Work,
+)
 
 SEARCHES, MASKS, REGROW = ("dst", "rsm"), ("same", "different"), ("gradient", "random")
 
@@ -62,7 +72,7 @@ SEARCHES, MASKS, REGROW = ("dst", "rsm"), ("same", "different"), ("gradient", "r
 @recorded
 def fedspa(
     *,
-    lr: float,
+    shared: float | Sgd,
     density: float = 0.5,
     search: str = "dst",
     densities: str = "erk",
@@ -70,13 +80,6 @@ def fedspa(
     regrow: str = "gradient",
     prune_rate: float = 0.5,
     mask_seed: int = 0,
-    epochs: int | None = None,
-    steps: int | None = None,
-    batch_size: int = 32,
-    shuffle: bool = True,
-    weight_decay: float = 0.0,
-    momentum: float = 0.0,
-    clip: float | None = None,
     weighting: str = "uniform",
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
@@ -84,7 +87,7 @@ def fedspa(
     """FedSpa: sparse personal models, each a masked part of one shared model (Huang et al. 2022).
 
     Args:
-        lr: learning rate on clients, eta.
+        shared: local work: eta, or ``moiety.sgd(eta, steps=N)``; the dense gradient is of one such batch, too.
         density: the share of parameters that are active, from 0.2 to 1; biases and norms are active always.
         search: ``dst`` prunes and regrows after each turn; ``rsm`` keeps the first random masks.
         densities: of the layers, ``erk`` (small layers denser) or ``uniform``.
@@ -93,21 +96,11 @@ def fedspa(
         prune_rate: of ``dst``, alpha_0, the share of a layer's active weights that is pruned at first; it falls to 0
             along a cosine.
         mask_seed: of the first masks.
-        epochs: passes over the client's data; 1 where neither this nor the next is given.
-        steps: or a number of steps.
-        batch_size: examples per step, and of the batch for the dense gradient; a client with fewer uses what it has.
-        shuffle: False walks through the data in its order.
-        weight_decay: l2 penalty.
-        momentum: of the client's SGD, from 0 in each round.
-        clip: largest norm of the masked gradient.
         weighting: of the clients in the mean, ``uniform`` as in the paper, or by ``examples`` or ``batches``.
         server: the server's optimiser; plain averaging by default.
         schedule: of the client learning rate across rounds; constant by default.
-
-    Returns:
-        The algorithm, for ``moiety.fit``.
     """
-    positive_lr("lr", lr)
+    shared_sgd = sgd_work("shared", shared)
     check_density(density)
     choice("search", search, SEARCHES)
     choice("densities", densities, DENSITIES)
@@ -115,44 +108,40 @@ def fedspa(
     choice("regrow", regrow, REGROW)
     number("prune_rate", prune_rate, ">= 0 and <= 1", lambda r: 0 <= r <= 1)
     whole("mask_seed", mask_seed, 0)
-    check_weighting(weighting)
-    options = SgdOptions(momentum, weight_decay, clip)
-    optimiser = chosen_server(server)
-    by_gradient = search == "dst" and regrow == "gradient"
+    by_gradient, weight = search == "dst" and regrow == "gradient", client_weights(weighting, shared_sgd.rows)
 
     def volumes(params: Params) -> dict[str, int]:
         return layer_counts(params, density, densities)
 
     def init_client(shared: Params, personal: Params) -> Masked:
         """Algorithm 2, lines 1 and 2, and Algorithm 3, lines 1 and 2: the same seed for all."""
-        return never_asked(shared, personal, common_masks(shared, volumes(shared), mask_seed))
+        return begin_masked(shared, personal, common_masks(shared, volumes(shared), mask_seed))
 
-    def own_mask(key: Tensor, received: Params, state: Masked) -> Params:
+    def own_mask(key: Tensor, w: Params, state: Masked) -> Params:
         """m_{k,t}: the client's; the first is the common one, or where masks differ drawn with the client's key."""
         if masks == "same":
             return state.mask
-        drawn = random_masks(key, received, volumes(received), "mask", mask_seed)
-        return either(state.asked, state.mask, drawn)
+        return either(state.asked, state.mask, random_masks(key, w, volumes(w), "mask", mask_seed))
 
-    def begin(key: Tensor, received: Params, state: Masked) -> Masked:
-        return state if bool(state.asked) else state._replace(mask=own_mask(key, received, state))
+    def first_mask(key: Tensor, w: Params, state: Masked) -> Masked:
+        return state if bool(state.asked) else state._replace(mask=own_mask(key, w, state))
 
     def dense_gradient(work: Work, model: Params, names: dict[str, int]) -> Params:
         """g(w_{k,t,N}): the gradient of one batch for every weight, active or not (Algorithm 2, line 5)."""
-        found = {name: torch.zeros_like(model[name]) for name in names}
+        gradient = {name: torch.zeros_like(model[name]) for name in names}
         for batch in work.batches("search"):
 
             def objective(block: Params, batch: Batch = batch) -> tuple[Tensor, Params]:
                 return mean_loss(work.task.loss({**model, **block}, batch)[0], batch), {}
 
-            found = work.gradient(objective, {name: model[name] for name in names})[0]
-        return found
+            gradient = work.gradient(objective, {name: model[name] for name in names})[0]
+        return gradient
 
     def next_masks(work: Work, mask: Params, model: Params, counts: dict[str, int]) -> Params:
         """NEXT_MASKS of Algorithm 2 or of Algorithm 3."""
         if search == "rsm":
             return {name: m.clone() for name, m in mask.items()}  # Algorithm 3, line 4: m_{k,t+1} = m_{k,t}
-        rate = annealed(prune_rate, work.elapsed)  # Algorithm 2, line 4
+        rate = annealed_rate(prune_rate, work.elapsed)  # Algorithm 2, line 4
         if by_gradient:
             score = {name: g.abs() for name, g in dense_gradient(work, model, counts).items()}  # line 5
         else:
@@ -163,28 +152,21 @@ def fedspa(
             name: next_mask(m, model[name], score[name], active=counts[name], rate=rate) for name, m in mask.items()
         }
 
-    def client_update(work: Work, received: Params, state: Masked) -> tuple[ClientUpdate, Masked]:
-        counts = volumes(received)
-        mask = own_mask(work.key, received, state)
-        start = masked(received, mask)  # 9: w_{k,t,0} = m_{k,t} * w_t: the server's weights, dense under any mask
+    def client_update(work: Work, w: Params, state: Masked) -> tuple[ClientUpdate, Masked]:
+        mask = own_mask(work.key, w, state)
+        start = apply_masks(w, mask)  # 9: w_{k,t,0} = m_{k,t} * w_t: the server's weights, dense under any mask
         # 13 to 16: w_{k,t,tau+1} = w_{k,t,tau} - eta m_{k,t} * g_{k,t,tau}
-        model, loss = sgd(
-            masked_work(work, mask),
-            work.compose(start, state.personal),
-            work.batches("local"),
-            lr=rates(work, work.shared, lr),
-            options=options,
-        )
-        trained, statistics = work.parts(model)
-        change = difference(trained, start)  # 17: -U_{k,t}
-        new = next_masks(work, mask, model, counts)  # 18
+        model = work.compose(start, state.personal)
+        model, loss = train(masked_work(work, mask), model, work.batches("local"), {work.shared: shared_sgd})
+        w_k, statistics = work.parts(model)
+        change = difference(w_k, start)  # 17: -U_{k,t}
+        new = next_masks(work, mask, model, volumes(w))  # 18
         info = {"loss": loss, "new_mask": differ(state, mask, new)}
-        update = ClientUpdate(change, client_weight(work, weighting, batch_size), info)  # 19
-        return update, Masked(statistics, new, torch.ones_like(state.asked))
+        return ClientUpdate(change, weight(work), info), Masked(statistics, new, torch.ones_like(state.asked))  # 19
 
-    def down(received: Params, state: Masked) -> tuple[int, int]:
+    def down(w: Params, state: Masked) -> tuple[int, int]:
         """Line 9: the client found its mask itself, so it is told one only when it is first asked."""
-        return sparse_bytes(received, volumes(received), known=bool(state.asked))
+        return sparse_bytes(w, volumes(w), known=bool(state.asked))
 
     def up(update: ClientUpdate) -> tuple[int, int]:
         """Line 19: with the next mask where it is a new one."""
@@ -194,24 +176,19 @@ def fedspa(
         """What the next mask adds to that."""
         return up(update)[1] - sparse_bytes(update.upload, volumes(update.upload), known=True)[1]
 
-    phases = {"local": phase("", epochs, steps, batch_size, shuffle)}
-    return Algorithm(
-        name="fedspa",
-        phases=phases | ({"search": phase("", None, 1, batch_size, shuffle)} if by_gradient else {}),
-        init_server=partial(averaging.init_server, optimiser),
+    search_phase = replace(shared_sgd, epochs=None, steps=1).phase._replace(search=True)
+    return assemble(
+        phases={"local": shared_sgd.phase} | ({"search": search_phase} if by_gradient else {}),
         init_client=init_client,  # Algorithm 1, line 3
-        broadcast=averaging.broadcast,
         client_update=client_update,
-        aggregator=weighted_mean,  # 11: over the whole cohort, wherever the masks are
-        server_update=partial(averaging.server_update, optimiser),  # 11
         personal_model=masked_model,
-        alone=lambda received, state: (received, state.personal),
-        adapt=lambda work, received, state: client_update(work, received, state)[1],
-        schedule=chosen_schedule(schedule),
+        server=server,  # 11: over the whole cohort, wherever the masks are
+        schedule=schedule,
         default_split="nothing",
-        needs="nothing",
-        begin=begin if masks == "different" else None,
-        traffic=Traffic(down, up, new_mask),
-        densities=mask_densities,
-        search=("search",) if by_gradient else (),
+        wire=Wire(traffic=Traffic(down, up, new_mask)),
+        sparsity=Sparsity(
+            mask_densities,
+            shared_model=lambda w, state: (w, state.personal),
+            first_mask=first_mask if masks == "different" else None,
+        ),
     )

@@ -1,15 +1,15 @@
 """FFGG: each client solves for its personal parameters, then sends one gradient of the shared ones.
 
 Mishchenko, Islamov, Gorbunov, Horvath. "Partially Personalized Federated Learning: Breaking the Curse of Data
-Heterogeneity", 2023. Algorithm 1; Algorithm 2 is the solver ``moiety.solver.sgd``.
+Heterogeneity", 2023. Algorithm 1; Algorithm 2 is ``personal=moiety.sgd(...)``.
 
     find theta with F_m(theta) = grad_1 f_m(theta, w*_m(theta)) = 0 for all m,  w*_m(theta) = argmin_w f_m(theta, w)
 
 where grad_1 does not differentiate through w*_m. Clients keep nothing from round to round. Where the personal part is
 large enough that such a theta exists (the problem is overpersonalised), any cohort leads to it.
 
-Symbols: theta^r ``received``; w_m the personal parameters; gamma_theta ``lr``; gamma_w and tau, of Algorithm 2,
-``solver=moiety.solver.sgd(lr=gamma_w, steps=tau)``; C^r the cohort.
+Symbols: theta^r what is received; w_m the personal parameters; gamma_theta ``shared``; gamma_w and tau, of Algorithm 2,
+``personal=moiety.sgd(gamma_w, steps=tau)``; C^r the cohort.
 
 Reduces to FedAvg with one step on all of the client's data where nothing is personal.
 
@@ -21,8 +21,8 @@ Deviations from the paper:
    first personal values, which its layers draw; or one made with the seed ``random_start``, for a model
    that was trained before. The paper draws anew each time. The theory takes any start (its Remark 1 takes 0).
 3. Options the pseudocode does not have, all off by default: a gradient in line 5 from one batch instead of all data
-   (the estimate g_m of Algorithm 5), other weightings than the plain mean of line 7, schedules (for ``lr`` and the
-   solver's), and those of the solvers.
+   (the estimate g_m of Algorithm 5), other weightings than the plain mean of line 7, schedules (for both learning
+   rates), and those of the solvers.
 4. A client whose update is not finite is left out of the round.
 5. Running statistics of BatchNorm, which the theory does not have, move in the solver and in line 5.
 6. Clients are evaluated, and clients never seen get their w, by line 4 at the full learning rate.
@@ -30,33 +30,24 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from functools import partial
-from typing import NamedTuple
-
 from torch import Tensor
 
-from moiety.local import SgdOptions, difference, phase, positive_lr, rates, sgd
-from moiety.local.schedules import chosen as chosen_schedule
-from moiety.local.solvers import Solver, batch_or_whole, check_start, started
-from moiety.local.solvers import chosen as chosen_solver
-from moiety.server import averaging, check_weighting, client_weight, weighted_mean
-from moiety.server.optimisers import chosen as chosen_server
+from moiety.clients.states import Personal
+from moiety.errors import must, whole
+from moiety.local.sgd import ALL, Sgd, sgd_work, train
+from moiety.local.solvers import Solver, draw_start, solver_work
+from moiety.local.verbs import difference
+from moiety.server.averaging import assemble
+from moiety.server.mean import client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Work
-
-
-class Client(NamedTuple):
-    """w_m: its first values while training, the solution where a client is evaluated."""
-
-    personal: Params
 
 
 @recorded
 def ffgg(
     *,
-    lr: float,
-    solver: Solver,
-    batch_size: int | None = None,
+    shared: float | Sgd,
+    personal: Solver | Sgd,
     random_start: int | None = None,
     weighting: str = "uniform",
     server: ServerOptimiser | None = None,
@@ -65,53 +56,43 @@ def ffgg(
     """FFGG: finetune, then one gradient of the shared parameters; stateless (Mishchenko et al. 2023).
 
     Args:
-        lr: step size of the shared parameters, gamma_theta.
-        solver: finds the personal parameters, for instance ``moiety.solver.conjugate_gradient(steps=10)``.
-        batch_size: examples that the gradient of the shared parameters is from; by default all that the client has.
+        shared: the step on the shared parameters: gamma_theta, or ``moiety.sgd(gamma_theta, batch_size=32)`` for a
+            gradient from one batch; by default it is from all that the client has.
+        personal: finds the personal parameters, for instance ``moiety.solver.conjugate_gradient(steps=10)`` or
+            ``moiety.sgd(gamma_w, steps=tau)``.
         random_start: a seed to draw the start of the solver with; by default it is the model's first personal values.
         weighting: of the clients in the mean, by ``uniform``, ``examples`` or ``batches``.
         server: the server's optimiser; plain averaging by default.
-        schedule: of ``lr`` and the solver's learning rate across rounds; constant by default.
-
-    Returns:
-        The algorithm, for ``moiety.fit``.
+        schedule: of all client learning rates across rounds; constant by default.
     """
-    positive_lr("lr", lr)
-    check_weighting(weighting)
-    check_start(random_start)
-    find = chosen_solver(solver)
-    optimiser = chosen_server(server)
-    examples = batch_or_whole(batch_size)
-    plain = SgdOptions(0.0, 0.0, None)
+    none = ("epochs", "momentum", "weight_decay", "pull", "clip")
+    shared_sgd = sgd_work("shared", shared, epochs=None, steps=1, batch_size=ALL, without=none)
+    must(shared_sgd.steps == 1, "shared.steps", "1 or left out", shared_sgd.steps, "local_ffgg takes several.")
+    solver = solver_work("personal", personal)
+    if random_start is not None:
+        whole("random_start", random_start, 0)
+    weight = client_weights(weighting, shared_sgd.rows)
 
-    def finetuned(work: Work, received: Params, state: Client) -> tuple[Params, Tensor]:
-        """Line 4: the whole model with w_m in it, and the mean loss on the way."""
-        model = work.compose(received, started(work, state.personal, random_start))
-        return find.solve(work, model, work.batches("personal"))
+    def find_w(work: Work, theta: Params, state: Personal) -> tuple[Params, Tensor]:
+        # Line 4: the whole model with w_m in it, and the mean loss on the way
+        model = work.compose(theta, draw_start(work, state.personal, random_start))
+        return solver.solve(work, model, work.batches("personal"))
 
-    def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
-        model, loss_w = finetuned(work, received, state)
+    def client_update(work: Work, theta: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
+        model, loss_w = find_w(work, theta, state)
         # Line 5: -gamma_theta Delta_m, as one step
-        rate = rates(work, work.shared, lr)
-        model, loss_theta = sgd(work, model, work.batches("shared"), lr=rate, options=plain)
-        change = difference(work.parts(model)[0], received)
-        loss = loss_theta if work.shared else loss_w
-        return ClientUpdate(change, client_weight(work, weighting, examples), {"loss": loss}), state
+        model, loss_theta = train(work, model, work.batches("shared"), {work.shared: shared_sgd})
+        change = difference(work.parts(model)[0], theta)
+        return ClientUpdate(change, weight(work), {"loss": loss_theta if work.shared else loss_w}), state
 
-    def adapt(work: Work, received: Params, state: Client) -> Client:
-        return Client(work.parts(finetuned(work, received, state)[0])[1])
-
-    return Algorithm(
-        name="ffgg",
-        phases={"personal": find.phase, "shared": phase("", None, 1, examples, batch_size is not None)},
-        init_server=partial(averaging.init_server, optimiser),
-        init_client=lambda shared, personal: Client(personal),
-        broadcast=averaging.broadcast,
+    return assemble(
+        phases={
+            "personal": solver.phase,
+            "shared": shared_sgd.phase._replace(shuffle=shared_sgd.shuffle and shared_sgd.batch_size != ALL),
+        },
         client_update=client_update,
-        aggregator=weighted_mean,  # line 7
-        server_update=partial(averaging.server_update, optimiser),
-        personal_model=lambda received, state: (received, state.personal),
-        adapt=adapt,
-        schedule=chosen_schedule(schedule),
+        adapt=lambda work, theta, state: Personal(work.parts(find_w(work, theta, state)[0])[1]),
+        server=server,  # line 7
+        schedule=schedule,
         stateful=False,
     )

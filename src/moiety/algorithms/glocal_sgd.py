@@ -9,8 +9,8 @@ batches, appendix D; with Adagrad, footnote 5; the two rules of section 3.2.1 as
 
 where grad_{i,s} is the gradient of l_{i,s} at the pair (w^g_{s-a}, w_{i,s}) that predicted, for both sides.
 
-Symbols: w^g ``received``; w_i ``state.personal``; eta ``shared_lr``; eta_i ``personal_lr``; D ``shared_radius`` and
-``personal_radius``; lambda_i ``weighting``; the delays a (down) and b (up) are the clock's, tau each in the paper;
+Symbols: w^g what is received; w_i ``state.personal``; eta and eta_i the learning rates, D the radii of ``shared`` and
+``personal``; lambda_i ``weighting``; the delays a (down) and b (up) are the clock's, tau each in the paper;
 l_{i,t} is the next batch in a walk through the client's data, one example by default.
 
 Reduces to joint SGD on the pair without delay: with one client to plain SGD on both parts, with nothing personal to SGD
@@ -35,21 +35,14 @@ import torch
 from torch import Tensor
 
 from moiety.errors import choice, must, whole
-from moiety.local.online import Descent, slope, walk
-from moiety.local.schedules import chosen as chosen_schedule
-from moiety.server import check_weighting, client_weight, weighted_sum
+from moiety.local.online import Online, online_work
+from moiety.local.verbs import gradient_at
+from moiety.server.descent import assemble_descent
+from moiety.server.mean import client_weights
 from moiety.spec import recorded
-from moiety.types import Algorithm, Batch, ClientUpdate, Params, Work
+from moiety.types import Algorithm, Batch, ClientUpdate, Delay, Params, Work
 
 ALIGNMENTS = ("aligned", "misaligned", "asymmetric")
-
-
-class Server(NamedTuple):
-    """w^g, shared running statistics, and Adagrad's sums of squares."""
-
-    shared: Params
-    statistics: Params
-    squares: Params
 
 
 class Client(NamedTuple):
@@ -63,105 +56,76 @@ class Client(NamedTuple):
 @recorded
 def glocal_sgd(
     *,
-    shared_lr: float,
-    personal_lr: float,
-    rule: str = "sgd",
+    shared: float | Online,
+    personal: float | Online,
     alignment: str = "aligned",
     longest_round_trip: int = 0,
-    shared_radius: float | None = None,
-    personal_radius: float | None = None,
-    batch_size: int = 1,
-    shuffle: bool = True,
     weighting: str = "uniform",
     weight_column: str | None = None,
 ) -> Algorithm:
     """Glocal.SGD: joint online descent on a shared and a personal part, under delay.
 
     A round is one batch of every client: train for ``passes * ceil(n / batch_size)`` rounds. The server steps along the
-    sum over clients, not the mean, so ``shared_lr`` is for that sum.
+    sum over clients, not the mean, so the rate of ``shared`` is for that sum.
 
     Args:
-        shared_lr: learning rate of the server, eta.
-        personal_lr: learning rate of the clients, eta_i.
-        rule: ``sgd`` or ``adagrad``, on both sides.
+        shared: the server's descent: eta, or ``moiety.online(eta, rule="adagrad", radius=D)``. Its batches (appendix D)
+            are those of both parts.
+        personal: the clients' descent: eta_i, or ``moiety.online(eta_i, ...)``.
         alignment: ``aligned`` (the paper's algorithm: a client makes its own step one round trip late, as the server
             does), ``asymmetric`` (at once) or ``misaligned`` (at once, and the server takes gradients at its newest
             model, for a clock with ``at="arrival"``).
         longest_round_trip: with ``aligned``, for how many rounds clients keep their gradients: the largest sum of a
             client's two delays. 0 where there is no delay.
-        shared_radius: D for the shared part: its largest norm; free by default.
-        personal_radius: D for the personal part of each client.
-        batch_size: examples in a round (appendix D); a client with fewer uses what it has.
-        shuffle: False walks through the data in its order.
         weighting: lambda_i: ``uniform`` is 1, ``examples`` N_i, ``batches`` ceil(N_i / batch_size).
         weight_column: a column of the data that holds lambda_i in every row of client i, instead.
-
-    Returns:
-        The algorithm, for ``moiety.fit``.
     """
-    server_descent = Descent(shared_lr, rule, shared_radius, "shared_")
-    client_descent = Descent(personal_lr, rule, personal_radius, "personal_")
+    server = online_work("shared", shared)
+    client = online_work("personal", personal, without=("steps", "batch_size", "shuffle"))
     choice("alignment", alignment, ALIGNMENTS)
     whole("longest_round_trip", longest_round_trip, 0)
     aligned = alignment == "aligned"
     hint = f"With alignment {alignment} a client makes its own step at once."
     must(aligned or longest_round_trip == 0, "longest_round_trip", "left out", longest_round_trip, hint)
-    check_weighting(weighting)
+    weight = client_weights(weighting, server.rows)
 
     def init_client(shared: Params, personal: Params) -> Client:
         floats = {n: p for n, p in personal.items() if p.is_floating_point()}
         past = {n: p.new_zeros((longest_round_trip, *p.shape)) for n, p in floats.items()} if longest_round_trip else {}
-        return Client(personal, past, client_descent.init(floats))
+        return Client(personal, past, client.init(floats))
 
-    def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
+    def client_update(work: Work, w_g: Params, state: Client) -> tuple[ClientUpdate, Client]:
         batches = list(work.batches("online"))
-        model = work.compose(received, state.personal)
         # Both gradients at (w^g_{t-a}, w_{i,t}), the pair that incurs the loss
-        gradient, loss, changed = slope(work, model, (*work.shared, *work.personal), batches)
-        upload = {n: gradient[n] if n in gradient else torch.zeros_like(p) for n, p in received.items()}
+        model, names = work.compose(w_g, state.personal), (*work.shared, *work.personal)
+        gradient, loss, changed = gradient_at(work, model, names, batches)
+        upload = {n: gradient[n] if n in gradient else torch.zeros_like(p) for n, p in w_g.items()}
         # w_{i,t+1} = P_D(w_{i,t} - eta_i grad^l_{i,t-r}); (4)
         own = {n: gradient[n] for n in work.personal}
-        due, past = (own, {}) if not longest_round_trip else _delayed(own, state.past, work.round_trip)
+        due, past = (own, {}) if not longest_round_trip else delay_gradient(own, state.past, work.round_trip)
         point = {n: state.personal[n] for n in own}
-        moved, squares = client_descent.step(point, due, state.squares, work.scale)
-        kept = {n: changed.get(n, p) for n, p in state.personal.items()}
-        after = Client({**kept, **moved}, {**state.past, **past}, {**state.squares, **squares})
-        weight = (
-            client_weight(work, weighting, batch_size) if weight_column is None else _weight(batches[0], weight_column)
-        )
-        return ClientUpdate(upload, weight, {"loss": loss}), after
+        w_i, squares = client.step(point, due, state.squares, work.scale)
+        statistics = {n: changed.get(n, p) for n, p in state.personal.items()}
+        after = Client({**statistics, **w_i}, {**state.past, **past}, {**state.squares, **squares})
+        lambda_i = weight(work) if weight_column is None else read_weight(batches[0], weight_column)
+        return ClientUpdate(upload, lambda_i, {"loss": loss}), after
 
-    def server_update(server: Server, total: Params) -> Server:
-        # w^g_{t+1} = P_D(w^g_t - eta sum_i lambda_i grad^g_{i,t-b}); (5)
-        gradient = {n: total[n] for n in server.shared}
-        shared, squares = server_descent.step(server.shared, gradient, server.squares)
-        return Server(shared, server.statistics, squares)
-
-    return Algorithm(
-        name="glocal_sgd",
-        phases=walk(batch_size, shuffle),
-        init_server=lambda shared, statistics: Server(dict(shared), dict(statistics), server_descent.init(shared)),
+    return assemble_descent(
+        server,  # w^g_{t+1} = P_D(w^g_t - eta sum_i lambda_i grad^g_{i,t-b}); (5)
         init_client=init_client,
-        broadcast=lambda server: {**server.shared, **server.statistics},
         client_update=client_update,
-        aggregator=weighted_sum,
-        server_update=server_update,
-        personal_model=lambda received, state: (received, state.personal),
-        adapt=lambda work, received, state: client_update(work, received, state)[1],
-        schedule=chosen_schedule(None),
-        longest_round_trip=longest_round_trip if aligned else None,
-        evaluates_at="arrival" if alignment == "misaligned" else "dispatch",
+        delay=Delay(longest_round_trip if aligned else None, "arrival" if alignment == "misaligned" else "dispatch"),
     )
 
 
-def _delayed(gradient: Params, past: Params, trip: Tensor) -> tuple[Params, Params]:
+def delay_gradient(gradient: Params, past: Params, trip: Tensor) -> tuple[Params, Params]:
     """The gradient of ``trip`` turns ago (0 before there was one), and the past with the newest in front."""
     windows = {n: torch.cat([g[None], past[n]]) for n, g in gradient.items()}
     due = {n: window.index_select(0, trip.reshape(1)).squeeze(0) for n, window in windows.items()}
     return due, {n: window[:-1] for n, window in windows.items()}
 
 
-def _weight(batch: Batch, column: str) -> Tensor:
+def read_weight(batch: Batch, column: str) -> Tensor:
     """lambda_i, which stands in every row of the client."""
     must(column in batch, "weight_column", "a column of the data", column)
     return batch[column].double().mean()

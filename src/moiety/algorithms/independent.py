@@ -3,7 +3,7 @@
 "Global and Local Learning for Distributed Personalization", section 4: "each client performs individual SGD on their
 own data", w_{i,t+1} = P_D(w_{i,t} - eta grad l_{i,t}(w_{i,t})), one example after another in passes.
 
-Symbols: w_i ``state.personal``; eta ``lr``; D ``radius``.
+Symbols: w_i ``state.personal``; eta and D the learning rate and radius of ``personal``.
 
 Reduces to ``local_only`` with SGD, batches of one and whole epochs; it adds Adagrad, the ball, and a walk that goes on
 from round to round. It is ``glocal_sgd`` with everything personal, without delay.
@@ -16,17 +16,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
+from torch import Tensor
 
-from moiety.local.online import Descent, slope, walk
-from moiety.local.schedules import chosen as chosen_schedule
-from moiety.server import weighted_mean
+from moiety.local.online import Online, online_work
+from moiety.local.verbs import fold, gradient_at
+from moiety.server.averaging import assemble
 from moiety.spec import recorded
-from moiety.types import Algorithm, ClientUpdate, Params, Work
-
-
-class Server(NamedTuple):
-    """Nothing: a server that is sent nothing knows nothing."""
+from moiety.types import Algorithm, Batch, ClientUpdate, Params, Work
 
 
 class Client(NamedTuple):
@@ -37,56 +33,32 @@ class Client(NamedTuple):
 
 
 @recorded
-def independent(
-    *,
-    lr: float,
-    rule: str = "sgd",
-    radius: float | None = None,
-    steps: int = 1,
-    batch_size: int = 1,
-    shuffle: bool = True,
-) -> Algorithm:
+def independent(*, personal: float | Online) -> Algorithm:
     """Online descent of each client alone: everything personal, nothing sent.
 
     Args:
-        lr: learning rate.
-        rule: ``sgd`` or ``adagrad``.
-        radius: the model's largest norm; free by default.
-        steps: batches in a round; the walk through the data goes on in the next.
-        batch_size: examples in a step.
-        shuffle: False walks through the data in its order.
-
-    Returns:
-        The algorithm, for ``moiety.fit``.
+        personal: each client's descent: eta, or ``moiety.online(eta, radius=D, steps=k)``.
     """
-    descent = Descent(lr, rule, radius)
+    descent = online_work("personal", personal, without=())
 
     def init_client(shared: Params, personal: Params) -> Client:
         return Client(personal, descent.init({n: p for n, p in personal.items() if p.is_floating_point()}))
 
     def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
-        model, squares = work.compose({}, state.personal), state.squares
-        losses = []
-        for batch in work.batches("online"):
-            gradient, loss, changed = slope(work, model, work.personal, [batch])
-            moved, new = descent.step({n: model[n] for n in gradient}, gradient, squares, work.scale)
-            model, squares = {**model, **changed, **moved}, {**squares, **new}
-            losses.append(loss)
-        after = Client(work.parts(model)[1], squares)
-        return ClientUpdate({}, work.examples, {"loss": torch.stack(losses).mean()}), after
+        def step(now: tuple[Params, Params], batch: Batch) -> tuple[tuple[Params, Params], Tensor]:
+            model, squares = now
+            gradient, loss, changed = gradient_at(work, model, work.personal, [batch])
+            w_i, new = descent.step({n: model[n] for n in gradient}, gradient, squares, work.scale)
+            return ({**model, **changed, **w_i}, {**squares, **new}), loss
 
-    return Algorithm(
-        name="independent",
-        phases=walk(batch_size, shuffle, steps),
-        init_server=lambda shared, statistics: Server(),
+        start = work.compose({}, state.personal), state.squares
+        (model, squares), loss = fold(work, work.batches("online"), step, start)
+        return ClientUpdate({}, work.examples, {"loss": loss}), Client(work.parts(model)[1], squares)
+
+    return assemble(
+        phases={"online": descent.phase},
         init_client=init_client,
-        broadcast=lambda server: {},
         client_update=client_update,
-        aggregator=weighted_mean,
-        server_update=lambda server, change: server,
-        personal_model=lambda received, state: ({}, state.personal),
-        adapt=lambda work, received, state: client_update(work, received, state)[1],
-        schedule=chosen_schedule(None),
+        aggregator=None,
         default_split="everything",
-        needs="everything",
     )

@@ -10,7 +10,8 @@ x_i <- x_i - alpha / (n (1 - p)) grad f_i(x_i), with probability p a step to the
 x_i <- (1 - alpha lambda / (n p)) x_i + alpha lambda / (n p) x_mean. The two are unbiased estimates of one gradient, so
 with a constant step size the models end in a neighbourhood of the minimiser, and reach it as the step size falls.
 
-Symbols: x_i ``state.shared``; x_mean ``received``; lambda ``pull``; p ``probability``; alpha / n ``lr``.
+Symbols: x_i ``state.shared``; x_mean what is received; lambda ``personal.pull``; p ``probability``; alpha / n
+``personal.lr``.
 
 Reduces to local training where pull is 0, and to Local GD with a random number of steps where lr pull / probability is
 1. The paper's largest step size is lr = 1 / (2 max(L / (1 - p), lambda / p)) for L-smooth f_i.
@@ -21,7 +22,7 @@ Deviations from the paper:
    by them, then a run of local steps up to the next toss for the mean. The lengths of both runs are drawn, geometric
    with p and with 1 - p; the iterates are those of Algorithm 1. A first run of local steps with no step to the mean
    before it is no exception: all models are equal then, and a step to their mean moves nothing.
-2. ``lr`` is alpha / n, which is all that clients need to know of n.
+2. ``personal.lr`` is alpha / n, which is all that clients need to know of n.
 3. The coin comes from the seed ``coins`` and the round, which all clients know, not from the run's seed.
 4. The paper has all clients take part. With a cohort x_mean is the mean of the models of the clients asked, a client
    that was never asked has the received model, and the others wait.
@@ -34,18 +35,14 @@ Deviations from the paper:
 from __future__ import annotations
 
 import math
-from functools import partial
 
-import torch
-
-from moiety.clients.own import Own, never_asked, own_model
+from moiety.clients.states import OwnModel, begin_own_model, keep_own_model, own_model
 from moiety.errors import choice, must, number, whole
-from moiety.local import SgdOptions, difference, positive_lr, rates, sgd
-from moiety.local.schedules import chosen as chosen_schedule
-from moiety.local.solvers import WHOLE
+from moiety.local.sgd import ALL, WHOLE, Sgd, sgd_work, train
+from moiety.local.verbs import difference
 from moiety.random import hashed
-from moiety.server import averaging, client_weight, weighted_mean
-from moiety.server.optimisers import chosen as chosen_server
+from moiety.server.averaging import assemble
+from moiety.server.mean import client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Phase, Schedule, Work
 
@@ -53,8 +50,7 @@ from moiety.types import Algorithm, ClientUpdate, Params, Phase, Schedule, Work
 @recorded
 def l2gd(
     *,
-    lr: float,
-    pull: float,
+    personal: float | Sgd,
     probability: float,
     coins: int = 0,
     weighting: str = "uniform",
@@ -63,55 +59,45 @@ def l2gd(
     """L2GD: models of the clients' own, pulled to their mean now and then (Hanzely and Richtarik 2020).
 
     Args:
-        lr: alpha / n; a local step is lr / (1 - probability) times the gradient, on all of the client's data.
-        pull: lambda, how strongly models are held to their mean.
+        personal: ``moiety.sgd(alpha / n, pull=lambda)``. A local step is alpha / n / (1 - p) times the gradient, on all
+            of the client's data; the pull is towards the mean of all models.
         probability: p, of a step to the mean; about 1 / p local steps lie between two communications.
         coins: the seed of the coin.
         weighting: of the clients in the mean, ``uniform`` or by ``examples``.
-        schedule: of ``lr`` across rounds; constant by default.
-
-    Returns:
-        The algorithm, for ``moiety.fit``.
+        schedule: of the learning rate across rounds; constant by default.
     """
-    positive_lr("lr", lr)
-    number("pull", pull, ">= 0 and finite", lambda x: 0 <= x < math.inf)
+    none = ("epochs", "steps", "batch_size", "shuffle", "momentum", "weight_decay", "clip")
+    personal_sgd = sgd_work("personal", personal, batch_size=ALL, without=none)
     number("probability", probability, "> 0 and < 1", lambda x: 0 < x < 1)
-    most = probability / lr
-    must(pull <= most, "pull", f"at most probability / lr = {most:g}", pull, "A larger one steps beyond the mean.")
+    lr, pull, most = personal_sgd.lr, personal_sgd.pull, probability / personal_sgd.lr
+    hint = "A larger one steps beyond the mean."
+    must(pull <= most, "personal.pull", f"at most probability / lr = {most:g}", pull, hint)
     whole("coins", coins, 0)
     choice("weighting", weighting, ("uniform", "examples"))
-    optimiser = chosen_server(None)
-    plain = SgdOptions(0.0, 0.0, None)
+    weight, step = client_weights(weighting, WHOLE), Sgd(lr / (1 - probability))
 
-    def client_update(work: Work, received: Params, state: Own) -> tuple[ClientUpdate, Own]:
-        shared, personal = own_model(received, state)
+    def client_update(work: Work, mean: Params, state: OwnModel) -> tuple[ClientUpdate, OwnModel]:
+        x_i, statistics = own_model(mean, state)
         means, locals_ = tosses(probability, coins, work.turn)
         # xi = 1: x_i <- (1 - alpha lambda / (n p)) x_i + alpha lambda / (n p) x_mean, ``means`` times
-        kept = (1 - lr * work.scale * pull / probability) ** means
-        x = {n: received[n] + kept * (shared[n] - received[n]) for n in work.shared}
+        left = (1 - lr * work.scale * pull / probability) ** means
+        x = {n: mean[n] + left * (x_i[n] - mean[n]) for n in work.shared}
         # xi = 0: x_i <- x_i - alpha / (n (1 - p)) grad f_i(x_i), ``locals_`` times on the one batch that holds all data
-        model = work.compose({**shared, **x}, personal)
-        rate = rates(work, work.shared, lr / (1 - probability))
-        model, loss = sgd(work, model, list(work.batches("local")) * locals_, lr=rate, options=plain)
-        own, statistics = work.parts(model)
-        update = ClientUpdate(difference(own, received), client_weight(work, weighting, WHOLE), {"loss": loss})
-        return update, Own(own, statistics, torch.ones_like(state.asked))
+        model = work.compose({**x_i, **x}, statistics)
+        model, loss = train(work, model, list(work.batches("local")) * locals_, {work.shared: step})
+        change = difference(work.parts(model)[0], mean)
+        return ClientUpdate(change, weight(work), {"loss": loss}), keep_own_model(work, model, state)
 
-    return Algorithm(
-        name="l2gd",
-        phases={"local": Phase(1, None, WHOLE, False)},
-        init_server=partial(averaging.init_server, optimiser),
-        init_client=never_asked,  # x_1 = ... = x_n
-        broadcast=averaging.broadcast,
-        client_update=client_update,
-        aggregator=weighted_mean,  # x_mean
-        server_update=partial(averaging.server_update, optimiser),
+    def count_local_steps(turn: int) -> int:
+        return tosses(probability, coins, turn)[1]
+
+    return assemble(
+        phases={"local": Phase(1, None, WHOLE, False, repeats=count_local_steps)},
+        init_client=begin_own_model,  # x_1 = ... = x_n
+        client_update=client_update,  # the mean of the uploads moves x_mean
         personal_model=own_model,
-        adapt=lambda work, received, state: client_update(work, received, state)[1],
-        schedule=chosen_schedule(schedule),
+        schedule=schedule,
         default_split="nothing",
-        needs="nothing",
-        repeats=lambda turn: {"local": tosses(probability, coins, turn)[1]},
     )
 
 

@@ -3,10 +3,10 @@
 Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency. "Think Locally, Act Globally: Federated Learning with
 Local and Global Representations", arXiv:2001.01523, 2020, Algorithm 1.
 
-Symbols: theta^g ``received``; theta_m^l ``state.personal``; eta ``lr``; E ``epochs``; B ``batch_size``; N_m / N
-``weighting="examples"``.
+Symbols: theta^g what is received; theta_m^l ``state.personal``; eta, E and B the learning rate, epochs and batch size
+of ``shared``; N_m / N ``weighting="examples"``.
 
-Equals FedSim (Pillutla et al. 2022) with one learning rate for both parts, ``fedsim(shared_lr=lr, personal_lr=lr)``, of
+Equals FedSim (Pillutla et al. 2022) with one learning rate for both parts, ``fedsim(shared=lr, personal=lr)``, of
 which this is another name. What differs from FedPer is the split, which is the other way round: by default the last
 layer alone is shared. Reduces to FedAvg where nothing is personal, to local training where everything is.
 
@@ -28,7 +28,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moiety.algorithms.fedsim import fedsim
-from moiety.local import positive_lr
+from moiety.local.sgd import Sgd, sgd_work
 from moiety.spec import recorded
 from moiety.types import Algorithm, Schedule, ServerOptimiser
 
@@ -36,49 +36,22 @@ from moiety.types import Algorithm, Schedule, ServerOptimiser
 @recorded
 def lg_fedavg(
     *,
-    lr: float,
-    epochs: int | None = None,
-    steps: int | None = None,
-    batch_size: int = 32,
-    shuffle: bool = True,
-    weight_decay: float = 0.0,
-    momentum: float = 0.0,
-    clip: float | None = None,
+    shared: float | Sgd,
+    personal: float | Sgd | None = None,
     weighting: str = "examples",
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
 ) -> Algorithm:
-    """LG-FedAvg: personal representations under a shared last layer (Liang et al. 2020).
+    """LG-FedAvg: personal lower layers, trained together with the shared last layer (Liang et al. 2020).
 
     Args:
-        lr: learning rate on clients, eta.
-        epochs: passes over the client's data, E; 1 where neither this nor the next is given.
-        steps: or a number of steps.
-        batch_size: examples per step, B; a client with fewer uses what it has.
-        shuffle: False walks through the data in its order.
-        weight_decay: l2 penalty.
-        momentum: of the client's SGD, from 0 in each round.
-        clip: largest norm of the joint gradient.
-        weighting: of the clients in the mean, by ``examples``, ``batches`` or ``uniform``.
+        shared: local work on both parts: eta, or ``moiety.sgd(eta, epochs=E, batch_size=B)``.
+        personal: local work on the representation, where it is to differ as in ``fedsim``.
+        weighting: N_m / N, by ``examples``, ``batches`` or ``uniform``.
         server: the server's optimiser; plain averaging by default.
-        schedule: of the learning rate across rounds; constant by default.
-
-    Returns:
-        The algorithm, for ``moiety.fit``.
+        schedule: of the learning rates across rounds; constant by default.
     """
-    positive_lr("lr", lr)
-    same = fedsim(
-        shared_lr=lr,
-        personal_lr=lr,
-        epochs=epochs,
-        steps=steps,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        weight_decay=weight_decay,
-        momentum=momentum,
-        clip=clip,
-        weighting=weighting,
-        server=server,
-        schedule=schedule,
-    )
-    return replace(same, name="lg_fedavg", default_split="representation")
+    base = sgd_work("shared", shared)
+    other = base if personal is None else personal
+    same = fedsim(shared=base, personal=other, weighting=weighting, server=server, schedule=schedule)
+    return replace(same, default_split="representation")

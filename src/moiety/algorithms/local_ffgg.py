@@ -1,10 +1,10 @@
 """Local FFGG: each client solves for its personal parameters, then takes turns on both parts.
 
 Mishchenko, Islamov, Gorbunov, Horvath. "Partially Personalized Federated Learning: Breaking the Curse of Data
-Heterogeneity", 2023. Algorithm 4; Algorithm 2 is the solver ``moiety.solver.sgd``.
+Heterogeneity", 2023. Algorithm 4; Algorithm 2 is ``solver=moiety.sgd(...)``.
 
-Symbols: theta^r ``received``; w_m the personal parameters; gamma_theta ``shared_lr``; gamma_w, in line 6,
-``personal_lr``, and in line 4 that of the solver; K ``steps`` or ``epochs``; C^r the cohort.
+Symbols: theta^r what is received; w_m the personal parameters; gamma_theta and K the learning rate and length of
+``shared``; gamma_w in line 6 that of ``personal``, in line 4 that of ``solver``; C^r the cohort.
 
 Reduces to FFGG where K is 1, the batch is all data and line 4 is exact; to FedAvg where nothing is personal.
 
@@ -27,40 +27,25 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from functools import partial
-from typing import NamedTuple
-
-import torch
 from torch import Tensor
 
-from moiety.local import SgdOptions, difference, phase, positive_lr, rates, sgd
-from moiety.local.schedules import chosen as chosen_schedule
-from moiety.local.solvers import Solver, check_start, started
-from moiety.local.solvers import chosen as chosen_solver
-from moiety.server import averaging, check_weighting, client_weight, weighted_mean
-from moiety.server.optimisers import chosen as chosen_server
+from moiety.clients.states import Personal
+from moiety.errors import whole
+from moiety.local.sgd import Sgd, sgd_work, train
+from moiety.local.solvers import Solver, draw_start, solver_work
+from moiety.local.verbs import difference, fold
+from moiety.server.averaging import assemble
+from moiety.server.mean import client_weights
 from moiety.spec import recorded
-from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Work
-
-
-class Client(NamedTuple):
-    """w_m: its first values while training, the solution where a client is evaluated."""
-
-    personal: Params
+from moiety.types import Algorithm, Batch, ClientUpdate, Params, Schedule, ServerOptimiser, Work
 
 
 @recorded
 def local_ffgg(
     *,
-    shared_lr: float,
-    personal_lr: float,
-    solver: Solver,
-    epochs: int | None = None,
-    steps: int | None = None,
-    batch_size: int = 32,
-    shuffle: bool = True,
-    weight_decay: float = 0.0,
-    clip: float | None = None,
+    shared: float | Sgd,
+    personal: float | Sgd,
+    solver: Solver | Sgd,
     random_start: int | None = None,
     weighting: str = "uniform",
     server: ServerOptimiser | None = None,
@@ -69,66 +54,45 @@ def local_ffgg(
     """Local FFGG: finetune, then local steps on both parts in turn; stateless (Mishchenko et al. 2023).
 
     Args:
-        shared_lr: step size of the shared parameters, gamma_theta.
-        personal_lr: step size of the personal parameters in the turns, gamma_w.
-        solver: finds the personal parameters first, for instance ``moiety.solver.sgd(lr=0.1, epochs=1)``.
-        epochs: passes over the client's data in turns; 1 where neither this nor the next is given.
-        steps: or a number of turns, K.
-        batch_size: examples per turn; a client with fewer uses what it has.
-        shuffle: False walks through the data in its order.
-        weight_decay: l2 penalty, in the turns, on the block being trained.
-        clip: largest gradient norm, in the turns, of the block being trained.
+        shared: the turns on the shared parameters: gamma_theta, or ``moiety.sgd(gamma_theta, steps=K)``. Its length and
+            batches hold for both parts.
+        personal: the turns on the personal parameters: gamma_w, or ``moiety.sgd(gamma_w, ...)``.
+        solver: finds the personal parameters first, for instance ``moiety.sgd(0.1, epochs=1)``.
         random_start: a seed to draw the start of the solver with; by default it is the model's first personal values.
         weighting: of the clients in the mean, by ``uniform``, ``examples`` or ``batches``.
         server: the server's optimiser; plain averaging by default.
         schedule: of all client learning rates across rounds; constant by default.
-
-    Returns:
-        The algorithm, for ``moiety.fit``.
     """
-    positive_lr("shared_lr", shared_lr)
-    positive_lr("personal_lr", personal_lr)
-    check_weighting(weighting)
-    check_start(random_start)
-    find = chosen_solver(solver)
-    options = SgdOptions(0.0, weight_decay, clip)
-    optimiser = chosen_server(server)
+    shared_sgd = sgd_work("shared", shared, without=("momentum", "pull"))
+    turns = ("momentum", "pull", "epochs", "steps", "batch_size", "shuffle")
+    personal_sgd, first = sgd_work("personal", personal, without=turns), solver_work("solver", solver)
+    if random_start is not None:
+        whole("random_start", random_start, 0)
+    weight = client_weights(weighting, shared_sgd.rows)
 
-    def finetuned(work: Work, received: Params, state: Client) -> tuple[Params, Tensor]:
-        """Line 4: the whole model with w_m^{r,0} in it, and the mean loss on the way."""
-        model = work.compose(received, started(work, state.personal, random_start))
-        return find.solve(work, model, work.batches("personal"))
+    def find_w(work: Work, theta: Params, state: Personal) -> Params:
+        # Line 4: the whole model with w_m^{r,0} in it
+        model = work.compose(theta, draw_start(work, state.personal, random_start))
+        return first.solve(work, model, work.batches("personal"))[0]
 
-    def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
-        model, _ = finetuned(work, received, state)
-        total, count = torch.zeros_like(work.examples), torch.zeros_like(work.examples)
-        for batch in work.batches("local"):  # line 5
+    def client_update(work: Work, theta: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
+        def turn(model: Params, batch: Batch) -> tuple[Params, Tensor]:
             # Line 6: w^{r,k+1} = w^{r,k} - gamma_w grad_2 f_m(theta^{r,k}, w^{r,k})
-            lr = rates(work, work.personal, personal_lr)
-            model, loss_w = sgd(work, model, [batch], lr=lr, options=options)
+            model, loss_w = train(work, model, [batch], {work.personal: personal_sgd})
             # Line 7: theta^{r,k+1} = theta^{r,k} - gamma_theta grad_1 f_m(theta^{r,k}, w^{r,k+1})
-            lr = rates(work, work.shared, shared_lr)
-            model, loss_theta = sgd(work, model, [batch], lr=lr, options=options)
-            total = total + (loss_theta if work.shared else loss_w)
-            count = count + (batch["mask"].any() if "mask" in batch else 1.0)
-        change = difference(work.parts(model)[0], received)  # line 9
-        info = {"loss": total / count.clamp(min=1)}
-        return ClientUpdate(change, client_weight(work, weighting, batch_size), info), state
+            model, loss_theta = train(work, model, [batch], {work.shared: shared_sgd})
+            return model, loss_theta if work.shared else loss_w
 
-    def adapt(work: Work, received: Params, state: Client) -> Client:
-        return Client(work.parts(finetuned(work, received, state)[0])[1])
+        start = find_w(work, theta, state)
+        model, loss = fold(work, work.batches("local"), turn, start)  # line 5
+        change = difference(work.parts(model)[0], theta)  # line 9
+        return ClientUpdate(change, weight(work), {"loss": loss}), state
 
-    return Algorithm(
-        name="local_ffgg",
-        phases={"personal": find.phase, "local": phase("", epochs, steps, batch_size, shuffle)},
-        init_server=partial(averaging.init_server, optimiser),
-        init_client=lambda shared, personal: Client(personal),
-        broadcast=averaging.broadcast,
+    return assemble(
+        phases={"personal": first.phase, "local": shared_sgd.phase},
         client_update=client_update,
-        aggregator=weighted_mean,  # line 11
-        server_update=partial(averaging.server_update, optimiser),
-        personal_model=lambda received, state: (received, state.personal),
-        adapt=adapt,
-        schedule=chosen_schedule(schedule),
+        adapt=lambda work, theta, state: Personal(work.parts(find_w(work, theta, state))[1]),
+        server=server,  # line 11
+        schedule=schedule,
         stateful=False,
     )

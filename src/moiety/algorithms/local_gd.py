@@ -5,7 +5,7 @@ Mishchenko et al. 2023, section 3.2.
 
     x_m <- x_m - gamma grad f_m(x_m), H times;  then x = the mean of x_m
 
-Symbols: x ``received``; gamma ``lr``; H, the steps between two averages, ``steps``.
+Symbols: x what is received; gamma and H, the steps between two averages, those of ``shared``.
 
 Reduces to gradient descent on the mean of f_m with one step. With more it ends elsewhere where clients differ: its
 fixed point solves sum_m (I - (I - gamma A_m)^H)(x - x_m*) = 0 for quadratics with Hessians A_m and minimisers x_m*.
@@ -21,30 +21,20 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from functools import partial
-from typing import NamedTuple
-
-from moiety.errors import choice, whole
-from moiety.local import SgdOptions, difference, positive_lr, rates, sgd
-from moiety.local.schedules import chosen as chosen_schedule
-from moiety.local.solvers import WHOLE
-from moiety.server import averaging, client_weight, weighted_mean
-from moiety.server.optimisers import chosen as chosen_server
+from moiety.clients.states import Personal
+from moiety.errors import choice
+from moiety.local.sgd import ALL, WHOLE, Sgd, sgd_work, train
+from moiety.local.verbs import difference
+from moiety.server.averaging import adapt_statistics, assemble
+from moiety.server.mean import client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Phase, Schedule, ServerOptimiser, Work
-
-
-class Client(NamedTuple):
-    """Empty, or the running statistics of BatchNorm where they are the client's own."""
-
-    personal: Params
 
 
 @recorded
 def local_gd(
     *,
-    lr: float,
-    steps: int = 1,
+    shared: float | Sgd,
     weighting: str = "uniform",
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
@@ -52,46 +42,29 @@ def local_gd(
     """Local GD: full-gradient steps on clients, then the mean; nothing personal (Khaled et al. 2019).
 
     Args:
-        lr: step size, gamma.
-        steps: gradient steps of a client in a round, H; each is on all of its data.
+        shared: local work: gamma, or ``moiety.sgd(gamma, steps=H)``; each step is on all of the client's data.
         weighting: of the clients in the mean, ``uniform`` or by ``examples``.
         server: the server's optimiser; plain averaging by default.
         schedule: of the step size across rounds; constant by default.
-
-    Returns:
-        The algorithm, for ``moiety.fit``.
     """
-    positive_lr("lr", lr)
-    whole("steps", steps, 1)
+    none = ("epochs", "batch_size", "shuffle", "momentum", "weight_decay", "pull", "clip")
+    shared_sgd = sgd_work("shared", shared, epochs=None, steps=1, batch_size=ALL, without=none)
     choice("weighting", weighting, ("uniform", "examples"))
-    optimiser = chosen_server(server)
-    plain = SgdOptions(0.0, 0.0, None)
+    weight = client_weights(weighting, WHOLE)
 
-    def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
-        model = work.compose(received, state.personal)
+    def client_update(work: Work, x: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
+        model = work.compose(x, state.personal)
         # x_m <- x_m - gamma grad f_m(x_m), H times on the one batch that holds all data
-        batches = list(work.batches("local")) * steps
-        model, loss = sgd(work, model, batches, lr=rates(work, work.shared, lr), options=plain)
+        batches = list(work.batches("local")) * (shared_sgd.steps or 1)
+        model, loss = train(work, model, batches, {work.shared: shared_sgd})
         x_m, statistics = work.parts(model)
-        update = ClientUpdate(difference(x_m, received), client_weight(work, weighting, WHOLE), {"loss": loss})
-        return update, Client(statistics)
+        return ClientUpdate(difference(x_m, x), weight(work), {"loss": loss}), Personal(statistics)
 
-    def adapt(work: Work, received: Params, state: Client) -> Client:
-        # Only running statistics can be a client's own; where there are none there is nothing to learn.
-        return client_update(work, received, state)[1] if state.personal else state
-
-    return Algorithm(
-        name="local_gd",
+    return assemble(
         phases={"local": Phase(1, None, WHOLE, False)},
-        init_server=partial(averaging.init_server, optimiser),
-        init_client=lambda shared, personal: Client(personal),
-        broadcast=averaging.broadcast,
         client_update=client_update,
-        aggregator=weighted_mean,  # x <- (1/M) sum_m x_m
-        server_update=partial(averaging.server_update, optimiser),
-        personal_model=lambda received, state: (received, state.personal),
-        adapt=adapt,
-        schedule=chosen_schedule(schedule),
+        adapt=adapt_statistics(client_update),
+        server=server,  # x <- (1/M) sum_m x_m
+        schedule=schedule,
         default_split="nothing",
-        needs="nothing",
     )

@@ -6,9 +6,9 @@ Approach", NeurIPS 2020, Algorithm 1.
     min_w (1/n) sum_i F_i(w),  F_i(w) = f_i(w - alpha grad f_i(w))
     grad F_i(w) = (I - alpha grad^2 f_i(w)) grad f_i(w - alpha grad f_i(w))
 
-Symbols: w_k ``received``; alpha ``personal_lr``; beta ``lr``; tau ``steps`` or ``epochs``; D, D' and D'' the batches of
-the phases ``inner``, ``outer`` and ``curvature``; rn the cohort. w_i = w - alpha grad f_i(w), the client's model, is
-``state.shared`` once it has adapted.
+Symbols: w_k what is received; alpha ``personal.lr``; beta and tau the learning rate and length of ``shared``; D, D' and
+D'' the batches of the phases ``inner``, ``outer`` and ``curvature``; rn the cohort. w_i = w - alpha grad f_i(w), the
+client's model, is ``state.shared`` once it has adapted.
 
 Reduces to FedAvg as alpha goes to 0. The form ``first_order`` leaves the Hessian out (the paper's Per-FedAvg (FO)).
 
@@ -21,9 +21,9 @@ Deviations from the paper:
    replacement; a client with fewer examples than a batch has the same ones in all three.
 3. A client sends w_i - w instead of w_i, so that the server may use any optimiser.
 4. Options the pseudocode does not have, all off by default: weight decay and clipping of the step on w, schedules (of
-   ``lr`` alone: alpha is part of the problem that is solved), other weightings than the plain mean, several steps for
+   beta alone: alpha is part of the problem that is solved), other weightings than the plain mean, several steps for
    a client's own model. A client whose update is not finite is left out of the round.
-5. Clients keep nothing. Their own models are made where they are evaluated, by ``personal_steps`` steps from the newest
+5. Clients keep nothing. Their own models are made where they are evaluated, by ``personal.steps`` steps from the newest
    shared model on their training data; so are those of clients never seen. The gradient of f_i in w_i, which is over
    all of the client's data, is there that of one batch of ``batch_size`` examples: with one of at least the size of
    the client's data it is the paper's.
@@ -33,20 +33,16 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from functools import partial
-from itertools import zip_longest
-
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from moiety.clients.own import Own, never_asked, own_model
-from moiety.errors import MoietyError, choice, message, whole
-from moiety.local import SgdOptions, clipped, difference, either, mean_loss, phase, positive_lr, sgd
-from moiety.local.online import slope
-from moiety.local.schedules import chosen as chosen_schedule
-from moiety.server import averaging, check_weighting, client_weight, weighted_mean
-from moiety.server.optimisers import chosen as chosen_server
+from moiety.clients.states import OwnModel, begin_own_model, keep_own_model, own_model
+from moiety.errors import MoietyError, choice, message
+from moiety.local.sgd import Sgd, sgd_work, train
+from moiety.local.verbs import clip_gradients, difference, fold, gradient_at, mean_loss
+from moiety.server.averaging import assemble
+from moiety.server.mean import client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Schedule, ServerOptimiser, Work
 
@@ -56,16 +52,9 @@ FORMS = ("hessian_vector", "first_order")
 @recorded
 def per_fedavg(
     *,
-    lr: float,
-    personal_lr: float,
+    shared: float | Sgd,
+    personal: float | Sgd,
     form: str = "hessian_vector",
-    personal_steps: int = 1,
-    epochs: int | None = None,
-    steps: int | None = None,
-    batch_size: int = 32,
-    shuffle: bool = True,
-    weight_decay: float = 0.0,
-    clip: float | None = None,
     weighting: str = "uniform",
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
@@ -73,94 +62,71 @@ def per_fedavg(
     """Per-FedAvg: a shared model to take one step from (Fallah et al. 2020).
 
     Args:
-        lr: learning rate of the shared model on clients, beta.
-        personal_lr: learning rate of the step to a client's own model, alpha.
+        shared: local work on the shared model: beta, or ``moiety.sgd(beta, steps=tau)``; ``clip`` is of grad F_i. With
+            ``shuffle=False`` all batches of a step are the same.
+        personal: the step to a client's own model: alpha, or ``moiety.sgd(alpha, steps=k)`` for k steps where a client
+            is evaluated or onboarded; training looks one ahead. Batches are as those of ``shared``.
         form: ``hessian_vector``, or ``first_order`` without the second derivative.
-        personal_steps: steps to a client's own model where it is evaluated or onboarded; training looks one ahead.
-        epochs: passes over the client's data; 1 where neither this nor the next is given.
-        steps: or a number of steps, tau.
-        batch_size: examples in each of the batches of a step; a client with fewer uses what it has.
-        shuffle: False walks through the data in its order: all batches of a step are then the same.
-        weight_decay: l2 penalty on the shared model.
-        clip: largest norm of grad F_i.
         weighting: of the clients in the mean, by ``uniform``, ``examples`` or ``batches``.
         server: the server's optimiser; plain averaging by default.
-        schedule: of ``lr`` across rounds; constant by default.
-
-    Returns:
-        The algorithm, for ``moiety.fit``.
+        schedule: of beta across rounds; constant by default.
     """
-    positive_lr("lr", lr)
-    positive_lr("personal_lr", personal_lr)
+    shared_sgd = sgd_work("shared", shared, without=("momentum", "pull"))
+    none = ("epochs", "batch_size", "shuffle", "momentum", "weight_decay", "pull", "clip")
+    personal_sgd = sgd_work("personal", personal, epochs=None, steps=1, without=none)
     choice("form", form, FORMS)
-    whole("personal_steps", personal_steps, 1)
-    check_weighting(weighting)
-    options = SgdOptions(0.0, weight_decay, clip)
-    optimiser = chosen_server(server)
+    beta, decay, alpha = shared_sgd.lr, shared_sgd.weight_decay, personal_sgd.lr
+    weight = client_weights(weighting, shared_sgd.rows)
     turns = ("inner", "outer") if form == "first_order" else ("inner", "outer", "curvature")
 
-    def ahead(work: Work, model: Params, *batches: Batch | None) -> tuple[Params, Tensor, Params]:
+    def look_ahead(work: Work, model: Params, batches: tuple[Batch, ...]) -> tuple[Params, Tensor, Params]:
         """The gradient of F_i at the model, the loss one step ahead, and the buffers that the pass there changed."""
-        inner, outer, *curved = batches
         # One step ahead: w~ = w - alpha grad f_i(w; D)
-        g = _slope(work, model, inner)[0]
-        there = {**model, **{n: model[n] - personal_lr * g[n] for n in work.shared}}
+        g = gradient_at(work, model, work.shared, batches[:1])[0]
+        ahead = {**model, **{n: model[n] - alpha * g[n] for n in work.shared}}
         # The gradient of F_i: (I - alpha grad^2 f_i(w; D'')) grad f_i(w~; D')
-        g, loss, changed = _slope(work, there, outer)
-        if curved and curved[0] is not None:
-            bent = _hessian_product(work, model, g, curved[0])
-            g = {n: g[n] - personal_lr * bent[n] for n in work.shared}
+        g, loss, changed = gradient_at(work, ahead, work.shared, batches[1:2])
+        for batch in batches[2:]:
+            product = hessian_product(work, model, g, batch)
+            g = {n: g[n] - alpha * product[n] for n in work.shared}
         return g, loss, changed
 
-    def client_update(work: Work, received: Params, state: Own) -> tuple[ClientUpdate, Own]:
-        model = work.compose(received, state.personal)
-        total, count = torch.zeros_like(work.examples), torch.zeros_like(work.examples)
-        # Where the cost of one kind of batch is counted alone, the others have none.
-        for batches in zip_longest(*map(work.batches, turns)):
-            g, loss, changed = ahead(work, model, *batches)
-            g = g if options.clip is None else clipped(g, options.clip)
-            moved = {n: model[n] - lr * work.scale * (g[n] + options.weight_decay * model[n]) for n in work.shared}
-            real = _real(work, *batches)
-            model = {**model, **either(real, {**changed, **moved}, model)}
-            total, count = total + torch.where(real, loss, 0), count + real
-        change = difference(work.parts(model)[0], received)
-        info = {"loss": total / count.clamp(min=1)}
-        return ClientUpdate(change, client_weight(work, weighting, batch_size), info), state
+    def client_update(work: Work, w: Params, state: OwnModel) -> tuple[ClientUpdate, OwnModel]:
+        def step(model: Params, batches: tuple[Batch, ...]) -> tuple[Params, Tensor]:
+            g, loss, changed = look_ahead(work, model, batches)
+            g = clip_gradients(g, shared_sgd.clip)
+            new = {n: model[n] - beta * work.scale * (g[n] + decay * model[n]) for n in work.shared}
+            return {**model, **changed, **new}, loss
 
-    def adapt(work: Work, received: Params, state: Own) -> Own:
+        streams = zip(*map(work.batches, turns), strict=True)
+        model, loss = fold(work, streams, step, work.compose(w, state.personal))
+        return ClientUpdate(difference(work.parts(model)[0], w), weight(work), {"loss": loss}), state
+
+    def adapt(work: Work, w: Params, state: OwnModel) -> OwnModel:
         # w_i = w - alpha grad f_i(w)
-        model = work.compose(*own_model(received, state))
-        lrs = dict.fromkeys(work.shared, personal_lr)
-        model, _ = sgd(work, model, work.batches("personal"), lr=lrs, options=SgdOptions(0.0, 0.0, None))
-        return Own(*work.parts(model), torch.ones_like(state.asked))
+        model = work.compose(*own_model(w, state))
+        model, _ = train(work, model, work.batches("personal"), {work.shared: personal_sgd})
+        return keep_own_model(work, model, state)
 
-    local = phase("", epochs, steps, batch_size, shuffle)
-    return Algorithm(
-        name="per_fedavg",
-        phases={**dict.fromkeys(turns, local), "personal": Phase(None, personal_steps, batch_size, shuffle)},
-        init_server=partial(averaging.init_server, optimiser),
-        init_client=_nothing_yet,
-        broadcast=averaging.broadcast,
+    def init_client(shared: Params, personal: Params) -> OwnModel:
+        """The state of every client in training: the place where its own model will be."""
+        return begin_own_model({n: torch.zeros_like(p) for n, p in shared.items()}, personal)
+
+    local = shared_sgd.phase
+    return assemble(
+        phases={**dict.fromkeys(turns, local), "personal": Phase(None, personal_sgd.steps, *local[2:4])},
+        init_client=init_client,
         client_update=client_update,
-        aggregator=weighted_mean,
-        server_update=partial(averaging.server_update, optimiser),
         personal_model=own_model,
         adapt=adapt,
-        schedule=chosen_schedule(schedule),
+        server=server,
+        schedule=schedule,
         stateful=False,
         default_split="nothing",
-        needs="nothing",
     )
 
 
-def _slope(work: Work, model: Params, batch: Batch | None) -> tuple[Params, Tensor, Params]:
-    """The gradient of f_i, the loss, and the buffers that the pass changed; 0 without a batch."""
-    if batch is None:
-        return {n: torch.zeros_like(model[n]) for n in work.shared}, torch.zeros_like(work.examples), {}
-    return slope(work, model, work.shared, [batch])
-
-
-def _hessian_product(work: Work, model: Params, vector: Params, batch: Batch) -> Params:
+def hessian_product(work: Work, model: Params, vector: Params, batch: Batch) -> Params:
     """The Hessian of f_i at the model times a vector, by one more backward pass; the Hessian itself is never made."""
 
     def loss(block: Params) -> Tensor:
@@ -175,14 +141,3 @@ def _hessian_product(work: Work, model: Params, vector: Params, batch: Batch) ->
         constraint = "one that can be differentiated twice for form='hessian_vector'"
         raise MoietyError(message("model", constraint, error, "Use form='first_order'.")) from error
     return product  # type: ignore[no-any-return]
-
-
-def _real(work: Work, *batches: Batch | None) -> Tensor:
-    """Whether a step is one: steps of padding, which keep clients of a block together, move nothing."""
-    batch = next(b for b in batches if b is not None)
-    return batch["mask"].any() if "mask" in batch else torch.ones_like(work.examples, dtype=torch.bool)
-
-
-def _nothing_yet(shared: Params, personal: Params) -> Own:
-    """The state of every client in training: the place where its own model will be."""
-    return never_asked({n: torch.zeros_like(p) for n, p in shared.items()}, personal)

@@ -7,11 +7,12 @@ Pillutla et al. 2022, where its problem is equation (2).
 
 The minimiser theta_i(w) is client i's model, and grad F_i(w) = lambda (w - theta_i(w)).
 
-Symbols: w^t ``received``; theta_i ``state.shared``; lambda ``pull``; eta ``lr``; R ``steps`` or ``epochs``; |D|
-``batch_size``; K, the steps that solve for theta, ``inner_steps`` at the rate ``personal_lr``; beta
+Symbols: w^t what is received; theta_i ``state.shared``; eta, R and |D| the learning rate, length and batch size of
+``shared``; lambda ``personal.pull``; K, the steps that solve for theta, ``personal.steps``; beta
 ``server=moiety.server.sgd(lr=beta)``, 1 by default; S_t the cohort.
 
-Reduces to FedAvg of learning rate lr pull personal_lr where R and K are 1: theta starts at w, where the pull is 0.
+Reduces to FedAvg of learning rate eta lambda ``personal.lr`` where R and K are 1: theta starts at w, where the pull is
+0.
 
 Deviations from the paper:
 
@@ -35,18 +36,14 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-import math
-from functools import partial
-
-import torch
 from torch import Tensor
 
-from moiety.clients.own import Own, never_asked, own_model
-from moiety.errors import number, whole
-from moiety.local import SgdOptions, difference, either, phase, positive_lr, rates, sgd
-from moiety.local.schedules import chosen as chosen_schedule
-from moiety.server import averaging, check_weighting, client_weight, weighted_mean
-from moiety.server.optimisers import chosen as chosen_server
+from moiety.clients.states import OwnModel, begin_own_model, keep_own_model, own_model
+from moiety.errors import must
+from moiety.local.sgd import Sgd, sgd_work, train
+from moiety.local.verbs import difference, fold
+from moiety.server.averaging import assemble
+from moiety.server.mean import client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Schedule, ServerOptimiser, Work
 
@@ -54,17 +51,8 @@ from moiety.types import Algorithm, Batch, ClientUpdate, Params, Schedule, Serve
 @recorded
 def pfedme(
     *,
-    lr: float,
-    personal_lr: float,
-    pull: float,
-    inner_steps: int = 5,
-    epochs: int | None = None,
-    steps: int | None = None,
-    batch_size: int = 32,
-    shuffle: bool = True,
-    weight_decay: float = 0.0,
-    momentum: float = 0.0,
-    clip: float | None = None,
+    shared: float | Sgd,
+    personal: Sgd,
     weighting: str = "examples",
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
@@ -72,72 +60,47 @@ def pfedme(
     """PFedMe: a shared model, and its proximal point for each client (Dinh et al. 2020).
 
     Args:
-        lr: learning rate of the shared model on clients, eta.
-        personal_lr: learning rate of the steps for the personal model.
-        pull: lambda, how strongly the personal model is held to the shared one.
-        inner_steps: K, the steps for the personal model on each minibatch.
-        epochs: passes over the client's data; 1 where neither this nor the next is given.
-        steps: or a number of minibatches, R.
-        batch_size: examples per minibatch; a client with fewer uses what it has.
-        shuffle: False walks through the data in its order.
-        weight_decay: l2 penalty, towards 0, on the personal model.
-        momentum: of the steps for the personal model, from 0 on each minibatch.
-        clip: largest norm of the loss's gradient.
-        weighting: alpha_i, by ``examples``, ``batches`` or ``uniform``.
-        server: the server's optimiser, ``moiety.server.sgd(lr=beta)``; plain averaging (beta = 1) by default.
-        schedule: of the client learning rates across rounds; constant by default.
-
-    Returns:
-        The algorithm, for ``moiety.fit``.
+        shared: local work on the shared model: eta, or ``moiety.sgd(eta, steps=R, batch_size=|D|)``.
+        personal: how theta is found on each batch, ``moiety.sgd(lr, steps=K, pull=lambda)``; K is 5 by default.
+        weighting: of the clients in the mean, by ``examples``, ``batches`` or ``uniform``.
+        server: the server's optimiser; plain averaging by default.
+        schedule: of both client learning rates across rounds; constant by default.
     """
-    positive_lr("lr", lr)
-    positive_lr("personal_lr", personal_lr)
-    number("pull", pull, "> 0 and finite", lambda x: 0 < x < math.inf)
-    whole("inner_steps", inner_steps, 1)
-    check_weighting(weighting)
-    options = SgdOptions(momentum, weight_decay, clip)
-    optimiser = chosen_server(server)
+    shared_sgd = sgd_work("shared", shared, without=("momentum", "weight_decay", "pull", "clip"))
+    personal_sgd = sgd_work("personal", personal, epochs=None, steps=5, without=("epochs", "batch_size", "shuffle"))
+    lr, pull, K = shared_sgd.lr, personal_sgd.pull, personal_sgd.steps or 0
+    must(pull > 0, "personal.pull", "> 0", pull, "It holds theta to the shared model.")
+    weight = client_weights(weighting, shared_sgd.rows)
 
     def proximal(work: Work, theta: Params, w: Params, batch: Batch) -> tuple[Params, Tensor]:
-        """Line 7: K steps on f_i(theta; D) + (lambda / 2) ||theta - w||^2, and the mean loss f_i on the way."""
-        rate = rates(work, work.shared, personal_lr)
-        return sgd(work, theta, [batch] * inner_steps, lr=rate, options=options, pull=(pull, w))
+        # Line 7: K steps on f_i(theta; D) + (lambda / 2) ||theta - w||^2, and the mean loss f_i on the way
+        return train(work, theta, [batch] * K, {work.shared: personal_sgd}, centre=w)
 
-    def client_update(work: Work, received: Params, state: Own) -> tuple[ClientUpdate, Own]:
-        theta = work.compose(received, state.personal)
-        w = {name: received[name] for name in work.shared}  # line 5
-        losses, reals = [], []
-        for batch in work.batches("local"):  # line 6
-            theta, loss = proximal(work, theta, w, batch)
-            # Line 8: w_{i,r+1} = w_{i,r} - eta lambda (w_{i,r} - theta_i); a minibatch of padding moves nothing.
-            real = batch["mask"].any() if "mask" in batch else torch.ones_like(work.examples, dtype=torch.bool)
-            w = either(real, {n: p - lr * work.scale * pull * (p - theta[n]) for n, p in w.items()}, w)
-            losses.append(loss)
-            reals.append(real)
-        own, statistics = work.parts(theta)
-        change = difference({**own, **w}, received)  # line 9
-        info = {"loss": torch.stack(losses).sum() / torch.stack(reals).sum()}
-        update = ClientUpdate(change, client_weight(work, weighting, batch_size), info)
-        return update, Own(own, statistics, torch.ones_like(state.asked))
+    def client_update(work: Work, received: Params, state: OwnModel) -> tuple[ClientUpdate, OwnModel]:
+        def step(now: tuple[Params, Params], batch: Batch) -> tuple[tuple[Params, Params], Tensor]:
+            theta, loss = proximal(work, *now, batch)
+            # Line 8: w_{i,r+1} = w_{i,r} - eta lambda (w_{i,r} - theta_i)
+            w = {n: p - lr * work.scale * pull * (p - theta[n]) for n, p in now[1].items()}
+            return (theta, w), loss
 
-    def adapt(work: Work, received: Params, state: Own) -> Own:
+        start = work.compose(received, state.personal), {n: received[n] for n in work.shared}  # line 5
+        (theta, w), loss = fold(work, work.batches("local"), step, start)  # line 6
+        change = difference({**work.parts(theta)[0], **w}, received)  # line 9
+        return ClientUpdate(change, weight(work), {"loss": loss}), keep_own_model(work, theta, state)
+
+    def adapt(work: Work, received: Params, state: OwnModel) -> OwnModel:
         theta = work.compose(*own_model(received, state))
         for batch in work.batches("local"):
             theta, _ = proximal(work, theta, received, batch)
-        return Own(*work.parts(theta), torch.ones_like(state.asked))
+        return keep_own_model(work, theta, state)
 
-    return Algorithm(
-        name="pfedme",
-        phases={"local": phase("", epochs, steps, batch_size, shuffle)},
-        init_server=partial(averaging.init_server, optimiser),
-        init_client=never_asked,
-        broadcast=averaging.broadcast,  # line 3
+    return assemble(
+        phases={"local": shared_sgd.phase},
+        init_client=begin_own_model,
         client_update=client_update,
-        aggregator=weighted_mean,  # line 10
-        server_update=partial(averaging.server_update, optimiser),
         personal_model=own_model,
         adapt=adapt,
-        schedule=chosen_schedule(schedule),
+        server=server,  # line 10
+        schedule=schedule,
         default_split="nothing",
-        needs="nothing",
     )

@@ -6,9 +6,10 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. "SCAFFOLD: Stochastic Controlled
 The server has a control c, an estimate of the mean gradient, and each client a control c_i, one of its own gradient.
 A client's gradient plus c - c_i points where the mean gradient does.
 
-Symbols: x ``received``; y_i the client's model; c ``control`` of the server, sent under the names "control:" + name;
-c_i ``state.control``; eta_l ``lr``; eta_g ``server=moiety.server.sgd(lr=eta_g)``; K ``steps``, or as many as ``epochs``
-give; S the clients whose updates arrived, N all clients; options I and II of line 12 ``option``.
+Symbols: x what is received; y_i the client's model; c ``control`` of the server, sent under the names "control:" +
+name; c_i ``state.control``; eta_l and K the learning rate and length of ``shared``; eta_g
+``server=moiety.server.sgd(lr=eta_g)``; S the clients whose updates arrived, N all clients; options I and II of line 12
+``option``.
 
 Reduces to FedAvg as long as all controls are 0 (the first round). With one step of all clients on all of their data
 the corrections cancel in the mean: gradient descent of rate eta_g eta_l.
@@ -31,7 +32,6 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -39,24 +39,22 @@ import torch
 from torch import Tensor
 
 from moiety.errors import choice
-from moiety.local import SgdOptions, difference, phase, positive_lr, rates, sgd
-from moiety.local.schedules import chosen as chosen_schedule
-from moiety.local.solvers import WHOLE, batch_or_whole
-from moiety.server import averaging, check_weighting, client_weight, weighted_mean
-from moiety.server.optimisers import chosen as chosen_server
+from moiety.local.sgd import ALL, WHOLE, Sgd, sgd_work, train
+from moiety.local.verbs import add_prefix, difference, take_prefix
+from moiety.server import averaging
+from moiety.server.mean import client_weights
+from moiety.server.optimisers import server_or_mean
 from moiety.spec import recorded
-from moiety.types import Algorithm, Batch, ClientUpdate, Objective, Params, Phase, Schedule, ServerOptimiser, Work
+from moiety.types import Algorithm, ClientUpdate, Objective, Params, Phase, Schedule, ServerOptimiser, Wire, Work
 
 CONTROL = "control:"
 """Before the name of a parameter, its control on the wire."""
 
 
 class Server(NamedTuple):
-    """Shared parameters and running statistics, the state of the server's optimiser, and c."""
+    """Shared parameters and running statistics with the state of the server's optimiser, and c."""
 
-    shared: Params
-    statistics: Params
-    optimiser: object
+    model: averaging.Server
     control: Params
 
 
@@ -70,12 +68,8 @@ class Client(NamedTuple):
 @recorded
 def scaffold(
     *,
-    lr: float,
+    shared: float | Sgd,
     option: str = "II",
-    epochs: int | None = None,
-    steps: int | None = None,
-    batch_size: int | None = 32,
-    shuffle: bool = True,
     weighting: str = "uniform",
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
@@ -83,108 +77,87 @@ def scaffold(
     """SCAFFOLD: control variates against client drift; nothing personal (Karimireddy et al. 2020).
 
     Args:
-        lr: learning rate on clients, eta_l.
+        shared: local work: eta_l, or ``moiety.sgd(eta_l, steps=K)``.
         option: how a client's control is renewed: ``I`` by its gradient at the received model, an extra pass, or ``II``
             by the mean of the gradients of its steps.
-        epochs: passes over the client's data; 1 where neither this nor the next is given.
-        steps: or a number of steps, K.
-        batch_size: examples per step; None takes all that the client has.
-        shuffle: False walks through the data in its order.
         weighting: of the clients in the mean, by ``uniform``, ``examples`` or ``batches``.
         server: the server's optimiser, ``moiety.server.sgd(lr=eta_g)``; plain averaging (eta_g = 1) by default.
         schedule: of the client learning rate across rounds; constant by default.
-
-    Returns:
-        The algorithm, for ``moiety.fit``.
     """
-    positive_lr("lr", lr)
+    shared_sgd = sgd_work("shared", shared, without=("momentum", "weight_decay", "pull", "clip"))
     choice("option", option, ("I", "II"))
-    check_weighting(weighting)
-    plain = SgdOptions(0.0, 0.0, None)
-    optimiser = chosen_server(server)
-    examples = batch_or_whole(batch_size)
-    walk = phase("", epochs, steps, examples, shuffle)
-    repeated = steps or epochs or 1
-    if batch_size is None:  # every step, and every epoch, is on the one batch that holds all data: it is fetched once
-        walk = Phase(1, None, WHOLE, False)
+    weight, batches_of = client_weights(weighting, shared_sgd.rows), client_weights("batches", shared_sgd.rows)
+    optimiser, whole = server_or_mean(server), Phase(1, None, WHOLE, False)
+    repeats = shared_sgd.steps or shared_sgd.epochs or 1
+    # With all rows in a batch every step is on that one batch: it is fetched once.
+    one_batch = shared_sgd.batch_size == ALL
 
-    def taken(work: Work) -> Tensor:
+    def count_steps(work: Work) -> Tensor:
         """K, the number of the client's steps."""
-        if batch_size is None or steps is not None:
-            return torch.full_like(work.examples, repeated)
-        return repeated * client_weight(work, "batches", examples)
+        if one_batch or shared_sgd.steps is not None:
+            return torch.full_like(work.examples, repeats)
+        return repeats * batches_of(work)
 
     def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
-        x, c = parted(received)
-        model, rate = work.compose(x, state.personal), rates(work, work.shared, lr)  # line 7
-        batches: Iterable[Batch] = work.batches("local")
-        if batch_size is None:
-            batches = list(batches) * repeated
+        x, c = split_control(received)
+        model = work.compose(x, state.personal)  # line 7
+        batches = list(work.batches("local")) * repeats if one_batch else work.batches("local")
         # Lines 8-11: y_i <- y_i - eta_l (g_i(y_i) - c_i + c), K times
-        steered, sums = corrected(work, {n: c[n] - state.control[n] for n in work.shared})
-        y, loss = sgd(steered, model, batches, lr=rate, options=plain)
+        steered, sums = shift_gradients(work, {n: c[n] - state.control[n] for n in work.shared})
+        y, loss = train(steered, model, batches, {work.shared: shared_sgd})
         # Line 12
         if option == "I":
-            seen, sums = corrected(work, {})
-            sgd(seen, model, work.batches("control"), lr=rate, options=plain)  # for g_i(x), not for where it leads
-            new = {**state.control, **sums}
+            plain, sums = shift_gradients(work, {})
+            train(plain, model, work.batches("control"), {work.shared: shared_sgd})  # for g_i(x) alone
+            control = {**state.control, **sums}
         else:
-            count = taken(work)
-            new = {**state.control, **{n: (g / count).to(g.dtype) for n, g in sums.items()}}
+            count = count_steps(work)
+            control = {**state.control, **{n: (g / count).to(g.dtype) for n, g in sums.items()}}
         # Lines 13 and 14
         y_i, statistics = work.parts(y)
-        change = {**difference(y_i, x), **named(difference(new, state.control))}
-        update = ClientUpdate(change, client_weight(work, weighting, examples), {"loss": loss})
-        return update, Client(statistics, new)
+        change = {**difference(y_i, x), **add_prefix(difference(control, state.control), CONTROL)}
+        return ClientUpdate(change, weight(work), {"loss": loss}), Client(statistics, control)
 
-    # Line 17: x <- x + eta_g Delta x, c <- c + |S|/N Delta c
-    def joined(change: Params, uploads: int, clients: int) -> Params:
-        return {n: uploads / clients * d if n.startswith(CONTROL) else d for n, d in change.items()}
+    def server_update(now: Server, change: Params, share: float) -> Server:
+        # Line 17: x <- x + eta_g Delta x, c <- c + |S|/N Delta c
+        model = averaging.server_update(optimiser, now.model, change)
+        return Server(model, {n: c + share * change[CONTROL + n] for n, c in now.control.items()})
 
-    def server_update(now: Server, change: Params) -> Server:
-        moved = averaging.server_update(optimiser, averaging.Server(*now[:3]), change)
-        return Server(*moved, {n: c + change[CONTROL + n] for n, c in now.control.items()})
-
-    def init_server(shared: Params, statistics: Params) -> Server:
-        begun = averaging.init_server(optimiser, shared, statistics)
-        return Server(*begun, zeros({**shared, **statistics}))
+    def init_server(shared: Params, statistics: Params, personal: Params) -> Server:
+        return Server(averaging.init_server(optimiser, shared, statistics), zeros({**shared, **statistics}))
 
     def adapt(work: Work, received: Params, state: Client) -> Client:
         # Only running statistics can be a client's own; where there are none there is nothing to learn.
         return client_update(work, received, state)[1] if state.personal else state
 
-    def crosses(shared: Params, personal: Params) -> tuple[Params, Params]:
-        both = {**shared, **named(zeros(shared))}
+    def layout(shared: Params, personal: Params) -> tuple[Params, Params]:
+        both = {**shared, **add_prefix(zeros(shared), CONTROL)}
         return both, both
 
-    return Algorithm(
-        name="scaffold",
-        phases={"local": walk} | ({"control": Phase(1, None, WHOLE, False)} if option == "I" else {}),
+    phase = whole if one_batch else shared_sgd.phase
+    return averaging.assemble(
+        phases={"local": phase} | ({"control": whole} if option == "I" else {}),
         init_server=init_server,
         init_client=lambda shared, personal: Client(personal, zeros(shared)),
-        broadcast=lambda now: {**now.shared, **now.statistics, **named(now.control)},  # line 5
-        client_update=client_update,
-        aggregator=weighted_mean,  # line 16
-        joined=joined,
-        uncompressed=lambda name: name.startswith(CONTROL),
+        broadcast=lambda now: {**averaging.broadcast(now.model), **add_prefix(now.control, CONTROL)},  # line 5
+        client_update=client_update,  # the mean of line 16 is as ever
         server_update=server_update,
-        personal_model=lambda received, state: (parted(received)[0], state.personal),
+        personal_model=lambda received, state: (split_control(received)[0], state.personal),
         adapt=adapt,
-        schedule=chosen_schedule(schedule),
+        schedule=schedule,
         default_split="nothing",
-        needs="nothing",
-        crosses=crosses,
+        wire=Wire(layout, uncompressed=lambda name: name.startswith(CONTROL)),
     )
 
 
-def corrected(work: Work, shift: Params) -> tuple[Work, Params]:
+def shift_gradients(work: Work, shift: Params) -> tuple[Work, Params]:
     """The same work with ``shift`` added to every gradient, and the sum of the gradients as they were."""
     sums: Params = {}
 
     def gradient(objective: Objective, at: Params) -> tuple[Params, Tensor, Params]:
-        found, loss, changed = work.gradient(objective, at)
-        sums.update({n: sums[n] + g if n in sums else g for n, g in found.items()})
-        return {n: g + shift[n] if n in shift else g for n, g in found.items()}, loss, changed
+        gradients, loss, changed = work.gradient(objective, at)
+        sums.update({n: sums[n] + g if n in sums else g for n, g in gradients.items()})
+        return {n: g + shift[n] if n in shift else g for n, g in gradients.items()}, loss, changed
 
     return replace(work, gradient=gradient), sums
 
@@ -194,12 +167,6 @@ def zeros(shared: Params) -> Params:
     return {n: torch.zeros_like(p) for n, p in shared.items() if p.is_floating_point()}
 
 
-def named(control: Params) -> Params:
-    """Controls by their names on the wire."""
-    return {CONTROL + n: c for n, c in control.items()}
-
-
-def parted(received: Params) -> tuple[Params, Params]:
+def split_control(received: Params) -> tuple[Params, Params]:
     """The model and the control in what was received."""
-    x = {n: p for n, p in received.items() if not n.startswith(CONTROL)}
-    return x, {n.removeprefix(CONTROL): c for n, c in received.items() if n.startswith(CONTROL)}
+    return {n: p for n, p in received.items() if not n.startswith(CONTROL)}, take_prefix(received, CONTROL)

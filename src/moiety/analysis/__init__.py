@@ -1,1 +1,51 @@
-"""Questions asked of a problem or of runs: which algorithm, who is hurt, at what cost. Import from the modules."""
+"""Questions asked of a problem or of runs: which algorithm, who is hurt, at what cost."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from moiety.analysis.harm import change_rows, hurt_when, over_seeds, share_hurt, sweep
+from moiety.analysis.intervals import Claim, Interval, claim, interval, table_row
+from moiety.analysis.versus import Versus, against_parameters, changes, column, higher_is_better, mean, versus
+
+if TYPE_CHECKING:
+    from moiety.analysis.costs import bytes_of_run, flops_of_run, memory_rows, search_share
+
+_HEAVY = {
+    "bytes_of_run": "moiety.analysis.costs",
+    "flops_of_run": "moiety.analysis.costs",
+    "memory_rows": "moiety.analysis.costs",
+    "search_share": "moiety.analysis.costs",
+}
+"""Names whose modules import torch: they are looked up when first used."""
+
+__all__ = [
+    "Claim",
+    "Interval",
+    "Versus",
+    "against_parameters",
+    "bytes_of_run",
+    "change_rows",
+    "changes",
+    "claim",
+    "column",
+    "flops_of_run",
+    "higher_is_better",
+    "hurt_when",
+    "interval",
+    "mean",
+    "memory_rows",
+    "over_seeds",
+    "search_share",
+    "share_hurt",
+    "sweep",
+    "table_row",
+    "versus",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HEAVY:
+        raise AttributeError(f"module 'moiety.analysis' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HEAVY[name]), name)

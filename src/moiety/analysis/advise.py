@@ -1,29 +1,128 @@
-"""FedAlt or FedSim? What the theory of Pillutla et al. (2022) says of the user's own problem."""
+"""FedAlt or FedSim? What the theory of Pillutla et al. (2022) says about a user's problem."""
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from torch import nn
 
 from moiety import task as tasks
 from moiety.algorithms import fedalt
-from moiety.analysis.advice import Advice
-from moiety.analysis.looking import Client, Look, look, sampled
-from moiety.analysis.theory import Constants, bounds, leading, leading_as_printed
+from moiety.analysis.estimates import Estimates, estimate, sample_clients, sample_rows
+from moiety.analysis.theory import Constants, Terms, bounds, leading, leading_as_printed
 from moiety.data import FederatedData
 from moiety.engines.problem import Problem
-from moiety.errors import choice, kind, must, number, whole
+from moiety.errors import choice, kind, must, number, proper_fraction, whole
 from moiety.random import generator
-from moiety.run.build import default_loss, problem_for
-from moiety.run.checks import check_data, check_kinds, check_numbers
+from moiety.run.build import make_problem
+from moiety.run.checks import check_kinds
+from moiety.run.settings import Options, Settings, complete_options
 from moiety.split import Split
 from moiety.types import Task
 
 RESAMPLES = 200
 ALIKE = 0.005
 """Leading terms that differ by less than this share are called alike."""
+NAMES = {"fedalt": "FedAlt", "fedsim": "FedSim"}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The estimates and the advice; ``print`` shows both.
+
+    ``better`` is ``fedalt``, ``fedsim``, ``alike`` or ``undecided``. ``factor`` is FedSim's leading term divided by
+    FedAlt's, from ``low`` to ``high`` over the points and over resampled clients; ``factor_as_printed`` is the same
+    with the variances as Theorems 1 and 2 print them. ``constants`` are the largest values, ``typical`` the medians.
+    ``alt`` and ``sim`` are the terms of the two bounds after ``rounds`` rounds.
+    """
+
+    better: str
+    factor: float
+    low: float
+    high: float
+    factor_as_printed: float
+    constants: Constants
+    typical: dict[str, float]
+    gap: float
+    alt: Terms
+    sim: Terms
+    rounds: int
+    clients: int
+    points: int
+    examples: int
+
+    @property
+    def chi(self) -> float:
+        """The cross-sensitivity of (5)."""
+        return math.sqrt(self.constants.chi2)
+
+    @property
+    def sentence(self) -> str:
+        """The advice in words."""
+        size = max(self.factor, 1 / self.factor) if self.factor else math.inf
+        span = f"{self.low:.3g} to {self.high:.3g}" if self.better != "fedsim" else _inverse(self.low, self.high)
+        sample = f"over {_count(self.points, 'point')} and {_count(self.clients, 'client')}"
+        if self.better == "alike":
+            verdict = f"The leading terms of FedAlt and FedSim are alike (ratio {self.factor:.3g}, {span} {sample})."
+        elif self.better == "undecided":
+            verdict = (
+                "Not decided by this sample: FedSim's leading term divided by FedAlt's is "
+                f"{self.factor:.3g}, but {span} {sample}."
+            )
+        else:
+            other = NAMES["fedsim" if self.better == "fedalt" else "fedalt"]
+            verdict = (
+                f"{NAMES[self.better]} has the better leading term: {other}'s is {size:.3g} times as large "
+                f"({span} {sample})."
+            )
+        return " ".join([verdict, *self._notes()])
+
+    def _notes(self) -> list[str]:
+        """What the reader should know before relying on it."""
+        notes = []
+        if (self.factor - 1) * (self.factor_as_printed - 1) < 0:
+            notes.append(
+                "With the variances as Theorems 1 and 2 print them, without the 1/m of their proofs, it is the other "
+                f"way round (ratio {self.factor_as_printed:.3g})."
+            )
+        small = [name for name, t in (("FedAlt", self.alt), ("FedSim", self.sim)) if t.leading < max(t.second, t.last)]
+        if small:
+            who = " and ".join(small)
+            notes.append(f"After {_count(self.rounds, 'round')} the leading term is not yet the largest for {who}.")
+        notes.append("Estimates are lower bounds at these points, and bounds are known up to constants only.")
+        return notes
+
+    def __str__(self) -> str:
+        c = self.constants
+        rows = [
+            ("L_u", "curvature in the shared part", c.L_u, self.typical["L_u"]),
+            ("L_v", "curvature in the personal part", c.L_v, self.typical["L_v"]),
+            ("L_uv = L_vu", "how one part moves the other's gradient", c.L_uv, self.typical["L_uv"]),
+            ("chi", "cross-sensitivity, max(L_uv, L_vu) / sqrt(L_u L_v)", self.chi, None),
+            ("sigma_u^2", "variance of a batch's shared gradient", c.sigma_u2, self.typical["sigma_u2"]),
+            ("sigma_v^2", "variance of a batch's personal gradient", c.sigma_v2, self.typical["sigma_v2"]),
+            ("delta^2", "diversity of the clients' shared gradients", c.delta2, self.typical["delta2"]),
+            ("Delta F_0", "loss at the start above its least value, at most", self.gap, None),
+        ]
+        lines = [f"{'':14}{'largest':>10}{'median':>10}"]
+        for name, meaning, most, middle in rows:
+            lines.append(f"{name:14}{most:>10.3g}{'' if middle is None else f'{middle:.3g}':>10}   {meaning}")
+        lines += ["", f"{f'bound, T = {self.rounds}':22}{'T^-1/2':>10}{'T^-2/3':>10}{'1/T':>10}"]
+        for name, terms in (("FedAlt (Theorem 1)", self.alt), ("FedSim (Theorem 2)", self.sim)):
+            lines.append(f"{name:22}" + "".join(f"{term:>10.3g}" for term in terms))
+        return "\n".join([*lines, "", textwrap.fill(self.sentence, 100)])
+
+
+def _inverse(low: float, high: float) -> str:
+    return f"{1 / high:.3g} to {1 / low:.3g}" if low else f"{1 / high:.3g} and more"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def advise(
@@ -49,30 +148,30 @@ def advise(
 ) -> Advice:
     """Estimate the constants of the theory on this problem, and say whether FedAlt or FedSim has the better bound.
 
-    Some clients are looked at, at the point where training begins and at a few points along alternating gradient steps.
-    Curvatures come from power iteration on products with the Hessian, variances and diversity from the gradient of
-    every row. The two bounds are those of Theorems 1 and 2 (Pillutla et al. 2022), compared as in section 3.3 by their
-    leading 1/sqrt(T) terms.
+    The constants are estimated for some clients, at the point where training begins and at a few points along
+    alternating gradient steps. Curvatures come from power iteration on products with the Hessian, variances and
+    diversity from the gradient of every row. The two bounds are those of Theorems 1 and 2 (Pillutla et al. 2022),
+    compared as in section 3.3 by their leading 1/sqrt(T) terms.
 
     Args:
         model: as in ``fit``. Models whose rows affect each other (BatchNorm) have no gradient of one row.
         data: as in ``fit``.
         split: what is shared and what is personal; there must be some of both.
-        cohort: how many clients take part in a round, m.
-        rounds: how many rounds are planned, T.
+        cohort: the number of clients in a round, m.
+        rounds: the number of rounds planned, T.
         batch_size: rows of a batch, drawn without replacement.
         shared_steps: local steps on the shared part, tau_u, and of FedSim; by default those of one epoch, the mean over
-            clients. It matters to the lower-order terms only.
+            clients. Only the lower-order terms depend on it.
         personal_steps: local steps on the personal part, tau_v; likewise.
         weighting: alpha_i, by ``examples`` or ``uniform``; the loss of client i counts n alpha_i times, as under (4).
         loss: as in ``fit``.
         inputs: as in ``fit``.
         least: a value that the objective cannot go below, F*.
-        clients: how many clients to look at; a random sample where there are more.
-        points: at how many points.
-        examples: at how many rows of a client, at most; a random sample where there are more.
+        clients: the most clients to sample.
+        points: the number of points.
+        examples: the most rows of a client to sample.
         tolerance: power iteration stops where a step adds less than this share.
-        seed: of the samples and of the first vectors of power iteration.
+        seed: seed of the samples and of the first vectors of power iteration.
         device: where the arithmetic happens.
 
     Returns:
@@ -84,30 +183,28 @@ def advise(
     whole("clients", clients, 2)
     whole("points", points, 1)
     whole("examples", examples, 2)
-    number("tolerance", tolerance, "> 0 and < 1", lambda t: 0 < t < 1)
+    proper_fraction("tolerance", tolerance)
     number("least", least, "a finite number", lambda f: bool(np.isfinite(f)))
     sizes = data.sizes("train")
     epoch = max(1, round(float(np.ceil(sizes / batch_size).mean())))
-    given = {"shared_steps": shared_steps, "personal_steps": personal_steps}
-    steps = {name: epoch if count is None else count for name, count in given.items()}
+    steps = {
+        "shared_steps": epoch if shared_steps is None else shared_steps,
+        "personal_steps": epoch if personal_steps is None else personal_steps,
+    }
     for name, count in steps.items():
         whole(name, count, 1)
-    found = look(
-        problem,
-        _chosen(problem, clients, sizes, weighting, examples),
-        points=points,
-        batch_size=batch_size,
-        tolerance=tolerance,
-    )
-    every = np.arange(found.L_u.shape[1])
-    constants = found.constants(list(range(points)), every, cohort)
+    scales = sizes / sizes.mean() if weighting == "examples" else np.ones(len(sizes))
+    positions = sample_clients(problem, clients, "advise")
+    sample = [sample_rows(problem, int(c), examples, float(scales[c])) for c in positions]
+    estimates = estimate(problem, sample, points=points, batch_size=batch_size, tolerance=tolerance)
+    constants = estimates.constants(range(points), np.arange(len(sample)), cohort)
     for name in ("L_u", "L_v"):
         got = getattr(constants, name)
-        must(got > 0, name, "above 0 at some point", got, "Look at more points: at these the loss is flat.")
-    gap = float(found.loss[0].mean()) - least
+        must(got > 0, name, "above 0 at some point", got, "Use more points: at these the loss is flat.")
+    gap = float(estimates.loss[0].mean()) - least
     must(gap >= 0, "least", f"<= {gap + least:.6g}, the loss at the start", least)
     factor = _factor(constants)
-    low, high = _range(found, cohort, seed, factor)
+    low, high = _range(estimates, cohort, seed, factor)
     alt, sim = bounds(constants, gap=gap, rounds=rounds, **steps)
     return Advice(
         better=_better(low, high),
@@ -116,12 +213,12 @@ def advise(
         high=high,
         factor_as_printed=_factor(constants, printed=True),
         constants=constants,
-        typical=_typical(found),
+        typical=estimates.medians(),
         gap=gap,
         alt=alt,
         sim=sim,
         rounds=rounds,
-        clients=len(every),
+        clients=len(sample),
         points=points,
         examples=examples,
     )
@@ -138,72 +235,44 @@ def _problem(
     inputs: Sequence[str],
     device: str,
 ) -> Problem:
-    """The problem, refused where the theory does not speak of it."""
-    algorithm = fedalt(shared_lr=1.0, personal_lr=1.0)  # not run: the checks ask which algorithm a split is for
+    """The problem; raise where the theory does not apply to it."""
+    algorithm = fedalt(shared=1.0, personal=1.0)  # not run: the checks need the algorithm that a split is for
     check_kinds(model, data, algorithm, split)
     kind("split", split, Split, "a Split", "For instance moiety.split.output_layer(model).")
-    check_numbers(data, rounds, cohort, seed, {})
-    check_data(data)
+    settings = Settings(inputs=inputs, device=device, partial=False)
+    options = complete_options(Options(rounds, cohort, seed, loss=loss, settings=settings), model, data, algorithm)
     must(len(data) >= 2, "data", "those of at least two clients", len(data))
     got = f"{len(split.trained_shared)} shared and {len(split.trained_personal)} personal parameters"
     must(bool(split.trained_shared and split.trained_personal), "split", "one with shared and personal parts", got)
-    chosen = loss or (default_loss(data) if isinstance(model, nn.Module) else "its own")
-    problem = problem_for(model, data, algorithm, split, seed, chosen, None, inputs, device, False)
-    hint = "GroupNorm or LayerNorm in its place would do."
-    must(
-        not problem.task.mixes_examples,
-        "model",
-        "one whose rows do not affect each other",
-        "one with BatchNorm or the like",
-        hint,
-    )
+    problem = make_problem(model, data, algorithm, split, options)
+    got, hint = "one with BatchNorm or the like", "GroupNorm or LayerNorm in its place would do."
+    must(not problem.task.mixes_examples, "model", "one whose rows do not affect each other", got, hint)
     return problem
 
 
-def _chosen(problem: Problem, clients: int, sizes: np.ndarray, weighting: str, examples: int) -> list[Client]:
-    """The clients to look at, each with its n alpha_i."""
-    every = np.arange(len(problem.data))
-    if len(every) > clients:
-        every = np.sort(generator(problem.seed, "advise", "clients").choice(every, clients, replace=False))
-    scales = sizes / sizes.mean() if weighting == "examples" else np.ones(len(sizes))
-    return [sampled(problem, int(c), examples, float(scales[c])) for c in every]
-
-
 def _factor(constants: Constants, *, printed: bool = False) -> float:
-    """FedSim's leading term divided by FedAlt's; 1 where both are nothing, as with full batches of all clients."""
+    """FedSim's leading term divided by FedAlt's; 1 where both are 0, as with full batches of all clients."""
     alt, sim = (leading_as_printed if printed else leading)(constants)
     return float(np.sqrt(sim / alt)) if alt > 0 else 1.0
 
 
-def _range(found: Look, cohort: int, seed: int, factor: float) -> tuple[float, float]:
+def _range(estimates: Estimates, cohort: int, seed: int, factor: float) -> tuple[float, float]:
     """The least and the largest ratio over points; where clients were sampled, the middle 90% over resamples."""
-    points, clients = found.L_u.shape
+    points, clients = estimates.L_u.shape
     draw = generator(seed, "advise", "resample")
-    whole_sample = np.arange(clients)
     factors = [factor]
     for point in range(points):
-        if clients == found.clients:
-            chosen = [whole_sample]
-        else:
-            chosen = list(draw.choice(clients, (RESAMPLES, clients)))
-        made = [found.constants([point], c, cohort) for c in chosen]
-        ratios = [_factor(c) for c in made if c.L_u > 0 and c.L_v > 0]
+        every = clients == estimates.clients
+        samples = [np.arange(clients)] if every else list(draw.choice(clients, (RESAMPLES, clients)))
+        constants = [estimates.constants([point], sample, cohort) for sample in samples]
+        ratios = [_factor(c) for c in constants if c.L_u > 0 and c.L_v > 0]
         factors += list(np.quantile(ratios, [0.05, 0.95])) if ratios else []
     return float(min(factors)), float(max(factors))
 
 
 def _better(low: float, high: float) -> str:
-    """Who has the better leading term wherever there is a difference, if it is the same everywhere."""
+    """Which has the better leading term over the whole range of ratios, if one has."""
     never_worse, never_better = low > 1 - ALIKE, high < 1 + ALIKE
     if never_worse and never_better:
         return "alike"
     return "fedalt" if never_worse else "fedsim" if never_better else "undecided"
-
-
-def _typical(found: Look) -> dict[str, float]:
-    """Medians over points and clients."""
-    names = ("L_u", "L_v", "L_uv", "sigma_u2", "sigma_v2")
-    middle = {name: float(np.median(getattr(found, name))) for name in names}
-    every = np.arange(found.L_u.shape[1])
-    middle["delta2"] = float(np.median([found.diversity(point, every) for point in range(len(found.L_u))]))
-    return middle

@@ -9,11 +9,11 @@
 l_{i,s}(w^g_{s-tau}, w) for the client and l_{i,s}(w, w_{i,s}) for the server.
 
 This is a simulation and no algorithm of ``moiety.fit``: the paper's server receives every loss function, that is every
-example, and every personal model, which ``fit`` never lets cross. For squared loss the server would need second moments
-only, sum x^g x^gT and sum x^g (y - w_i . x^l); but of a client with one example they are that example.
+example, and every personal model, which ``fit`` never sends. For squared loss the server would need second moments
+only, sum x^g x^gT and sum x^g (y - w_i . x^l); but for a client with one example they reveal that example.
 
-Where many parameters fit equally well, as in the first rounds, the one nearest to the present value is taken, which the
-paper leaves open. Losses of a linear pair alone: l(w^g, w) = f(y, w^g . x^g + w . x^l).
+Where many parameters fit equally well, as in the first rounds, the one nearest to the present value is used; the paper
+leaves this open. Losses are those of a linear pair: l(w^g, w) = f(y, w^g . x^g + w . x^l).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moiety.errors import choice, must, number, whole
+from moiety.errors import choice, must, positive, whole
 
 Floats = NDArray[np.float64]
 LOSSES = ("squared", "logistic")
 
 
 @dataclass(frozen=True)
-class Played:
-    """What was incurred and where it went.
+class Trajectory:
+    """The losses and parameters of all rounds.
 
     ``losses`` [..., rounds, clients] are l_{i,t}(w^g_{t-tau}, w_{i,t}); ``shared`` [..., rounds + 1, d] and
     ``personal`` [..., rounds + 1, clients, d_i] the parameters from the first values on.
@@ -53,8 +53,8 @@ def glocal_erm(
     delay: int = 0,
     radius: float | None = None,
     loss: str = "squared",
-) -> Played:
-    """Algorithms 1 and 2: refit on all examples so far, every round.
+) -> Trajectory:
+    """Algorithms 1 and 2: fit both models to all examples so far, every round.
 
     Args:
         global_features: x^g [..., rounds, clients, d]; axes in front are independent repetitions, computed together.
@@ -63,14 +63,13 @@ def glocal_erm(
         shared: the first w^g [d]; zeros by default.
         personal: the first w_i [d_i], of every client; zeros by default.
         delay: tau, in rounds, each way.
-        radius: D; free by default.
+        radius: D; no constraint by default.
         loss: ``squared``, (y - p)^2 in closed form, or ``logistic``, by L-BFGS (SciPy).
 
     Returns:
         Losses and parameters, round by round.
     """
-    stream = _stream(global_features, local_features, y, shared, personal, delay, radius, loss)
-    return _squared(stream, old=False) if loss == "squared" else _logistic(stream, old=False)
+    return _play(_check(global_features, local_features, y, shared, personal, delay, radius, loss), loss, old=False)
 
 
 def fictitious_play(
@@ -83,16 +82,15 @@ def fictitious_play(
     delay: int = 0,
     radius: float | None = None,
     loss: str = "squared",
-) -> Played:
-    """The rules after Theorem 1 (Algorithm 7): cheaper, and slow. Arguments as in ``glocal_erm``."""
-    stream = _stream(global_features, local_features, y, shared, personal, delay, radius, loss)
-    return _squared(stream, old=True) if loss == "squared" else _logistic(stream, old=True)
+) -> Trajectory:
+    """The rules after Theorem 1 (Algorithm 7): cheaper, but slower to learn. Arguments as in ``glocal_erm``."""
+    return _play(_check(global_features, local_features, y, shared, personal, delay, radius, loss), loss, old=True)
 
 
 @dataclass(frozen=True)
 class _Stream:
-    g: Floats
-    l: Floats  # noqa: E741  # the paper's letter
+    x_g: Floats
+    x_l: Floats
     y: Floats
     shared: Floats
     personal: Floats
@@ -100,50 +98,55 @@ class _Stream:
     radius: float | None
 
 
-def _stream(g: Any, l: Any, y: Any, u: Any, v: Any, delay: int, radius: float | None, loss: str) -> _Stream:  # noqa: E741
-    """The arguments, checked, as float64."""
-    g, l, y = (np.asarray(a, dtype=np.float64) for a in (g, l, y))  # noqa: E741
+def _check(x_g: Any, x_l: Any, y: Any, u: Any, v: Any, delay: int, radius: float | None, loss: str) -> _Stream:
+    """The arguments as float64, after checks."""
+    x_g, x_l, y = (np.asarray(a, dtype=np.float64) for a in (x_g, x_l, y))
     must(y.ndim >= 2, "y", "[..., rounds, clients]", list(y.shape))
-    for name, x in (("global_features", g), ("local_features", l)):
+    for name, x in (("global_features", x_g), ("local_features", x_l)):
         must(x.shape[:-1] == y.shape, name, f"[{', '.join(map(str, y.shape))}, features]", list(x.shape))
     choice("loss", loss, LOSSES)
     whole("delay", delay, 0)
     if radius is not None:
-        number("radius", radius, "> 0 and finite", lambda r: 0 < r < np.inf)
-    first = [np.zeros(x.shape[-1]) if w is None else np.asarray(w, np.float64) for w, x in ((u, g), (v, l))]
-    for name, w, x in (("shared", first[0], g), ("personal", first[1], l)):
+        positive("radius", radius)
+    first = [np.zeros(x.shape[-1]) if w is None else np.asarray(w, np.float64) for w, x in ((u, x_g), (v, x_l))]
+    for name, w, x in (("shared", first[0], x_g), ("personal", first[1], x_l)):
         must(w.shape == x.shape[-1:], name, f"{x.shape[-1]} numbers, one a feature", list(w.shape))
     batch, (_, clients) = y.shape[:-2], y.shape[-2:]
-    start_u = np.broadcast_to(first[0], (*batch, g.shape[-1]))
-    start_v = np.broadcast_to(first[1], (*batch, clients, l.shape[-1]))
-    return _Stream(g, l, y, start_u, start_v, delay, radius)
+    start_u = np.broadcast_to(first[0], (*batch, x_g.shape[-1]))
+    start_v = np.broadcast_to(first[1], (*batch, clients, x_l.shape[-1]))
+    return _Stream(x_g, x_l, y, start_u, start_v, delay, radius)
 
 
-def _squared(s: _Stream, *, old: bool) -> Played:
+def _play(s: _Stream, loss: str, *, old: bool) -> Trajectory:
+    """The rounds; with ``old`` a loss stays under the parameters of its time."""
+    return _play_squared(s, old=old) if loss == "squared" else _play_logistic(s, old=old)
+
+
+def _play_squared(s: _Stream, *, old: bool) -> Trajectory:
     """Both rules in closed form: running sums of moments, one solve a round on either side."""
     rounds = s.y.shape[-2]
     u, v = [s.shared], [s.personal]
     losses = np.empty(s.y.shape)
-    own = _Moments(s.l, s.g)  # the client's: second moments of x^l, and what x^g takes from the targets
-    all_ = _Moments(s.g, s.l)
+    of_clients = _Moments(s.x_l, s.x_g)  # second moments of x^l, and the part of the targets that x^g explains
+    of_server = _Moments(s.x_g, s.x_l)
     for t in range(rounds):
-        fetched = u[max(0, t - s.delay)]
-        g, l, y = s.g[..., t, :, :], s.l[..., t, :, :], s.y[..., t, :]  # noqa: E741
-        by_server = np.einsum("...d,...pd->...p", fetched, g)
-        losses[..., t, :] = (y - by_server - (l * v[-1]).sum(-1)) ** 2
-        own.add(l, g, y, by_server if old else None)
-        new_v = _least(own.second, own.right(fetched[..., None, :], old), v[-1], s.radius)
-        arrived = t - s.delay
+        delayed_u = u[max(0, t - s.delay)]
+        x_g, x_l, y = s.x_g[..., t, :, :], s.x_l[..., t, :, :], s.y[..., t, :]
+        by_server = np.einsum("...d,...pd->...p", delayed_u, x_g)
+        losses[..., t, :] = (y - by_server - (x_l * v[-1]).sum(-1)) ** 2
+        of_clients.add(x_l, x_g, y, by_server if old else None)
+        right = of_clients.right(delayed_u[..., None, :], old)
+        new_v = _minimise_in_ball(of_clients.second, right, v[-1], s.radius)
+        sent = t - s.delay  # the round whose examples reach the server now
         new_u = u[-1]
-        if arrived >= 0:
-            then = v[arrived]
-            g, l, y = s.g[..., arrived, :, :], s.l[..., arrived, :, :], s.y[..., arrived, :]  # noqa: E741
-            all_.add(g, l, y, (l * then).sum(-1) if old else None)
-            right = all_.right(then, old).sum(-2)
-            new_u = _least(all_.second.sum(-3), right, u[-1], s.radius)
+        if sent >= 0:
+            x_g, x_l, y = s.x_g[..., sent, :, :], s.x_l[..., sent, :, :], s.y[..., sent, :]
+            of_server.add(x_g, x_l, y, (x_l * v[sent]).sum(-1) if old else None)
+            right = of_server.right(v[sent], old).sum(-2)
+            new_u = _minimise_in_ball(of_server.second.sum(-3), right, u[-1], s.radius)
         u.append(new_u)
         v.append(new_v)
-    return Played(losses, np.stack(u, axis=-2), np.stack(v, axis=-3))
+    return Trajectory(losses, np.stack(u, axis=-2), np.stack(v, axis=-3))
 
 
 class _Moments:
@@ -153,21 +156,21 @@ class _Moments:
         lead, d, e = (*x.shape[:-3], x.shape[-2]), x.shape[-1], z.shape[-1]
         self.second, self.cross, self.first = np.zeros((*lead, d, d)), np.zeros((*lead, d, e)), np.zeros((*lead, d))
 
-    def add(self, x: Floats, z: Floats, y: Floats, taken: Floats | None) -> None:
-        """One example of each client; ``taken`` is what the other side predicted, where that is to be kept."""
+    def add(self, x: Floats, z: Floats, y: Floats, prediction: Floats | None) -> None:
+        """Add one example of each client; ``prediction`` is the other side's, where that is to stay as it was."""
         self.second = self.second + x[..., :, None] * x[..., None, :]
         self.cross = self.cross + x[..., :, None] * z[..., None, :]
-        self.first = self.first + x * (y if taken is None else y - taken)[..., None]
+        self.first = self.first + x * (y if prediction is None else y - prediction)[..., None]
 
     def right(self, w: Floats, old: bool) -> Floats:
         """The right-hand sides of the normal equations."""
         return self.first if old else self.first - (self.cross @ w[..., None])[..., 0]
 
 
-def _least(a: Floats, b: Floats, near: Floats, radius: float | None) -> Floats:
+def _minimise_in_ball(a: Floats, b: Floats, near: Floats, radius: float | None) -> Floats:
     """The minimiser of w^T A w / 2 - b . w in the ball, nearest to ``near`` where there are several.
 
-    On the sphere it is (A + m I)^-1 b for the m > 0 that makes its norm the radius (found by bisection).
+    On the sphere it is (A + m I)^-1 b for the m > 0 that makes its norm the radius (by bisection).
     """
     values, vectors = np.linalg.eigh(a)
     floor = 1e-12 * np.maximum(values[..., -1:], 1e-300)
@@ -177,25 +180,25 @@ def _least(a: Floats, b: Floats, near: Floats, radius: float | None) -> Floats:
     if radius is not None:
         outside = np.linalg.norm(free, axis=-1, keepdims=True) > radius
         inside = np.where(sure, turned_b / np.where(sure, values, 1), 0)
-        # Of several minimisers those in the ball do; else the constraint decides in the directions that are known.
+        # Where some minimisers are in the ball, take one; else the constraint decides in the directions that are known.
         room = np.sqrt(np.maximum(radius**2 - (inside**2).sum(-1, keepdims=True), 0))
         loose = np.where(sure, 0, turned_near)
         length = np.linalg.norm(loose, axis=-1, keepdims=True)
-        kept = inside + loose * np.minimum(1, room / np.maximum(length, 1e-300))
-        free = np.where(outside, kept, free)
+        nearest = inside + loose * np.minimum(1, room / np.maximum(length, 1e-300))
+        free = np.where(outside, nearest, free)
         too_far = np.linalg.norm(inside, axis=-1, keepdims=True) > radius
         if too_far.any():
             low, high = np.zeros_like(room), np.linalg.norm(turned_b, axis=-1, keepdims=True) / radius
-            shown = np.where(sure, turned_b, 0)
+            known = np.where(sure, turned_b, 0)
             for _ in range(100):
                 middle = (low + high) / 2
-                big = np.linalg.norm(shown / np.maximum(values + middle, 1e-300), axis=-1, keepdims=True) > radius
+                big = np.linalg.norm(known / np.maximum(values + middle, 1e-300), axis=-1, keepdims=True) > radius
                 low, high = np.where(big, middle, low), np.where(big, high, middle)
-            free = np.where(too_far, shown / np.maximum(values + high, 1e-300), free)
+            free = np.where(too_far, known / np.maximum(values + high, 1e-300), free)
     return np.asarray((vectors @ free[..., None])[..., 0])
 
 
-def _logistic(s: _Stream, *, old: bool) -> Played:
+def _play_logistic(s: _Stream, *, old: bool) -> Trajectory:
     """Both rules by L-BFGS, from the present value, on all examples so far."""
     must(s.y.ndim == 2, "y", "[rounds, clients] for logistic", list(s.y.shape), "Repeat one at a time.")
     must(bool(np.isin(s.y, (0, 1)).all()), "y", "0 or 1 for logistic", "others")
@@ -204,24 +207,24 @@ def _logistic(s: _Stream, *, old: bool) -> Played:
     losses = np.empty(s.y.shape)
     by_server, by_client = np.empty(s.y.shape), np.empty(s.y.shape)
     for t in range(rounds):
-        fetched = u[max(0, t - s.delay)]
-        by_server[t], by_client[t] = s.g[t] @ fetched, (s.l[t] * v[t]).sum(-1)
+        delayed_u = u[max(0, t - s.delay)]
+        by_server[t], by_client[t] = s.x_g[t] @ delayed_u, (s.x_l[t] * v[t]).sum(-1)
         losses[t] = np.logaddexp(0, by_server[t] + by_client[t]) - s.y[t] * (by_server[t] + by_client[t])
-        seen = slice(t + 1)
-        base = by_server[seen] if old else s.g[seen] @ fetched
-        new_v = [_fitted(s.l[seen, i], s.y[seen, i], base[:, i], v[t][i], s.radius) for i in range(clients)]
+        past = slice(t + 1)
+        base = by_server[past] if old else s.x_g[past] @ delayed_u
+        new_v = [_fit_logistic(s.x_l[past, i], s.y[past, i], base[:, i], v[t][i], s.radius) for i in range(clients)]
         new_u = u[t]
         if t >= s.delay:
-            seen = slice(t - s.delay + 1)
-            base = by_client[seen] if old else (s.l[seen] * v[t - s.delay]).sum(-1)
-            flat = s.g[seen].reshape(-1, s.g.shape[-1])
-            new_u = _fitted(flat, s.y[seen].ravel(), base.ravel(), u[t], s.radius)
+            past = slice(t - s.delay + 1)
+            base = by_client[past] if old else (s.x_l[past] * v[t - s.delay]).sum(-1)
+            flat = s.x_g[past].reshape(-1, s.x_g.shape[-1])
+            new_u = _fit_logistic(flat, s.y[past].ravel(), base.ravel(), u[t], s.radius)
         u.append(new_u)
         v.append(np.stack(new_v))
-    return Played(losses, np.stack(u), np.stack(v))
+    return Trajectory(losses, np.stack(u), np.stack(v))
 
 
-def _fitted(x: Floats, y: Floats, base: Floats, start: Floats, radius: float | None) -> Floats:
+def _fit_logistic(x: Floats, y: Floats, base: Floats, start: Floats, radius: float | None) -> Floats:
     """The minimiser of the logistic loss of base + x . w in the ball, from ``start``.
 
     On the sphere it minimises the loss + (m / 2) |w|^2 for the m > 0 that makes its norm the radius (by bisection).
@@ -234,8 +237,8 @@ def _fitted(x: Floats, y: Floats, base: Floats, start: Floats, radius: float | N
             slope = x.T @ (_sigmoid(p) - y) + m * w
             return float((np.logaddexp(0, p) - y * p).sum() + m / 2 * (w @ w)), slope
 
-        found = minimize(value, start, jac=True, method="L-BFGS-B", options={"maxiter": 500, "gtol": 1e-9})
-        return np.asarray(found.x)
+        result = minimize(value, start, jac=True, method="L-BFGS-B", options={"maxiter": 500, "gtol": 1e-9})
+        return np.asarray(result.x)
 
     free = at(0.0)
     if radius is None or np.linalg.norm(free) <= radius:

@@ -2,29 +2,27 @@
 
 Pillutla et al. (2022), section 4.2 and appendix C.3: the change of every client's metric on training and on test rows
 against the number of its training rows (Figures 5, 8, 9, 10), its distribution (Figure 7), and how it depends on the
-seed (Figure 11). Everything here is a function of rows as ``Run.clients`` and ``Run.evaluate`` give them; changes are
-signed such that more is better, in the metric's own unit.
+seed (Figure 11). All functions take rows as ``Run.clients`` and ``Run.evaluate`` give them; changes are signed such
+that more is better, in the metric's own unit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median, pstdev
-from typing import Any
 
 from moiety.analysis.intervals import Interval, interval
-from moiety.analysis.versus import Rows, changes
+from moiety.analysis.versus import Row, Rows, changes
 from moiety.analysis.versus import column as by_name
 from moiety.errors import choice, must
 
-Row = dict[str, Any]
 PARTS = ("test", "train")
 
 
 def change_rows(
     personal: Rows, plain: Rows, *, train: tuple[Rows, Rows] | None = None, higher_is_better: bool = True
 ) -> list[Row]:
-    """A row per client: what its metric gained from a run without a personal part to one with.
+    """A row per client: how its metric changed from a run without a personal part to a run with one.
 
     Args:
         personal: rows of the personalised run, on test rows.
@@ -33,27 +31,27 @@ def change_rows(
         higher_is_better: the direction of the metric.
 
     Returns:
-        Rows with ``client``, ``n`` (training rows), ``n_test``, ``test`` and ``train``: the changes, 0 where they are
-        rounding only, None for a client without rows of that part.
+        Rows with ``client``, ``n`` (training rows), ``n_test``, and the changes ``test`` and ``train``: 0 where they
+        are rounding only, None for a client without rows of that part.
     """
     sides = {"test": (personal, plain), **({} if train is None else {"train": train})}
-    gained: dict[str, dict[str, float]] = {part: {} for part in PARTS}
+    gains: dict[str, dict[str, float]] = {part: {} for part in PARTS}
     for part, (new, old) in sides.items():
-        _same_clients([new, old])
-        gained[part] = changes(by_name(new), by_name(old), higher_is_better=higher_is_better)
+        _check_same_clients([new, old])
+        gains[part] = changes(by_name(new), by_name(old), higher_is_better=higher_is_better)
     return [
         {
             "client": str(row["client"]),
             "n": int(row["n"]),
             "n_test": int(row["n_test"]),
-            **{part: gained[part].get(str(row["client"])) for part in PARTS},
+            **{part: gains[part].get(str(row["client"])) for part in PARTS},
         }
         for row in personal
     ]
 
 
-def _same_clients(tables: Sequence[Rows]) -> None:
-    """Refuse rows that cannot be compared client by client."""
+def _check_same_clients(tables: Sequence[Rows]) -> None:
+    """Raise where rows cannot be compared client by client."""
     sets = [{str(row["client"]) for row in rows} for rows in tables]
     for other in sets[1:]:
         odd = sorted(sets[0] ^ other)
@@ -72,13 +70,13 @@ def over_seeds(seeds: Sequence[Rows], *, column: str = "test") -> list[Row]:
         {
             "client": client,
             "n": sizes[client],
-            "mean": fmean(found),
-            "min": min(found),
-            "max": max(found),
-            "hurt": sum(change < 0 for change in found),
-            "seeds": len(found),
+            "mean": fmean(changes),
+            "min": min(changes),
+            "max": max(changes),
+            "hurt": sum(change < 0 for change in changes),
+            "seeds": len(changes),
         }
-        for client, found in tables.items()
+        for client, changes in tables.items()
     ]
     return sorted(rows, key=lambda row: (row["mean"], row["client"]))
 
@@ -87,34 +85,34 @@ def _by_client(seeds: Sequence[Rows], column: str) -> dict[str, list[float]]:
     """Each client's change in every seed, of the clients that have one."""
     choice("column", column, PARTS)
     must(len(seeds) > 0, "seeds", "at least one", "none")
-    _same_clients(seeds)
+    _check_same_clients(seeds)
     tables = [{str(row["client"]): row[column] for row in rows} for rows in seeds]
     return {client: [t[client] for t in tables] for client in tables[0] if all(t[client] is not None for t in tables)}
 
 
 def hurt_when(seeds: Sequence[Rows], *, column: str = "test") -> dict[str, list[str]]:
     """The clients hurt in every seed (``always``), in some (``sometimes``) and in none (``never``)."""
-    found: dict[str, list[str]] = {"always": [], "sometimes": [], "never": []}
+    clients: dict[str, list[str]] = {"always": [], "sometimes": [], "never": []}
     for row in over_seeds(seeds, column=column):
         when = "always" if row["hurt"] == row["seeds"] else "sometimes" if row["hurt"] else "never"
-        found[when].append(row["client"])
-    return found
+        clients[when].append(row["client"])
+    return clients
 
 
 def share_hurt(seeds: Sequence[Rows], *, column: str = "test", level: float = 0.95) -> Interval:
     """The share of clients that lost, with an interval over seeds."""
-    return interval([fmean(change < 0 for change in changed) for changed in _by_seed(seeds, column)], level=level)
+    return interval([fmean(change < 0 for change in one) for one in _by_seed(seeds, column)], level=level)
 
 
 def _by_seed(seeds: Sequence[Rows], column: str) -> list[list[float]]:
     """The changes of all clients that have one, for each seed."""
-    found = [list(one) for one in zip(*_by_client(seeds, column).values(), strict=True)]
-    must(len(found) > 0, "seeds", f"ones with a client that has {column} rows", "none")
-    return found
+    changes = [list(one) for one in zip(*_by_client(seeds, column).values(), strict=True)]
+    must(len(changes) > 0, "seeds", f"ones with a client that has {column} rows", "none")
+    return changes
 
 
 def sweep(values: Mapping[object, Sequence[Rows]], *, column: str = "test", level: float = 0.95) -> list[Row]:
-    """What an option does to the changes (Figures 7 and 10): a row for each of its values.
+    """How an option affects the changes (Figures 7 and 10): a row for each of its values.
 
     ``values`` maps a value of the option to the change rows of each seed. A row has the ``mean`` over clients and
     its interval over seeds (``mean_low``, ``mean_high``), the mean over seeds of the ``median`` and of the ``spread``
@@ -123,8 +121,8 @@ def sweep(values: Mapping[object, Sequence[Rows]], *, column: str = "test", leve
     """
     rows = []
     for value, seeds in values.items():
-        changed = _by_seed(seeds, column)
-        average = interval([fmean(one) for one in changed], level=level)
+        by_seed = _by_seed(seeds, column)
+        average = interval([fmean(one) for one in by_seed], level=level)
         hurt = share_hurt(seeds, column=column, level=level)
         rows.append(
             {
@@ -132,8 +130,8 @@ def sweep(values: Mapping[object, Sequence[Rows]], *, column: str = "test", leve
                 "mean": average.mean,
                 "mean_low": average.low,
                 "mean_high": average.high,
-                "median": fmean(median(one) for one in changed),
-                "spread": fmean(pstdev(one) for one in changed),
+                "median": fmean(median(one) for one in by_seed),
+                "spread": fmean(pstdev(one) for one in by_seed),
                 "share_hurt": hurt.mean,
                 "share_hurt_low": hurt.low,
                 "share_hurt_high": hurt.high,

@@ -1,4 +1,4 @@
-"""How sure one can be of a mean over a few seeds, and what that says of a claim."""
+"""How certain a mean over a few seeds is, and what that says about a claim."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from moiety.errors import must, number
+from moiety.errors import must, number, proper_fraction
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "not decided at this scale"
 
@@ -28,13 +28,13 @@ def interval(values: Sequence[float], *, level: float = 0.95) -> Interval:
 
     It takes the seeds for independent and their values for normally distributed.
 
-    >>> found = interval([1.0, 2.0, 3.0])
-    >>> found.mean, found.std, round(found.low, 3), round(found.high, 3)
+    >>> result = interval([1.0, 2.0, 3.0])
+    >>> result.mean, result.std, round(result.low, 3), round(result.high, 3)
     (2.0, 1.0, -0.484, 4.484)
     >>> interval([0.5])
     Interval(mean=0.5, std=None, low=None, high=None, seeds=1)
     """
-    number("level", level, "> 0 and < 1", lambda x: 0 < x < 1)
+    proper_fraction("level", level)
     must(len(values) > 0, "values", "at least one, a seed each", "none")
     odd = [v for v in values if not math.isfinite(v)]
     must(not odd, "values", "finite numbers", odd[:1])
@@ -49,9 +49,14 @@ def interval(values: Sequence[float], *, level: float = 0.95) -> Interval:
     return Interval(mean, std, mean - half, mean + half, count)
 
 
+def as_columns(result: Interval, name: str) -> dict[str, Any]:
+    """The fields of an interval as columns of a row, the mean under ``name``."""
+    return {name if key == "mean" else key: value for key, value in asdict(result).items()}
+
+
 @dataclass(frozen=True)
 class Claim:
-    """A claim and what the seeds say of it: ``holds``, ``does not hold`` or ``not decided at this scale``."""
+    """A claim and its verdict: ``holds``, ``does not hold`` or ``not decided at this scale``."""
 
     name: str
     verdict: str
@@ -66,9 +71,10 @@ def claim(
 ) -> Claim:
     """Judge a claim by the interval for the mean of ``differences``, one a seed.
 
-    That the difference is above a number: it holds where the whole interval is, and does not where the whole interval
-    is below. That it is close to nothing, ``within`` a margin either way: likewise, inside and outside. Where the
-    interval holds both, or there is one seed, it is not decided.
+    The claim that the difference is above a number holds where the whole interval is above it, and does not hold where
+    the whole interval is below it. The claim that the difference is ``within`` a margin either way holds where the
+    whole interval is inside, and does not hold where the whole interval is outside. It is not decided where the
+    interval holds both, or where there is one seed.
 
     >>> str(claim("FedAlt beats FedSim", [0.3, 0.4, 0.35]))
     'FedAlt beats FedSim: holds'
@@ -78,8 +84,8 @@ def claim(
     if within is not None:
         number("within", within, "> 0", lambda w: w > 0)
         must(above == 0, "above", "left out where within is given", above)
-    found = interval(differences, level=level)
-    return Claim(name, _verdict(found.low, found.high, above, within), found)
+    result = interval(differences, level=level)
+    return Claim(name, _verdict(result.low, result.high, above, within), result)
 
 
 def _verdict(low: float | None, high: float | None, above: float, within: float | None) -> str:
@@ -97,10 +103,9 @@ def table_row(
 ) -> dict[str, Any]:
     """A row of a table from one value a seed; ``scale=100`` makes per cent of shares.
 
-    >>> found = table_row("FedAlt", [0.5, 0.75], paper=62.0, scale=100)
-    >>> found["ours"], found["paper"], found["seeds"], found["verdict"]
+    >>> result = table_row("FedAlt", [0.5, 0.75], paper=62.0, scale=100)
+    >>> result["ours"], result["paper"], result["seeds"], result["verdict"]
     (62.5, 62.0, 2, None)
     """
-    found = interval([scale * value for value in values])
-    rest = {key: value for key, value in asdict(found).items() if key != "mean"}
-    return {"row": row, "paper": paper, "ours": found.mean, **rest, "verdict": verdict}
+    columns = as_columns(interval([scale * value for value in values]), "ours")
+    return {"row": row, "paper": paper, **columns, "verdict": verdict}

@@ -1,4 +1,4 @@
-"""Online learning judged as it goes: the loss incurred so far, and the regret against the best pair in hindsight.
+"""Online learning: the loss incurred so far, and the regret against the best pair in hindsight.
 
 Equation (1) of "Global and Local Learning for Distributed Personalization": the mean over clients and rounds of
 lambda_i (l_{i,t}(w^g_t, w_{i,t}) - l_{i,t}(u^g, u_i)) for the pairs (u^g, u_i) that are best for all that was seen.
@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moiety.data import FederatedData
-from moiety.errors import must, whole
+from moiety.errors import must
+from moiety.split.two_parts import check_features
 from moiety.types import RoundRecord
 
 Floats = NDArray[np.float64]
 
 _NOTHING = 1e-9
-"""Singular values below this share of the largest of all are none."""
+"""Singular values below this share of the largest count as 0."""
 
 
 @dataclass
@@ -84,9 +85,9 @@ def best_pair(
     fits = lam.shape == (count,) and bool((lam >= 0).all()) and lam.sum() > 0
     must(fits, "weights", f"{count} numbers >= 0, not all 0", weights)
     width = int(np.prod(data.columns["x"].shape[1:]))
-    named = {"global_features": global_features, "local_features": local_features}
-    chosen = [_columns(name, features, width) for name, features in named.items()]
-    parts = [_client(data, i, chosen, constant) for i in range(count)]
+    features = {"global_features": global_features, "local_features": local_features}
+    sides = [range(width) if some is None else check_features(name, some, width) for name, some in features.items()]
+    parts = [_client(data, i, sides, constant) for i in range(count)]
     rows = []
     for (g, own, y), weight in zip(parts, lam, strict=True):
         root = np.sqrt(weight / len(y))
@@ -100,25 +101,17 @@ def best_pair(
 
 
 def _least_squares(x: Floats, y: Floats, least: float) -> Floats:
-    """The shortest solution, of the directions whose singular value is above ``least``.
+    """The shortest solution, in the directions whose singular value is above ``least``.
 
-    What local features explain fully is left with rounding errors, which are no direction.
+    Directions that local features explain fully have singular values of rounding errors only.
     """
     left, values, right = np.linalg.svd(x, full_matrices=False)
     inverse = np.where(values > least, 1 / np.where(values > least, values, 1), 0)
     return np.asarray(right.T @ (inverse[:, None] * (left.T @ y)))
 
 
-def _columns(name: str, features: Sequence[int] | None, width: int) -> list[int]:
-    if features is None:
-        return list(range(width))
-    for feature in features:
-        whole(name, feature, 0, width - 1)
-    return list(features)
-
-
 def _client(
-    data: FederatedData, client: int, chosen: list[list[int]], constant: bool
+    data: FederatedData, client: int, sides: Sequence[Sequence[int]], constant: bool
 ) -> tuple[Floats, Floats, NDArray[Any]]:
     """Global features, local features and targets [rows, outputs] of one client."""
     columns = data.at(client)
@@ -127,5 +120,5 @@ def _client(
     several = data.classes is not None and data.classes > 2
     targets = (y[:, None] == np.arange(data.classes or 0)) if several else y.reshape(len(y), -1)
     ones = np.ones((len(x), 1 if constant else 0))
-    g, own = (np.hstack([x[:, some], ones]) for some in chosen)
+    g, own = (np.hstack([x[:, list(some)], ones]) for some in sides)
     return g, own, targets.astype(np.float64)

@@ -32,7 +32,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Constants:
-    """What Assumptions 1 to 3 ask of a problem with ``clients`` n, of which ``cohort`` m take part in a round.
+    """The constants of Assumptions 1 to 3 for a problem with n ``clients``, of which m (``cohort``) are in a round.
 
     ``L_u``, ``L_v`` and ``L_uv`` bound the blocks of every client's Hessian (L_uv = L_vu, section A.1); ``sigma_u2``
     and ``sigma_v2`` bound the variance of a batch's gradient; ``delta2`` bounds how the clients' gradients differ.

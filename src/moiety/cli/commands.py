@@ -11,7 +11,7 @@ import typer
 
 from moiety import __version__
 from moiety.cli import Interrupted
-from moiety.cli.kinds import KINDS
+from moiety.cli.listing import KINDS
 from moiety.errors import must
 
 app = typer.Typer(
@@ -34,6 +34,8 @@ class Request:
     engine: str | None = None
     workers: int | None = None
     scale: str | None = None
+    seeds: int | None = None
+    device: str | None = None
     out: Path | None = None
     resume: bool = False
     quiet: bool = False
@@ -43,10 +45,9 @@ class Request:
         words = ["moiety", "run", self.target]
         for assignment in self.sets:
             words += ["--set", assignment]
-        given = {"--rounds": self.rounds, "--seed": self.seed, "--engine": self.engine, "--workers": self.workers}
-        given["--scale"] = self.scale
-        for option, value in given.items():
-            words += [] if value is None else [option, str(value)]
+        for name in ("rounds", "seed", "engine", "workers", "scale", "seeds", "device"):
+            value = getattr(self, name)
+            words += [] if value is None else [f"--{name}", str(value)]
         words += ["--quiet"] if self.quiet else []
         return shlex.join([*words, "--resume", "--out", str(folder)])
 
@@ -88,7 +89,12 @@ def run(
     ],
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="a.b=c", help="Set a value of the file, as in algorithm.lr=0.1. Repeatable."),
+        typer.Option(
+            "--set",
+            metavar="a.b=c",
+            help="Set a value of the file, as in algorithm.shared=0.1, or a field of a recipe's plan, as in rounds=5."
+            " Repeatable.",
+        ),
     ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", metavar="N", help="How many rounds to train.")] = None,
     seed: Annotated[
@@ -115,8 +121,14 @@ def run(
         typer.Option(
             "--scale",
             metavar="NAME",
-            help="The size of a recipe that has scales: ci (seconds), laptop (minutes, the default) or paper.",
+            help="The size of a recipe: ci (seconds), laptop (minutes, the default), night (up to an hour) or paper.",
         ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", metavar="N", help="How many seeds a recipe has, from --seed on.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="NAME", help="The device to train on: cpu, cuda or mps.")
     ] = None,
     out: Annotated[
         str | None,
@@ -145,18 +157,20 @@ def run(
     """
     must(out != "", "out", "a folder", "nothing")
     where = None if out is None else Path(out)
-    request = Request(target, tuple(sets or ()), rounds, seed, engine, workers, scale, where, resume, quiet)
+    request = Request(
+        target, tuple(sets or ()), rounds, seed, engine, workers, scale, seeds, device, where, resume, quiet
+    )
     folder: list[Path] = []
     try:
-        from moiety.cli.training import train
+        from moiety.cli.run import run_target
 
-        train(request, begun=folder.append)
+        run_target(request, on_folder=folder.append)
     except KeyboardInterrupt:
         raise Interrupted(_how_to_continue(request, folder)) from None
 
 
 def _how_to_continue(request: Request, begun: list[Path]) -> str:
-    from moiety.cli.places import holds_run
+    from moiety.cli.folders import holds_run
 
     if not begun or not holds_run(begun[0]):
         return "interrupted before anything was written"
@@ -171,9 +185,9 @@ def list_(
 
     For data sets, say whether their file is found in the folder that MOIETY_DATA names.
     """
-    from moiety.cli.listing import show
+    from moiety.cli.listing import show_kind
 
-    show(what)
+    show_kind(what)
 
 
 @app.command(context_settings=_HELP)
@@ -186,6 +200,6 @@ def compare(
 
     One row for each run, and then the clients of each against the same clients of the first.
     """
-    from moiety.cli.comparing import show
+    from moiety.cli.compare import compare_folders
 
-    show(folders)
+    compare_folders(folders)

@@ -1,90 +1,51 @@
-"""Configuration files: TOML, checked section by section; what is unknown is refused with the nearest known."""
+"""Configuration files: TOML, checked table by table, and from there to what ``moiety.fit`` takes."""
 
 from __future__ import annotations
 
+import inspect
 import json
+import math
 import shlex
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import nn
 
-from moiety.errors import MoietyError, message, must, near
-from moiety.spec import nearest, one_line
+from moiety.data import FederatedData, from_spec
+from moiety.errors import MoietyError, choice, message, must, near
+from moiety.models import MODELS
+from moiety.run.build import algorithm_from, split_from
+from moiety.run.checks import check_inputs
+from moiety.run.pipeline import Stage, check_stage_options, stage_from
+from moiety.run.settings import RUN_KEYS, SECTIONS, Options, check_part, read_options
+from moiety.spec import build
+from moiety.split import SPLITS, Split
+from moiety.types import Algorithm
 
 Table = dict[str, Any]
-
-SECTIONS = ("data", "model", "split", "algorithm", "aggregator", "codec", "attack", "clock")
-"""The sections that name a builder."""
+KNOWN = (*SECTIONS, "run", "stage")
 
 
-class RunSection(BaseModel):
-    """``[run]``: the options of ``moiety.fit``. What is left out is decided there."""
+class Config(NamedTuple):
+    """A checked file: its tables, and the options that ``[run]`` and others name."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    rounds: int | None = None
-    cohort: int | None = None
-    participation: str | None = None
-    seed: int = 0
-    engine: str = "auto"
-    evaluate_on: str | None = None
-    evaluate_every: int | None = None
-    evaluate_clients: int | None = None
-    checkpoint_every: int | None = None
-    device: str = "cpu"
-    workers: int | None = None
-    partial: bool = True
-    loss: str | None = None
-    metric: str | None = None
-    inputs: list[str] = ["x"]
-    start: str | None = None
-    attackers: Any = None
-    """A share or a list of clients; checked with the data at hand."""
-    engine_reason: str | None = None
-    """Written into run folders; says nothing to a new run."""
+    tables: Table
+    options: Options
 
 
-class StageSection(BaseModel):
-    """``[[stage]]``: the options of ``moiety.stage``."""
+class Parts(NamedTuple):
+    """What a file describes: one run, or a pipeline of ``stages``."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    algorithm: Table
-    rounds: int
-    cohort: int | None = None
-    split: Table | None = None
-    evaluate_every: int | None = None
-    checkpoint_every: int | None = None
+    model: nn.Module
+    data: FederatedData
+    algorithm: Algorithm | None = None
+    split: Split | None = None
+    stages: Sequence[Stage] = ()
 
 
-class Config(BaseModel):
-    """A whole file, of one run or of a pipeline's stages. Sections that name a builder are checked by that builder."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    data: Table
-    model: Table
-    run: RunSection
-    algorithm: Table | None = None
-    split: Table | None = None
-    aggregator: Table | None = None
-    codec: Table | None = None
-    attack: Table | None = None
-    clock: Table | None = None
-    stage: list[StageSection] | None = None
-
-    def named(self) -> dict[str, Table]:
-        """The tables that name a builder, by where they stand."""
-        found = {key: getattr(self, key) for key in SECTIONS}
-        for number, each in enumerate(self.stage or (), 1):
-            found |= {f"stage.{number}.split": each.split, f"stage.{number}.algorithm": each.algorithm}
-        return {where: table for where, table in found.items() if table is not None}
-
-
-def read(path: Path) -> Table:
+def read_file(path: Path) -> Table:
     """The tables of a TOML file."""
     hint = "The config.toml in a run's folder is such a file."
     must(not path.is_dir(), "target", "a recipe or a TOML file", f"the folder {path}", hint)
@@ -101,9 +62,9 @@ def read(path: Path) -> Table:
 
 
 def _no_such(path: Path) -> MoietyError:
-    from moiety.recipes import RECIPES
+    from moiety.experiments.registry import list_recipes
 
-    hint = near(str(path), RECIPES).replace("Known:", "Recipes:")
+    hint = near(str(path), list_recipes()).replace("Known:", "Recipes:")
     return MoietyError(message("target", "a recipe or a TOML file", f"{path}, which is neither", hint))
 
 
@@ -119,143 +80,163 @@ def assign(tables: Table, assignment: str) -> None:
     path, equals, text = assignment.partition("=")
     keys = [key.strip() for key in path.split(".")]
     must(bool(equals) and all(keys), "--set", "of the form section.key=value", assignment or "nothing")
-    known = Config.model_fields
-    must(keys[0] in known, "--set", f"for one of the sections {', '.join(known)}", keys[0], near(keys[0], known))
+    must(keys[0] in KNOWN, "--set", f"for one of the sections {', '.join(KNOWN)}", keys[0], near(keys[0], KNOWN))
     must(len(keys) > 1 or keys[0] != "run", "--set", "for a key of [run]", assignment, "As in run.rounds=100.")
-    at, done = (_stage(tables, keys, assignment), 2) if keys[0] == "stage" else (tables, 0)
-    for depth, key in enumerate(keys[done:-1], start=done + 1):
-        inner = at.get(key, {})
+    table, above = (_stage_table(tables, keys, assignment), 2) if keys[0] == "stage" else (tables, 0)
+    for depth, key in enumerate(keys[above:-1], start=above + 1):
+        inner = table.get(key, {})
         inner = {"name": inner} if isinstance(inner, str) and keys[0] != "run" else inner
         must(isinstance(inner, dict), "--set", "for a key of a table", f"{'.'.join(keys[:depth])}, which is none")
-        at[key] = at = inner
-    at[keys[-1]] = _value(text.strip())
+        table[key] = table = inner
+    table[keys[-1]] = _value(text.strip())
 
 
-def _stage(tables: Table, keys: Sequence[str], assignment: str) -> Table:
+def _stage_table(tables: Table, keys: Sequence[str], assignment: str) -> Table:
     """The table of the stage that ``stage.N.key`` names, counted from 1 as the folders of stages are."""
     must(len(keys) > 2, "--set", "for a key of a stage", assignment, "As in stage.1.rounds=100.")
     stages = tables.get("stage")
-    count = len(stages) if isinstance(stages, list) else 0
-    known = keys[1].isdecimal() and 1 <= int(keys[1]) <= count
-    must(known, "--set", f"for one of {count} stages, counted from 1", f"stage.{keys[1]}")
-    assert isinstance(stages, list)
-    found = stages[int(keys[1]) - 1]
-    must(isinstance(found, dict), "--set", "for a key of a table", f"stage.{keys[1]}, which is none")
-    return found  # type: ignore[no-any-return]
+    stages = stages if isinstance(stages, list) else []
+    known = keys[1].isdecimal() and 1 <= int(keys[1]) <= len(stages)
+    must(known, "--set", f"for one of {len(stages)} stages, counted from 1", f"stage.{keys[1]}")
+    table = stages[int(keys[1]) - 1]
+    must(isinstance(table, dict), "--set", "for a key of a table", f"stage.{keys[1]}, which is none")
+    return table  # type: ignore[no-any-return]
+
+
+def read_assignment(assignment: str) -> tuple[str, Any]:
+    """The name and the value of ``name=value``; the value is TOML, or else a text.
+
+    >>> read_assignment("rounds=5"), read_assignment("source=mnist")
+    (('rounds', 5), ('source', 'mnist'))
+    """
+    name, equals, text = assignment.partition("=")
+    must(bool(equals) and bool(name.strip()), "--set", "of the form name=value", assignment or "nothing")
+    return name.strip(), _value(text.strip())
 
 
 def _value(text: str) -> Any:
     try:
-        read = tomllib.loads(f"value = {text}")
+        parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    return read["value"] if len(read) == 1 else text
+    return parsed["value"] if len(parsed) == 1 else text
 
 
-def check(tables: Table) -> Config:
+def check_tables(tables: Table) -> Config:
     """The file as a checked configuration; a section that is only a name becomes a table with that name."""
-    whole = {"run": {}, **_named(tables, SECTIONS)}
-    if isinstance(whole.get("stage"), list):
-        whole["stage"] = [_named(each, ("split", "algorithm")) for each in whole["stage"]]
-    try:
-        config = Config.model_validate(whole)
-    except ValidationError as error:
-        raise _one_line(error) from None
-    _one_or_many(config)
-    for where, table in config.named().items():
-        own = table.get("own")
+    for key in tables:
+        hint = f"It is a key of [run]: write run.{key}." if key in RUN_KEYS else near(key, KNOWN)
+        must(key in KNOWN, "file", "one of known sections", key, hint)
+    tables = {"run": {}, **_name_tables(tables, SECTIONS)}
+    stages = tables.get("stage", [])
+    must(isinstance(stages, list), "stage", "a list of tables, each headed [[stage]]", repr(stages))
+    tables |= {"stage": [_name_tables(each, ("split", "algorithm")) for each in stages]} if "stage" in tables else {}
+    for section in ("data", "model"):
+        must(section in tables, section, "given", "nothing", f"Add a section [{section}] to the file.")
+    sections = {key: tables[key] for key in SECTIONS if key in tables}
+    for number, stage in enumerate(tables.get("stage", ()), 1):
+        if isinstance(stage, dict):
+            sections |= {f"stage.{number}.{key}": stage[key] for key in ("split", "algorithm") if key in stage}
+    for name, table in sections.items():
+        must(isinstance(table, dict), name, "a table", repr(table))
         hint = "Such a run can be repeated from Python only."
-        must(own is None, where, "named in the file", f"the user's own {own}", hint)
-        for key in ("partition", "server", "schedule", "solver", "then"):
-            value = table.get(key, "")
-            must(isinstance(value, str | dict), f"{where}.{key}", "a name or a table with a name", repr(value))
+        must("own" not in table, name, "named in the file", f"the user's own {table.get('own')}", hint)
+    config = Config(tables, read_options(tables))
+    _check_stages(config)
     return config
 
 
-def _named(table: Any, keys: Sequence[str]) -> Any:
+def _name_tables(table: Any, keys: Sequence[str]) -> Any:
     """The table with a table in the place of a mere name."""
     if not isinstance(table, dict):
         return table
     return {k: {"name": v} if isinstance(v, str) and k in keys else v for k, v in table.items()}
 
 
-def _one_or_many(config: Config) -> None:
-    """A file has an algorithm, or stages with one each."""
-    if config.stage is None:
+def _check_stages(config: Config) -> None:
+    """Check that a file has an algorithm, or stages with one each."""
+    if "stage" not in config.tables:
         hint = "Add a section [algorithm], or tables [[stage]] with one each, to the file."
-        must(config.algorithm is not None, "algorithm", "given", "nothing", hint)
+        must("algorithm" in config.tables, "algorithm", "given", "nothing", hint)
         return
-    must(len(config.stage) > 0, "stage", "at least one table [[stage]]", "none")
-    apart = "left out where there are stages"
+    must(len(config.tables["stage"]) > 0, "stage", "at least one table [[stage]]", "none")
     for section in ("algorithm", "split"):
         hint = f"Each [[stage]] has its own {section}."
-        must(getattr(config, section) is None, section, apart, f"a section [{section}]", hint)
-    for section in ("aggregator", "codec", "attack", "clock"):
-        hint = "Stages know none; run them one after the other with start in [run]."
-        must(getattr(config, section) is None, section, apart, f"a section [{section}]", hint)
-    must(config.run.attackers is None, "run.attackers", apart, config.run.attackers)
-    for key in ("rounds", "cohort", "evaluate_every", "checkpoint_every", "start"):
-        value = getattr(config.run, key)
-        hint = "Stages start from each other."
-        if key != "start":
-            hint = f"Each [[stage]] has its own, to be set with --set stage.1.{key}={value}."
-        must(value is None, f"run.{key}", apart, value, hint)
+        there = section in config.tables
+        must(not there, section, "left out where there are stages", f"a section [{section}]", hint)
+    check_stage_options(config.options, "run.")
 
 
-def _one_line(error: ValidationError) -> MoietyError:
-    # An unknown key first: where one is misspelt, the right one is missing too.
-    first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-    place = [str(part + 1) if isinstance(part, int) else part for part in first["loc"]]
-    where = ".".join(place)
-    if first["type"] == "extra_forbidden":
-        return _unknown(place)
-    if first["type"] == "missing":
-        hint = f"Add a section [{where}] to the file." if len(place) == 1 else "Add it to that [[stage]]."
-        return MoietyError(message(where, "given", "nothing", hint))
-    if where == "stage":
-        return MoietyError(message(where, "a list of tables, each headed [[stage]]", repr(first["input"])))
-    return one_line([first])
+def make_parts(config: Config) -> Parts:
+    """Make what the file describes; what is quickly checked comes first, since data may take long to load."""
+    tables, options = config.tables, config.options
+    algorithm, stages = None, []
+    if "stage" in tables:
+        stages = [stage_from(number, table) for number, table in enumerate(tables["stage"], 1)]
+        for number, each in enumerate(tables["stage"], 1):
+            if "split" in each:
+                choice(f"stage.{number}.split.name", each["split"].get("name"), SPLITS)
+    else:
+        hint = "Write it into the file or use --rounds."
+        must(options.rounds is not None, "run.rounds", "given", "nothing", hint)
+        algorithm = algorithm_from(tables["algorithm"])
+        hint = 'As in [split] with name = "output_layer".'
+        known = "split" in tables or algorithm.default_split is not None
+        must(known, "split", f"given for {algorithm.name}", "nothing", hint)
+    choice("model.name", tables["model"].get("name"), MODELS)
+    data = from_spec(tables["data"])
+    check_part(data, options.settings.evaluate_on)
+    check_inputs(options.settings.inputs, data.columns)
+    model = _make_model(fill_sizes(tables["model"], data, options))
+    split = split_from(tables["split"], model) if "split" in tables else None
+    return Parts(model, data, algorithm, split, stages)
 
 
-def _unknown(place: Sequence[str]) -> MoietyError:
-    """A key that is not known where it stands, but may be elsewhere."""
-    *above, key = place
-    if not above:
-        hint = (
-            f"It is a key of [run]: write run.{key}."
-            if key in RunSection.model_fields
-            else near(key, Config.model_fields)
-        )
-        return MoietyError(message("file", "one of known sections", key, hint))
-    shape = StageSection if above[0] == "stage" else RunSection
-    known = [k for k in shape.model_fields if k != "engine_reason"]
-    hint = f"It is a section of its own, [{key}]." if key in SECTIONS else nearest(key, known)
-    return MoietyError(message(".".join(above), "a table of known keys", key, hint))
+def fill_sizes(model: Table, data: FederatedData, options: Options) -> Table:
+    """The model's table with the sizes that follow from the data, where the file leaves them out."""
+    shape = [int(side) for side in data.columns[options.settings.inputs[0]].shape[1:]]
+    sizes: Table = {"inputs": math.prod(shape)}
+    if len(shape) == 3:
+        sizes["image"] = shape
+    labels = data.columns.get("y")
+    if labels is not None:
+        regression = options.loss == "mse" or (options.loss is None and labels.dtype.kind == "f")
+        width = math.prod(labels.shape[1:]) if regression or data.classes is None else data.classes
+        sizes["outputs"] = sizes["classes"] = int(width)
+    known = inspect.signature(MODELS[model["name"]]).parameters
+    return {**{key: size for key, size in sizes.items() if key in known}, **model}
 
 
-def check_same(given: Table, begun: Table, folder: Path, where: Sequence[str] = ()) -> None:
+def _make_model(table: Table) -> nn.Module:
+    try:
+        model: nn.Module = build("model", MODELS, table)
+    except (RuntimeError, TypeError, MemoryError, OverflowError) as error:  # torch's way to say that it is too large
+        raise MoietyError(message("model", "one that can be made", error)) from None
+    return model
+
+
+def check_same(given: Table, began: Table, folder: Path, where: Sequence[str] = ()) -> None:
     """Refuse what a file says otherwise than the run that is to be continued began.
 
     The number of rounds, the engine and its workers may change. What the file leaves out was filled in at the start.
     """
     free = {"rounds", "engine", "engine_reason", "workers"} if list(where) == ["run"] else set()
     for key, value in given.items():
-        was = begun.get(key, False)  # a switch that is off need not be written down
+        was = began.get(key, False)  # a switch that is off need not be written down
         if key == "stage" and isinstance(value, list) and isinstance(was, list):
-            counts = len(value), len(was)
-            must(counts[0] == counts[1], "stage", f"{counts[1]} stages, as {folder} began", counts[0])
-            for number, (ours, theirs) in enumerate(zip(value, was, strict=True), 1):
-                check_same(ours, theirs, folder, ["stage", str(number)])
+            must(len(value) == len(was), "stage", f"{len(was)} stages, as {folder} began", len(value))
+            for number, pair in enumerate(zip(value, was, strict=True), 1):
+                check_same(*pair, folder, ["stage", str(number)])
             continue
         if isinstance(value, dict) or isinstance(was, dict):
-            ours, theirs = ({"name": v} if isinstance(v, str) else v for v in (value, was))
-            if isinstance(ours, dict) and isinstance(theirs, dict):
-                check_same(ours, theirs, folder, [*where, key])
+            value_table, was_table = ({"name": each} if isinstance(each, str) else each for each in (value, was))
+            if isinstance(value_table, dict) and isinstance(was_table, dict):
+                check_same(value_table, was_table, folder, [*where, key])
                 continue
         name = ".".join([*where, key])
-        shown = "left out" if key not in begun else repr(was)
+        shown = "left out" if key not in began else repr(was)
         hint = "Only rounds, engine and workers may change; begin another run for the rest"
         hint = "Begin another pipeline for that" if where and where[0] == "stage" else hint
-        if key in begun and not isinstance(was, dict):
+        if key in began and not isinstance(was, dict):
             hint += f", or keep it with --set {shlex.quote(f'{name}={json.dumps(was)}')}"
         must(key in free or value == was, name, f"{shown}, as {folder} began", repr(value), f"{hint}.")

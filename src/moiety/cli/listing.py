@@ -6,12 +6,41 @@ import importlib
 import inspect
 import os
 from pathlib import Path
+from typing import NamedTuple
 
-from moiety.cli.kinds import KINDS
-from moiety.cli.output import say, table
-from moiety.cli.output import show as show_table
 from moiety.errors import must
-from moiety.spec import nearest
+
+
+class Kind(NamedTuple):
+    """A module with a table of names, and the place in a file (nothing for what the command alone knows)."""
+
+    module: str
+    table: str
+    place: str
+
+
+KINDS = {
+    "algorithms": Kind("moiety.algorithms", "ALGORITHMS", "name in [algorithm]"),
+    "recipes": Kind("moiety.experiments.registry", "", ""),
+    "datasets": Kind("moiety.data", "SOURCES", "name in [data]"),
+    "partitions": Kind("moiety.data.partition", "PARTITIONS", "partition in [data]"),
+    "models": Kind("moiety.models", "MODELS", "name in [model]"),
+    "splits": Kind("moiety.split", "SPLITS", "name in [split]"),
+    "servers": Kind("moiety.server.optimisers", "SERVERS", "server in [algorithm]"),
+    "schedules": Kind("moiety.local.schedules", "SCHEDULES", "schedule in [algorithm]"),
+    "local": Kind("moiety.local.work", "LOCAL_WORK", "shared and personal in [algorithm]"),
+    "solvers": Kind("moiety.local.solvers", "SOLVERS", "personal in [algorithm] for ffgg, solver for local_ffgg"),
+    "kernels": Kind("moiety.local.kernels", "KERNELS", "personal in [algorithm] for fedpop"),
+    "priors": Kind("moiety.local.priors", "PRIORS", "prior in [algorithm], for fedpop"),
+    "aggregators": Kind("moiety.server.aggregators", "AGGREGATORS", "name in [aggregator]"),
+    "attacks": Kind("moiety.server.attacks", "ATTACKS", "name in [attack]"),
+    "codecs": Kind("moiety.transport.codecs", "CODECS", "name in [codec]"),
+    "clocks": Kind("moiety.clients.clock", "CLOCKS", "name in [clock]"),
+    "times": Kind("moiety.clients.speed", "TIMES", "compute, up and down in [clock]"),
+    "losses": Kind("moiety.task.scores", "LOSSES", "loss in [run]"),
+    "metrics": Kind("moiety.task.scores", "METRICS", "metric in [run]"),
+    "engines": Kind("moiety.engines.auto", "ENGINES", "engine in [run]"),
+}
 
 FILES = {
     "audiomnist": "audiomnist_mel32.npz",
@@ -45,14 +74,17 @@ ENGINES = {
 """The engines, and the names that leave the choice open."""
 
 
-def show(what: str) -> None:
+def show_kind(what: str) -> None:
     """Print the names of one kind, each with one line, and where in a file they stand."""
+    from moiety.cli.output import say, show, table  # not above: --help knows the kinds and nothing heavy
+    from moiety.spec import nearest
+
     must(what in KINDS, "what", "one of the known kinds", repr(what), nearest(what, KINDS))
     headers, rows = ["name", "what it is"], [[name, line] for name, line in lines(what).items()]
     if what == "datasets":
         headers.insert(1, "file")
         rows = [[name, file_state(name), line] for name, line in rows]
-    show_table(table(headers, rows, text=(0, 1, 2)))
+    show(table(headers, rows, text=(0, 1, 2)))
     place = KINDS[what].place
     say(f"\nin a file: {place}" if place else "\nas in: moiety run quickstart")
     if what == "datasets":
@@ -65,14 +97,18 @@ def lines(what: str) -> dict[str, str]:
     """What there is of a kind, each with the first line of its docstring."""
     if what == "engines":
         return ENGINES
-    found = getattr(importlib.import_module(KINDS[what].module), KINDS[what].table)
+    if what == "recipes":
+        from moiety.experiments.registry import describe_recipes
+
+        return describe_recipes()
+    builders = getattr(importlib.import_module(KINDS[what].module), KINDS[what].table)
     # A metric is a record; what it measures is said by its function.
-    return {name: first_line(getattr(made, "per_example", made)) for name, made in found.items()}
+    return {name: first_line(getattr(builder, "per_example", builder)) for name, builder in builders.items()}
 
 
-def first_line(made: object) -> str:
+def first_line(thing: object) -> str:
     """The first line of a docstring, or nothing."""
-    return (inspect.getdoc(made) or "").partition("\n")[0]
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
 
 
 def file_state(dataset: str) -> str:

@@ -6,48 +6,37 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from moiety.cli.folders import name_in
 from moiety.cli.output import NARROW, console, on_terminal, say
-from moiety.cli.places import called
 from moiety.errors import MoietyError
-from moiety.recipes.words import printable, value
-
-if TYPE_CHECKING:
-    from moiety.run.train import OnRound
-    from moiety.types import RoundRecord
+from moiety.reports.words import printable, value
+from moiety.run.folder import read_config
+from moiety.run.pipeline import Watch
+from moiety.run.train import OnRound
+from moiety.types import RoundRecord
 
 BARS = 8
 
 
-class Quiet:
-    """Shows nothing."""
+def watch_lines(name: str, folder: Path | None) -> OnRound:
+    """Print a line when a run begins and one for each evaluation."""
+    begun = False
 
-    def watch(self, name: str, folder: Path | None) -> OnRound | None:
-        """Nothing to call."""
-        return None
+    def on_round(record: RoundRecord, rounds: int) -> None:
+        nonlocal begun
+        if not begun:
+            say(heading(name, folder))
+            begun = True
+        if record.evaluation is not None:
+            at = f"round {record.round:>{len(str(rounds))}}/{rounds}"
+            say(f"{at}  {status(record.train_loss, record.evaluation)}")
 
-
-class Lines:
-    """A line when a run begins and one for each evaluation."""
-
-    def watch(self, name: str, folder: Path | None) -> OnRound:
-        """What is called after every round of one run."""
-        begun = False
-
-        def on_round(record: RoundRecord, rounds: int) -> None:
-            nonlocal begun
-            if not begun:
-                say(heading(name, folder))
-                begun = True
-            if record.evaluation is not None:
-                at = f"round {record.round:>{len(str(rounds))}}/{rounds}"
-                say(f"{at}  {status(record.train_loss, record.evaluation)}")
-
-        return on_round
+    return on_round
 
 
 class Bars:
@@ -82,26 +71,22 @@ class Bars:
 
         return on_round
 
-    def clear(self) -> None:
-        """Take all bars away."""
-        for bar in self.progress.task_ids:
-            self.progress.remove_task(bar)
-
 
 @contextmanager
-def reporter(quiet: bool) -> Iterator[Quiet | Lines | Bars]:
-    """The one that suits where the output goes."""
+def show_progress(quiet: bool) -> Iterator[Watch]:
+    """Show how runs go on, in the way that suits where the output goes; ``watch`` of each run is to be called."""
     if quiet:
-        yield Quiet()
+        yield lambda name, folder: None
     elif not on_terminal():
-        yield Lines()
+        yield watch_lines
     else:
         bars = Bars(console())
         with bars.progress:
             try:
-                yield bars
-            except MoietyError:
-                bars.clear()  # it never began: the one line that says why is enough
+                yield bars.watch
+            except MoietyError:  # it never began: the one line that says why is enough
+                for bar in bars.progress.task_ids:
+                    bars.progress.remove_task(bar)
                 raise
 
 
@@ -129,20 +114,14 @@ def status(train_loss: float, evaluation: Mapping[str, Any], *, short: bool = Fa
 
 def heading(name: str, folder: Path | None) -> str:
     """What the run is and where it goes, as its folder says."""
-    from moiety.run.folder import read_config
-
     if folder is None:
         return name
     config = read_config(folder)
     run = config["run"]
-    algorithm = _named(config, "algorithm")
-    what = f"{'' if name == algorithm else f'{printable(name)}: '}{algorithm} on {_named(config, 'data')}"
-    how = [f"split {_named(config, 'split')}", f"{run['cohort']} clients a round", f"seed {run['seed']}"]
+    algorithm, data, split = (printable(name_in(config, section)) for section in ("algorithm", "data", "split"))
+    what = f"{'' if name == algorithm else f'{printable(name)}: '}{algorithm} on {data}"
+    how = [f"split {split}", f"{run['cohort']} clients a round", f"seed {run['seed']}"]
     return ", ".join([what, *how, f"engine {run['engine']}", f"in {folder}"])
-
-
-def _named(config: dict[str, Any], section: str) -> str:
-    return printable(called(config, section))
 
 
 def _loss(number: float | None) -> str:

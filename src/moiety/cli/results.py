@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from moiety.analysis.versus import Versus, column, higher_is_better, versus
-from moiety.cli.places import called
-from moiety.errors import MoietyError, message, must
-from moiety.evaluation import summarise
+from moiety.cli.folders import name_in
+from moiety.errors import must
+from moiety.evaluation import Row, summarise
+from moiety.files import report_unreadable
 from moiety.run import folder
 from moiety.run.result import Run
 
-Row = dict[str, Any]
 _SECTIONS = ("data", "split", "algorithm", "run")
 _CLIENT = ("client", "n_test", "loss", "metric", "shared_loss", "shared_metric", "gain")
 _HISTORY = ("round", "part", "metric_name", "seconds")
@@ -70,34 +70,27 @@ class Result:
 
     def named(self, section: str) -> str:
         """The name of the run's algorithm, split, model or data."""
-        return called(self.config, section)
+        return name_in(self.config, section)
 
 
-def of_run(name: str, run: Run) -> Result:
+def result_of(run: Run, name: str) -> Result:
     """The result of a run that has just ended."""
     return Result(name, run.config, run.history, run.clients, run.ledger)
 
 
-def of_folder(path: Path, name: str) -> Result:
+def read_result(path: Path, name: str) -> Result:
     """The result that a run's folder holds."""
     config = folder.read_config(path)
     lacking = [section for section in _SECTIONS if not isinstance(config.get(section), dict)]
     must(not lacking, "config.toml", "a whole configuration", f"no [{', '.join(lacking)}] in {path}")
-    history = _whole("history.jsonl", path, folder.read_history(path), _HISTORY)
-    clients = _whole("clients.parquet", path, folder.read_clients(path), _CLIENT)
-    ledger = _whole("ledger.json", path, [_ledger(path)], _LEDGER)[0]
-    return Result(name, config, history, clients, ledger)
+    with report_unreadable(path / "ledger.json"):
+        ledger = json.loads((path / "ledger.json").read_text())
+    history = _check_rows("history.jsonl", path, folder.read_history(path), _HISTORY)
+    clients = _check_rows("clients.parquet", path, folder.read_clients(path), _CLIENT)
+    return Result(name, config, history, clients, *_check_rows("ledger.json", path, [ledger], _LEDGER))
 
 
-def _ledger(path: Path) -> Any:
-    file = path / "ledger.json"
-    try:
-        return json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise MoietyError(message("ledger.json", "whole", f"{file}: {error}")) from None
-
-
-def _whole(file: str, path: Path, rows: list[Any], keys: tuple[str, ...]) -> list[Row]:
+def _check_rows(file: str, path: Path, rows: list[Any], keys: tuple[str, ...]) -> list[Row]:
     """The rows, if there are some and they have what is needed."""
     must(len(rows) > 0, file, "of at least one row", f"none in {path}", "The run may not have ended; resume it.")
     for row in rows:

@@ -1,4 +1,4 @@
-"""Clocks: when broadcasts reach clients and when uploads reach the server. ``moiety.fit(..., clock=...)`` takes one.
+"""Clocks: when broadcasts reach clients and when uploads reach the server. ``moiety.Settings`` takes one.
 
 Time is virtual: nothing waits, and a run with a clock can be repeated to the last bit. ``asynchronous`` and
 ``synchronous`` count in seconds that clients and links take (``constant``, ``exponential``, ``pareto``, ``trace``),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from moiety.errors import must
+from moiety.local.verbs import apply_masks
 from moiety.types import Objective, Params, Work
 
 
@@ -23,23 +24,22 @@ class Masked(NamedTuple):
     asked: Tensor
 
 
-def never_asked(shared: Params, personal: Params, mask: Params) -> Masked:
+def begin_masked(shared: Params, personal: Params, mask: Params) -> Masked:
     """The state of a client before it is asked."""
     return Masked(personal, mask, next(iter(shared.values())).new_zeros((), dtype=torch.bool))
 
 
 def differ(state: Masked, one: Params, other: Params) -> Tensor:
     """Whether two sets of masks differ anywhere, as a tensor without axes."""
-    found = torch.zeros_like(state.asked)
+    differs = torch.zeros_like(state.asked)
     for name, mask in one.items():
-        found = found | (mask != other[name]).any()
-    return found
+        differs = differs | (mask != other[name]).any()
+    return differs
 
 
 def masked_model(received: Params, state: Masked) -> tuple[Params, Params]:
     """The two parts that a client predicts with: m_k * w, and what it has of its own."""
-    mask = state.mask
-    return {name: torch.where(mask[name], p, 0) if name in mask else p for name, p in received.items()}, state.personal
+    return apply_masks(received, state.mask), state.personal
 
 
 def masked_work(work: Work, mask: Params) -> Work:
@@ -49,8 +49,8 @@ def masked_work(work: Work, mask: Params) -> Work:
     must(not loose, "split", "one whose shared matrices are all trained", ", ".join(loose), hint)
 
     def gradient(objective: Objective, at: Params) -> tuple[Params, Tensor, Params]:
-        found, loss, changed = work.gradient(objective, at)
-        return {name: torch.where(mask[name], g, 0) if name in mask else g for name, g in found.items()}, loss, changed
+        gradients, loss, changed = work.gradient(objective, at)
+        return apply_masks(gradients, mask), loss, changed
 
     return replace(work, gradient=gradient)
 

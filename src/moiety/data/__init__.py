@@ -1,8 +1,7 @@
-"""Data of many clients: where it comes from, how it is dealt and split, and how it is kept."""
+"""Data of many clients: where it comes from, how it is dealt and split, and how it is stored."""
 
 from moiety.data.build import from_arrays, from_clients
-from moiety.data.federated import FederatedData
-from moiety.data.folder import open_folder
+from moiety.data.federated import FederatedData, open_folder
 from moiety.data.load import from_spec, load
 from moiety.data.partition import (
     PARTITIONS,

@@ -14,8 +14,8 @@ def largest_remainder(counts: Ints, group: Ints, totals: Ints, generator: np.ran
     """Whole numbers in proportion to ``counts`` within each group, with the group's total as their sum.
 
     A cell's exact share is ``total * count / (sum of counts in its group)``. Every cell gets the whole part of it, and
-    what is left goes to the largest remainders. Equal remainders are drawn by lot: were they settled by label, every
-    client with one example per class would be tested on the same few classes.
+    what is left goes to the largest remainders. Equal remainders are drawn by lot: if the label decided, every client
+    with one example per class would be tested on the same few classes.
 
     >>> one = np.zeros(3, dtype=np.int64)
     >>> largest_remainder(np.array([6, 3, 1]), one, np.array([5]), np.random.default_rng(0)).tolist()
@@ -28,8 +28,7 @@ def largest_remainder(counts: Ints, group: Ints, totals: Ints, generator: np.ran
     order = np.lexsort((generator.random(len(counts)), -remainder, group))
     rank = np.empty_like(order)
     rank[order] = _position_in_run(group[order])
-    taken: Ints = whole + (rank < left[group])
-    return taken
+    return np.asarray(whole + (rank < left[group]))
 
 
 def assign_parts(
@@ -41,39 +40,38 @@ def assign_parts(
     validation: float,
     generator: np.random.Generator,
 ) -> NDArray[np.int8]:
-    """The part of each row (0 train, 1 validation, 2 test), each client on its own and its labels in proportion.
+    """The part of each row (0 train, 1 validation, 2 test), client by client and with labels in proportion.
 
-    Test rows are ``test`` of a client's rows, rounded, but at least one where it has two rows; validation rows are
-    ``validation`` of its rows, rounded, out of the rest. Each client keeps one training row at the least.
+    Test rows are ``test`` of a client's rows, rounded, but at least one where it has two rows. Validation rows are
+    ``validation`` of its rows, rounded, out of the rest. Each client keeps at least one training row.
     """
     sizes = np.bincount(owner, minlength=clients)
     part = np.zeros(len(owner), dtype=np.int8)
     if isinstance(test, np.ndarray):
         part[test] = 2
     elif test > 0:
-        wanted = np.minimum(np.maximum(_rounded(sizes * test), 1), sizes - 1)
-        part[stratified(np.arange(len(owner)), owner, labels, wanted, generator)] = 2
+        wanted = np.minimum(np.maximum(_round_half_up(sizes * test), 1), sizes - 1)
+        part[draw_stratified(np.arange(len(owner)), owner, labels, wanted, generator)] = 2
     if validation > 0:
         rest = np.flatnonzero(part == 0)
         room = np.bincount(owner[rest], minlength=clients) - 1
-        wanted = np.minimum(_rounded(sizes * validation), np.maximum(room, 0))
-        part[stratified(rest, owner, labels, wanted, generator)] = 1
+        wanted = np.minimum(_round_half_up(sizes * validation), np.maximum(room, 0))
+        part[draw_stratified(rest, owner, labels, wanted, generator)] = 1
     return part
 
 
-def stratified(rows: Ints, owner: Ints, labels: Ints | None, wanted: Ints, generator: np.random.Generator) -> Ints:
-    """Of the given rows, ``wanted[client]`` of each client, in proportion to its labels among them."""
-    own = owner[rows]
+def draw_stratified(rows: Ints, owner: Ints, labels: Ints | None, wanted: Ints, generator: np.random.Generator) -> Ints:
+    """``wanted[client]`` of each client's rows among ``rows``, in proportion to its labels among them."""
+    client = owner[rows]
     label = np.zeros(len(rows), dtype=np.int64) if labels is None else labels[rows]
-    order = np.lexsort((generator.random(len(rows)), label, own))
-    own, label = own[order], label[order]
+    order = np.lexsort((generator.random(len(rows)), label, client))
+    client, label = client[order], label[order]
     # A cell is the run of rows with one client and one label; its rows lie in random order.
     first = np.ones(len(rows), dtype=bool)
-    first[1:] = (own[1:] != own[:-1]) | (label[1:] != label[:-1])
+    first[1:] = (client[1:] != client[:-1]) | (label[1:] != label[:-1])
     cell = np.cumsum(first) - 1
-    quota = largest_remainder(np.bincount(cell), own[first], wanted, generator)
-    taken: Ints = rows[order[_position_in_run(cell) < quota[cell]]]
-    return taken
+    quota = largest_remainder(np.bincount(cell), client[first], wanted, generator)
+    return np.asarray(rows[order[_position_in_run(cell) < quota[cell]]])
 
 
 def _position_in_run(values: Ints) -> Ints:
@@ -81,11 +79,9 @@ def _position_in_run(values: Ints) -> Ints:
     place = np.arange(len(values))
     first = np.ones(len(values), dtype=bool)
     first[1:] = values[1:] != values[:-1]
-    within: Ints = place - np.maximum.accumulate(np.where(first, place, 0))
-    return within
+    return np.asarray(place - np.maximum.accumulate(np.where(first, place, 0)))
 
 
-def _rounded(values: NDArray[np.floating[Any]]) -> Ints:
+def _round_half_up(values: NDArray[np.floating[Any]]) -> Ints:
     # Halves go up, on every machine and for every size; np.round would send 0.5 and 2.5 down but 1.5 up.
-    rounded: Ints = np.floor(values + 0.5).astype(np.int64)
-    return rounded
+    return np.asarray(np.floor(values + 0.5), dtype=np.int64)

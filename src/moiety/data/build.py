@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from moiety.data.apportion import assign_parts
-from moiety.data.checks import as_column, check_column_names, check_finite, check_fractions, check_seed
+from moiety.data.checks import as_column, check_column_names, check_finite, check_fractions
 from moiety.data.federated import Array, Columns, FederatedData, Ints, Names, Numbered
-from moiety.errors import MoietyError, message, must
+from moiety.errors import as_array, must, refuse, whole
 from moiety.random import generator
 
 _ROWS_AT_ONCE = 65_536
@@ -39,12 +39,12 @@ def from_arrays(
 
     Args:
         columns: arrays (or torch tensors, or lists) with one leading axis of rows. Integer ``y`` are labels from 0.
-        client: for each row its client, ints or strings. Clients are ordered by id. Their names are texts: where ids
-            are numbers that do not count from 0, a client is asked for as ``"3"``.
+        client: the client of each row, ints or strings. Clients are ordered by id. Their names are texts: where ids
+            are numbers that do not count from 0, client 3 is ``"3"``.
         test: the share of each client's rows kept for testing (labels in proportion where ``y`` holds one label a
             row; a client with two rows or more has at least one), or a boolean for each row.
         validation: the share of each client's rows kept for validation, taken out of the rest.
-        seed: of the split.
+        seed: seed of the split.
 
     Returns:
         The data, rows grouped by client. float16 becomes float32 and integers become int64, but uint8 columns other
@@ -54,19 +54,19 @@ def from_arrays(
     >>> [str(name) for name in fed.ids], fed.sizes("train").tolist(), fed.sizes("test").tolist(), fed.classes
     (['a', 'b'], [1, 1], [1, 1], 2)
     """
-    check_seed(seed)
-    check_column_names(columns)
-    table = {name: as_column(name, values) for name, values in columns.items()}
-    lengths = {name: len(column) for name, column in table.items()}
-    must(len(set(lengths.values())) == 1, "columns", "of one length", lengths, "Every column has one entry per row.")
-    rows = next(iter(lengths.values()))
+    whole("seed", seed)
+    table, rows = _as_table(columns)
     must(rows > 0, "columns", "of at least one row", "none")
     ids = _as_ids(client, rows)
     names, owner = np.unique(ids, return_inverse=True)
-    for name, column in table.items():
-        check_finite(name, column, lambda row: f"client {str(ids[row])!r}, row {row}")
-    split = _as_split(test, validation, rows)
-    return make(table, owner.astype(np.int64), as_names(names), test=split, validation=validation, seed=seed)
+    _check_finite(table, ids)
+    if np.ndim(test) > 0:
+        mask = np.asarray(test)
+        got = f"{mask.dtype} of shape {list(mask.shape)}"
+        must(mask.dtype == np.bool_ and mask.shape == (rows,), "test", f"a share or {rows} booleans", got)
+        test = mask
+    check_fractions(test if np.ndim(test) == 0 else 0.0, validation)
+    return make(table, owner.astype(np.int64), as_names(names), test=test, validation=validation, seed=seed)
 
 
 def from_clients(
@@ -84,23 +84,27 @@ def from_clients(
     >>> [str(name) for name in fed.ids], fed.sizes("train").tolist(), fed.client("a")["x"].tolist()
     (['b', 'a'], [2, 3], [3.0, 4.0, 5.0])
     """
-    check_seed(seed)
+    whole("seed", seed)
     must(len(clients) > 0, "clients", "at least one client", "none")
     wrong = next((key for key in clients if isinstance(key, bool) or not isinstance(key, str | int | np.integer)), None)
     must(wrong is None, "clients", "named by strings or integers", repr(wrong))
     keys = [str(key) for key in clients]
     most, times = Counter(keys).most_common(1)[0]
     must(times == 1, "clients", "of different names", f"{most!r} {times} times", "1 and '1' are one name.")
-    tables = [_as_table(key, columns) for key, columns in zip(keys, clients.values(), strict=True)]
-    for key, table in zip(keys, tables, strict=True):
+    tables, sizes = [], []
+    for key, values in zip(keys, clients.values(), strict=True):
+        table, rows = _as_table(values, key)
+        must(rows > 0, "clients", "at least one row each", f"none in client {key!r}")
+        _check_finite(table, [key] * rows)
+        tables.append(table)
+        sizes.append(rows)
         _check_alike(key, table, keys[0], tables[0])
-    sizes = [len(next(iter(table.values()))) for table in tables]
-    joined = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+    columns = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
     owner = np.repeat(np.arange(len(keys)), sizes)
     numbered = all(key == str(i) for i, key in enumerate(keys))
     names: Names = Numbered(len(keys)) if numbered else np.array(keys)
-    split = _as_split(test, validation, None)
-    return make(joined, owner, names, test=split, validation=validation, seed=seed)
+    check_fractions(test, validation)
+    return make(columns, owner, names, test=test, validation=validation, seed=seed)
 
 
 def make(
@@ -108,18 +112,21 @@ def make(
     owner: Ints,
     names: Names,
     *,
-    test: float | NDArray[np.bool_],
+    test: Any,
     validation: float,
     seed: int,
 ) -> FederatedData:
-    """Federated data from checked columns: each client's rows are split, then grouped."""
+    """Federated data from checked columns: each client's rows are split, then grouped.
+
+    ``test`` is a share or an array of booleans, as in ``from_arrays``.
+    """
     labels = labels_of(columns)
     rng = generator(int(seed), "data", "split")
     part = assign_parts(owner, labels, len(names), test=test, validation=validation, generator=rng)
-    trained = np.bincount(owner[part == 0], minlength=len(names)) > 0
-    if not trained.all():
-        first = str(names[int(np.argmin(trained))])
-        must(False, "test", "such that every client keeps a training row", f"none for client {first!r}")
+    trains = np.bincount(owner[part == 0], minlength=len(names)) > 0
+    if not trains.all():
+        first = str(names[int(np.argmin(trains))])
+        refuse("test", "such that every client keeps a training row", f"none for client {first!r}")
     classes = None if labels is None else int(labels.max()) + 1
     return gather([Piece(columns, np.arange(len(owner)), owner, part)], names, classes)
 
@@ -132,15 +139,14 @@ def gather(pieces: Sequence[Piece], names: Names, classes: int | None) -> Federa
     position[order] = np.arange(len(order))
     columns: dict[str, Array] = {}
     for name, like in pieces[0].columns.items():
-        made = np.empty((len(key), *like.shape[1:]), dtype=like.dtype)
+        columns[name] = np.empty((len(key), *like.shape[1:]), dtype=like.dtype)
         start = 0
         for piece in pieces:
             # In blocks, so that a large column is never in memory three times.
             for at in range(0, len(piece.rows), _ROWS_AT_ONCE):
                 rows = piece.rows[at : at + _ROWS_AT_ONCE]
-                made[position[start : start + len(rows)]] = piece.columns[name][rows]
+                columns[name][position[start : start + len(rows)]] = piece.columns[name][rows]
                 start += len(rows)
-        columns[name] = made
     ends = np.cumsum(np.bincount(key, minlength=3 * len(names))).reshape(len(names), 3)
     bounds = np.empty((len(names), 4), dtype=np.int64)
     bounds[:, 1:] = ends
@@ -155,7 +161,7 @@ def labels_of(columns: Columns) -> Ints | None:
 
 
 def as_names(ids: Array) -> Names:
-    """The names of clients with these different ids: 0, 1, ... need no text each."""
+    """The names of clients with these distinct ids; 0, 1, ... need no text each."""
     if ids.dtype.kind == "U":
         return ids
     if np.array_equal(ids, np.arange(len(ids))):
@@ -165,10 +171,7 @@ def as_names(ids: Array) -> Names:
 
 
 def _as_ids(client: Any, rows: int) -> Array:
-    try:
-        ids = np.asarray(client)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise MoietyError(message("client", "one id for each row", f"values that NumPy refuses ({error})")) from None
+    ids = as_array("client", client, "one id for each row")
     must(ids.ndim == 1 and len(ids) == rows, "client", f"one id for each of {rows} rows", f"shape {list(ids.shape)}")
     if ids.dtype.kind == "O" and all(isinstance(value, str) for value in ids):
         ids = ids.astype(np.str_)
@@ -176,27 +179,19 @@ def _as_ids(client: Any, rows: int) -> Array:
     return ids
 
 
-def _as_split(test: float | ArrayLike, validation: float, rows: int | None) -> float | NDArray[np.bool_]:
-    """The share of test rows, or (where ``rows`` are numbered) a boolean for each."""
-    if rows is None or np.ndim(test) == 0:
-        check_fractions(test, validation)
-        return float(test)  # type: ignore[arg-type]
-    mask = np.asarray(test)
-    shown = f"{mask.dtype} of shape {list(mask.shape)}"
-    must(mask.dtype == np.bool_ and mask.shape == (rows,), "test", f"a share or {rows} booleans", shown)
-    check_fractions(0.0, validation)
-    return mask
-
-
-def _as_table(client: str, columns: Mapping[str, Any]) -> dict[str, Array]:
+def _as_table(columns: Mapping[str, Any], client: str | None = None) -> tuple[dict[str, Array], int]:
+    """The columns as arrays of one length, and that length."""
     check_column_names(columns, client)
     table = {name: as_column(name, values, client) for name, values in columns.items()}
     lengths = {name: len(column) for name, column in table.items()}
-    must(len(set(lengths.values())) == 1, "columns", f"of one length in client {client!r}", lengths)
-    must(next(iter(lengths.values())) > 0, "clients", "at least one row each", f"none in client {client!r}")
+    constraint = "of one length" if client is None else f"of one length in client {client!r}"
+    must(len(set(lengths.values())) == 1, "columns", constraint, lengths, "Every column has one entry per row.")
+    return table, next(iter(lengths.values()))
+
+
+def _check_finite(table: Columns, clients: Sequence[str] | Array) -> None:
     for name, column in table.items():
-        check_finite(name, column, lambda row: f"client {client!r}, row {row}")
-    return table
+        check_finite(name, column, lambda row: f"client {str(clients[row])!r}, row {row}")
 
 
 def _check_alike(client: str, table: Columns, first: str, model: Columns) -> None:
@@ -206,6 +201,6 @@ def _check_alike(client: str, table: Columns, first: str, model: Columns) -> Non
     for name, column in table.items():
         want, got = model[name], column
         alike = want.dtype == got.dtype and want.shape[1:] == got.shape[1:]
-        shown = f"{got.dtype} {list(got.shape[1:])} a row in client {client!r}"
+        description = f"{got.dtype} {list(got.shape[1:])} a row in client {client!r}"
         constraint = f"{want.dtype} {list(want.shape[1:])} a row as in client {first!r}"
-        must(alike, f"columns.{name}", constraint, shown)
+        must(alike, f"columns.{name}", constraint, description)

@@ -1,4 +1,4 @@
-"""What every column, share and seed must be before any work is done with it."""
+"""Checks of columns and shares of rows, before any work is done with them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from moiety.data.federated import Array
-from moiety.errors import MoietyError, message, must
+from moiety.errors import as_array, is_real, must, refuse
 
 PADDING = -100
 """The label of a position of a sequence that is not there."""
@@ -17,8 +17,8 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # such a name is a file name on 
 
 
 def check_column_names(columns: Mapping[str, Any], client: str | None = None) -> None:
-    """At least one column, plainly named, and none with the name that padding uses."""
-    where = "" if client is None else f" in client {client!r}"
+    """Raise unless there is at least one column, all have plain names, and none has the name that padding uses."""
+    where = _where(client)
     must(isinstance(columns, Mapping), "columns", f"a table of named columns{where}", type(columns).__name__)
     must(len(columns) > 0, "columns", "at least one named column", f"none{where}")
     for name in columns:
@@ -30,18 +30,13 @@ def check_column_names(columns: Mapping[str, Any], client: str | None = None) ->
 
 def as_column(name: str, values: Any, client: str | None = None) -> Array:
     """The values as an array of one of the dtypes that training knows: bool, uint8, int64, float32, float64."""
-    where = "" if client is None else f" in client {client!r}"
-    try:
-        column = np.asarray(values)
-    except (ValueError, TypeError, RuntimeError) as error:
-        shown = f"values that NumPy refuses{where} ({error})"
-        raise MoietyError(message(f"columns.{name}", "an array", shown)) from None
+    where = _where(client)
+    column = as_array(f"columns.{name}", values, "an array", where)
     must(column.ndim > 0, f"columns.{name}", "an array with an axis of rows", f"a single value{where}")
     hint = "Turn texts and objects into numbers first."
     must(column.dtype.kind in "biuf", f"columns.{name}", "of numbers or booleans", f"{column.dtype}{where}", hint)
     if column.dtype.kind == "f":
-        size = column.dtype.itemsize
-        return column.astype(np.float32 if size <= 4 else np.float64, copy=False)
+        return column.astype(np.float32 if column.dtype.itemsize <= 4 else np.float64, copy=False)
     if name == "y" and column.dtype.kind in "iu" and column.size and column.min() < 0:
         odd = (column < 0) & ((column != PADDING) | (column.ndim == 1))
         row = int(np.argmax(odd.reshape(len(column), -1).any(axis=1)))
@@ -56,40 +51,23 @@ def as_column(name: str, values: Any, client: str | None = None) -> Array:
 
 
 def check_finite(name: str, column: Array, where: Callable[[int], str]) -> None:
-    """Refuse NaN and infinity, saying where the first one is."""
+    """Raise where there is NaN or infinity; the message says where the first one is."""
     if column.dtype.kind != "f" or np.isfinite(column).all():
         return
     bad = ~np.isfinite(column).reshape(len(column), -1).all(axis=1)
     row = int(np.argmax(bad))
     value = column[row].reshape(-1)
-    shown = f"{value[~np.isfinite(value)][0]} ({where(row)})"
-    must(False, f"columns.{name}", "finite everywhere", shown, "Remove or fill such rows.")
+    got = f"{value[~np.isfinite(value)][0]} ({where(row)})"
+    refuse(f"columns.{name}", "finite everywhere", got, "Remove or fill such rows.")
+
+
+def _where(client: str | None) -> str:
+    return "" if client is None else f" in client {client!r}"
 
 
 def check_fractions(test: Any, validation: Any) -> None:
-    """Both are shares of a client's rows, and leave something to train on."""
+    """Raise unless both are shares of a client's rows that leave something to train on."""
     for name, share in (("test", test), ("validation", validation)):
-        number = isinstance(share, int | float | np.number) and not isinstance(share, bool)
-        must(number and 0 <= share < 1, name, "a share from 0 to below 1", repr(share))
+        must(is_real(share) and 0 <= share < 1, name, "a share from 0 to below 1", repr(share))
     hint = "What is left is for training."
     must(test + validation < 1, "test + validation", "below 1", test + validation, hint)
-
-
-def check_seed(seed: Any) -> None:
-    """A seed is a whole number."""
-    must(_whole(seed), "seed", "an integer", repr(seed))
-
-
-def check_count(name: str, value: Any, least: int) -> None:
-    """A whole number of at least ``least``."""
-    must(_whole(value) and value >= least, name, f"an integer of at least {least}", repr(value))
-
-
-def check_positive(name: str, value: Any) -> None:
-    """A finite number above 0."""
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    must(number and 0 < value < np.inf, name, "a finite number > 0", repr(value))
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -1,36 +1,45 @@
 """Data of many clients as columns: one array per column, and for every client where its rows lie.
 
-Rows are grouped by client, and within a client they are ordered train, validation, test. A cohort's batches are
-therefore gathers of row numbers, whatever the number of clients.
+Rows are grouped by client, and within a client they are ordered train, validation, test. So a cohort's batches are
+gathers of row numbers, whatever the number of clients.
+
+On disk the data is a folder of NumPy files that is read by memory mapping: ``columns/NAME.npy`` for each column,
+``bounds.npy``, ``ids.npy`` where clients have names, and ``meta.json``. There is no pickle: a folder from a stranger
+cannot run code.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moiety.errors import choice, must, near
+from moiety.errors import choice, is_whole, must, near, refuse
+from moiety.files import new_folder
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
 Columns = Mapping[str, Array]
 
 PARTS = ("train", "validation", "test")
+FOLDER = "folder"
+"""Stands for a data set's name in a specification: the data lies in the folder ``path``."""
+_FORMAT = "moiety data 1"
 _SAMPLE = 64 * 1024  # bytes of each column that a fingerprint reads
 _CHUNK = 1024
-_NAMES_SEARCHED = 10_000  # an unknown name is compared with this many, or a typing slip would take minutes
+_NAMES_SEARCHED = 10_000  # an unknown name is compared with this many: comparing it with all could take minutes
 
 
 class Numbered(Sequence[str]):
-    """The names "0", "1", ... of clients that have no names of their own, without a text for each.
+    """The names "0", "1", ... of clients without names; it stores no text for each.
 
     >>> names = Numbered(1_000_000)
     >>> len(names), names[-1], names.index("41"), "1000000" in names
@@ -53,10 +62,8 @@ class Numbered(Sequence[str]):
         return str(self._range[at])
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name.isascii() and name.isdecimal() and self._is_own(name)
-
-    def _is_own(self, digits: str) -> bool:
-        return str(int(digits)) == digits and int(digits) < len(self)
+        digits = isinstance(name, str) and name.isascii() and name.isdecimal()
+        return digits and str(int(str(name))) == name and int(name) < len(self)
 
     def index(self, name: str, start: int = 0, stop: int | None = None) -> int:
         """The position of ``name``; ValueError where there is none, as for any sequence."""
@@ -74,8 +81,8 @@ class FederatedData:
 
     ``columns`` have a common leading axis of rows. ``bounds`` is int64 [clients, 4]: where a client's rows start, and
     where its train, validation and test rows end. ``ids`` are the clients' names, ``classes`` is the number of label
-    classes where ``y`` holds labels, and ``spec`` says how ``load`` made it (empty for data of the user's own).
-    A str names a client by its name, an int by its position; see ``index`` for names that are numbers themselves.
+    classes where ``y`` holds labels, and ``spec`` says how ``load`` made it (empty for a user's own data). A str means
+    the client of that name, an int the client at that position; see ``index`` for names that are numbers.
 
     >>> columns = {"x": np.arange(5.0), "y": np.array([0, 1, 0, 1, 1])}
     >>> fed = FederatedData(columns, np.array([[0, 2, 2, 3], [3, 4, 4, 5]]), ["ann", "bob"], classes=2)
@@ -116,8 +123,7 @@ class FederatedData:
 
     def rows(self, client: int, part: str = "train") -> tuple[int, int]:
         """The first row of the part of the client at that position, and the row after its last."""
-        at = self.position(client)
-        k = _part(part)
+        at, k = self.position(client), _part(part)
         return int(self.bounds[at, k]), int(self.bounds[at, k + 1])
 
     def sizes(self, part: str = "train") -> Ints:
@@ -129,23 +135,22 @@ class FederatedData:
         """The row numbers of all clients' part, in the order of clients."""
         sizes, start = self.sizes(part), self.bounds[:, _part(part)]
         before = np.cumsum(sizes) - sizes
-        rows: Ints = np.arange(int(sizes.sum())) + np.repeat(start - before, sizes)
-        return rows
+        return np.asarray(np.arange(int(sizes.sum())) + np.repeat(start - before, sizes))
 
     def client(self, client: int | str, part: str = "train") -> dict[str, Array]:
         """The columns of one client's part, as views."""
         return self.at(self.index(client), part)
 
     def at(self, position: int, part: str = "train") -> dict[str, Array]:
-        """The same for code that counts clients: of the client at a position, whatever clients are called."""
+        """The columns of the part of the client at that position, as views."""
         start, stop = self.rows(position, part)
         return {name: column[start:stop] for name, column in self.columns.items()}
 
     def index(self, client: int | str) -> int:
-        """The position of the client that somebody asks for: an int is a position, a str is a name.
+        """The position of a client that a user names: an int is a position, a str is a name.
 
-        Where names are numbers, an int could be meant as one. It is refused where the client at that position has
-        another name and some other client is called like the int; ``"3"`` and ``ids[3]`` are always clear.
+        Where names are numbers, an int could mean either. It is refused where it is the position of one client and the
+        name of another; ``"3"`` and ``ids[3]`` are always clear.
 
         >>> bounds = np.array([[0, 1, 1, 1], [1, 2, 2, 2]])
         >>> fed = FederatedData({"x": np.arange(2.0)}, bounds, ["1", "2"])
@@ -158,34 +163,33 @@ class FederatedData:
         """
         at = self.position(client)
         name = str(self.ids[at])
-        if not isinstance(client, str) and name != str(at) and self._named(str(at)) is not None:
+        if not isinstance(client, str) and name != str(at) and self._position_of_name(str(at)) is not None:
             got = f"{at}, which is the name of one and the position of client {name!r}"
-            must(False, "client", "one client", got, f'Say "{at}" for the name, or data.ids[{at}] for the position.')
+            refuse("client", "one client", got, f'Say "{at}" for the name, or data.ids[{at}] for the position.')
         return at
 
     def position(self, client: int | str) -> int:
-        """The position of a client, for code that counts clients: an int is always a position."""
+        """The position of a client for code that counts clients: an int is always a position."""
         if not isinstance(client, str):
-            whole = isinstance(client, int | np.integer) and not isinstance(client, bool)
+            whole = is_whole(client)
             hint = f'A client\'s name is a str, as in "{client}".' if whole else "A client's name is a str."
             must(whole and 0 <= client < len(self), "client", f"a position from 0 to {len(self) - 1}", client, hint)
             return int(client)
-        at = self._named(client)
+        at = self._position_of_name(client)
         if at is None:
             hint = near(client, (str(name) for name in itertools.islice(self.ids, _NAMES_SEARCHED)))
-            must(False, "client", "the name of a client", repr(client), hint)
-        assert at is not None
+            refuse("client", "the name of a client", repr(client), hint)
         return at
 
-    def _named(self, name: str) -> int | None:
+    def _position_of_name(self, name: str) -> int | None:
         """The position of the client of that name, if there is one."""
         if isinstance(self.ids, np.ndarray):
-            found = np.flatnonzero(self.ids == name)
-            return int(found[0]) if len(found) else None
+            places = np.flatnonzero(self.ids == name)
+            return int(places[0]) if len(places) else None
         return self.ids.index(name) if name in self.ids else None
 
     def with_validation_in_train(self) -> FederatedData:
-        """The same data with each client's validation rows counted as training rows, to train anew after tuning."""
+        """The same data with validation rows counted as training rows, to train again after tuning."""
         bounds = self.bounds.copy()
         bounds[:, 1] = bounds[:, 2]
         return replace(self, bounds=bounds, spec=self.spec and {**self.spec, "validation_in_train": True})
@@ -203,12 +207,12 @@ class FederatedData:
                 mapped.madvise(mmap.MADV_DONTNEED)
 
     def fingerprint(self) -> str:
-        """A short hash that other data will not have; it reads at most 64 KiB of each column."""
+        """A short hash that tells this data from other data; it reads at most 64 KiB of each column."""
         digest = hashlib.blake2b(np.ascontiguousarray(self.bounds, dtype="<i8").data, digest_size=16)
         for name in sorted(self.columns):
             column = self.columns[name]
             digest.update(f"{name} {column.dtype.newbyteorder('<').str} {column.shape};".encode())
-            for piece in _sampled(column):
+            for piece in _sample_bytes(column):
                 digest.update(piece)
         return digest.hexdigest()
 
@@ -227,10 +231,66 @@ class FederatedData:
         return np.bincount(np.unique(client * width + y) // width, minlength=len(self))
 
     def save(self, folder: str | Path) -> None:
-        """Write everything to a new folder that ``open_folder`` can read without loading it."""
-        from moiety.data.folder import save  # the folder's format is a module of its own, which needs this one
+        """Write everything to a new folder, whole or not at all; ``open_folder`` reads it without loading it."""
+        target = Path(folder)
+        must(not target.exists(), "folder", "a new one", target, "Remove it first or choose another name.")
+        must(target.parent.is_dir(), "folder", "inside a folder that exists", target)
+        meta = {
+            "format": _FORMAT,
+            "columns": list(self.columns),
+            "classes": self.classes,
+            "spec": {} if self.spec.get("name") == FOLDER else self.spec,  # it lies in another folder now
+            "named": not isinstance(self.ids, Numbered),
+            "fingerprint": self.fingerprint(),
+        }
+        arrays = {f"columns/{name}.npy": column for name, column in self.columns.items()}
+        arrays["bounds.npy"] = self.bounds
+        if meta["named"]:
+            arrays["ids.npy"] = np.asarray(self.ids, dtype=np.str_)
+        with new_folder(target) as path:
+            (path / "columns").mkdir()
+            for file, array in arrays.items():
+                np.save(path / file, array, allow_pickle=False)
+            (path / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
-        save(self, folder)
+
+def open_folder(folder: str | Path) -> FederatedData:
+    """The data that ``FederatedData.save`` wrote, memory-mapped: rows are read from disk when they are used.
+
+    A configuration file can name it: ``[data]`` with ``name = "folder"`` and ``path``.
+    """
+    path = Path(folder)
+    must(path.is_dir(), "folder", "a folder written by FederatedData.save", f"{path}, which is no folder")
+    try:
+        meta: dict[str, Any] = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        _refuse_folder(path, "meta.json is missing or damaged")
+    known = isinstance(meta, dict) and meta.get("format") == _FORMAT
+    if not known or not {"columns", "named", "classes", "spec", "fingerprint"} <= set(meta):
+        _refuse_folder(path, f"meta.json is not of format '{_FORMAT}'")
+    bounds = np.asarray(_map_file(path, "bounds.npy"))
+    fed = FederatedData(
+        columns={str(name): _map_file(path, f"columns/{name}.npy") for name in meta["columns"]},
+        bounds=bounds,
+        ids=_map_file(path, "ids.npy") if meta["named"] else Numbered(len(bounds)),
+        classes=meta["classes"],
+        spec=meta["spec"] or {"name": FOLDER, "path": str(path)},
+    )
+    got, hint = f"{fed.fingerprint()} in {path}", "A file was changed or replaced: save the data again."
+    same = fed.fingerprint() == meta["fingerprint"]
+    must(same, "folder", f"as it was saved ({meta['fingerprint']})", got, hint)
+    return fed
+
+
+def _map_file(path: Path, file: str) -> Array:
+    try:
+        return np.asanyarray(np.load(path / file, mmap_mode="r", allow_pickle=False))
+    except (OSError, ValueError, EOFError):
+        _refuse_folder(path, f"{file} is missing, truncated or damaged")
+
+
+def _refuse_folder(path: Path, reason: str) -> NoReturn:
+    refuse("folder", "one that FederatedData.save wrote", f"{path}: {reason}", "Save the data again.")
 
 
 def _part(part: str) -> int:
@@ -246,7 +306,7 @@ def _line(name: str, values: Ints, total: int) -> str:
     return f"{name:20}{total:>10}{values.min():>8}{np.median(values):>9.1f}{values.max():>8}"
 
 
-def _sampled(column: Array) -> list[bytes]:
+def _sample_bytes(column: Array) -> list[bytes]:
     """The column's bytes, or evenly spaced pieces of them from the first to the last."""
     flat = np.ascontiguousarray(column, dtype=column.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
     if len(flat) <= _SAMPLE:

@@ -1,7 +1,7 @@
 """How a pool of rows is dealt to clients.
 
-A partition is a frozen record of one function, made by a builder that remembers its arguments. To add your own, write
-``deal(labels, rows, clients, generator)`` that returns the client of each row (-1 where a row is left out).
+A partition is a frozen record of one function, made by a builder that records its arguments. To add your own, write
+``deal(labels, rows, clients, generator)`` that returns the client of each row (-1 where a row is not used).
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from moiety.data.checks import check_count, check_positive
 from moiety.data.federated import Array, Ints
-from moiety.errors import MoietyError, message, must
+from moiety.errors import MoietyError, message, must, positive, refuse, whole
 from moiety.spec import recorded
 
 Deal = Callable[[Ints | None, int, int, np.random.Generator], Ints]
@@ -27,7 +26,7 @@ _TRIES = 100
 class Partition:
     """``deal(labels or None, rows, clients, generator)`` gives the client of each row, int64 [rows], -1 for unused.
 
-    ``natural`` is set where clients are not drawn but given: by ``ids``, or else by the data set itself.
+    ``natural`` is set where rows belong to clients already: by ``ids``, or else by the data set itself.
     """
 
     deal: Deal
@@ -37,12 +36,12 @@ class Partition:
 
 
 def deal(partition: Partition, labels: Ints | None, rows: int, clients: int, generator: np.random.Generator) -> Ints:
-    """Deal the rows, and check that every client got some: the way to use a partition.
+    """Deal rows by a partition, and check that every client got some.
 
     >>> np.bincount(deal(iid(), None, 7, 3, np.random.default_rng(0))).tolist()
     [3, 2, 2]
     """
-    check_count("clients", clients, 1)
+    whole("clients", clients, 1)
     must(clients <= rows, "clients", f"at most the number of rows, {rows}", clients, "Use fewer clients.")
     owner = np.asarray(partition.deal(labels, rows, clients, generator))
     must(owner.shape == (rows,), "partition", f"one that deals {rows} rows", f"shape {list(owner.shape)}")
@@ -72,13 +71,13 @@ def dirichlet(alpha: float, balanced: bool = True, min_examples: int = 2) -> Par
     and draws its label ratios from Dir(alpha C prior), where the prior is each label's share of all rows and C is the
     number of labels: Dir(alpha, ..., alpha) where labels are equally frequent, as the field quotes ``alpha`` (Hsu et
     al. leave out C: their 1 is our 1 / C). Rows are drawn without replacement; a label that runs out is removed and
-    the ratios are scaled up. The few rows that do not divide are left out.
+    the ratios are scaled up. Rows that do not divide evenly are left out.
 
     Not ``balanced``: each label's rows are dealt over clients by Dir(alpha, ..., alpha). Sizes are uneven, and it is
     drawn again until every client has ``min_examples``.
     """
-    check_positive("alpha", alpha)
-    check_count("min_examples", min_examples, 1)
+    positive("alpha", alpha)
+    whole("min_examples", min_examples, 1)
 
     def deal(labels: Ints | None, rows: int, clients: int, generator: np.random.Generator) -> Ints:
         pools = _pools("dirichlet", labels, generator)
@@ -87,8 +86,8 @@ def dirichlet(alpha: float, balanced: bool = True, min_examples: int = 2) -> Par
             hint = "Use fewer clients or a smaller min_examples."
             enough = rows // clients >= min_examples
             must(enough, "clients", f"such that each has {min_examples} of {rows} rows", clients, hint)
-            return _dealt(pools, _balanced_counts(sizes, clients, alpha, generator), rows)
-        return _dealt(pools, _uneven_counts(sizes, clients, alpha, min_examples, generator), rows)
+            return _deal_pools(pools, _balanced_counts(sizes, clients, alpha, generator), rows)
+        return _deal_pools(pools, _uneven_counts(sizes, clients, alpha, min_examples, generator), rows)
 
     return Partition(deal)
 
@@ -99,28 +98,26 @@ def classes_per_client(classes: int) -> Partition:
 
     The rows of a label are dealt evenly to the clients that hold it.
     """
-    check_count("classes", classes, 1)
+    whole("classes", classes, 1)
 
     def deal(labels: Ints | None, rows: int, clients: int, generator: np.random.Generator) -> Ints:
         pools = _pools("classes_per_client", labels, generator)
         must(classes <= len(pools), "classes", f"at most the {len(pools)} there are", classes)
         hint = "Use more clients or more classes for each."
         must(clients * classes >= len(pools), "clients", f"enough to hold all {len(pools)} classes", clients, hint)
-        held = np.zeros((clients, len(pools)), dtype=bool)
-        holders_of = np.zeros(len(pools), dtype=np.int64)
+        has_label = np.zeros((clients, len(pools)), dtype=bool)
         for client in generator.permutation(clients):
-            # The least held labels first, equals by lot: labels stay even, and which go together is random.
-            least = np.lexsort((generator.random(len(pools)), holders_of))[:classes]
-            held[client, least] = True
-            holders_of[least] += 1
+            # Labels with fewest holders first, equals by lot: labels stay even, and which go together is random.
+            rarest = np.lexsort((generator.random(len(pools)), has_label.sum(axis=0)))[:classes]
+            has_label[client, rarest] = True
         counts = np.zeros((clients, len(pools)), dtype=np.int64)
         for k, pool in enumerate(pools):
-            holders = generator.permutation(np.flatnonzero(held[:, k]))
+            holders = generator.permutation(np.flatnonzero(has_label[:, k]))
             hint = "Use fewer clients, or fewer classes for each."
             got = f"{len(holders)} holders of a label with {len(pool)} rows"
             must(len(holders) <= len(pool), "clients", "few enough that all holders of a label get a row", got, hint)
             counts[holders, k] = _even(len(pool), len(holders))
-        return _dealt(pools, counts, rows)
+        return _deal_pools(pools, counts, rows)
 
     return Partition(deal)
 
@@ -128,10 +125,10 @@ def classes_per_client(classes: int) -> Partition:
 @recorded
 def shards(per_client: int = 2) -> Partition:
     """Rows sorted by label, cut into equal shards, ``per_client`` shards dealt to each (McMahan et al. 2017)."""
-    check_count("per_client", per_client, 1)
+    whole("per_client", per_client, 1)
 
     def deal(labels: Ints | None, rows: int, clients: int, generator: np.random.Generator) -> Ints:
-        known = _needed("shards", labels)
+        known = _need_labels("shards", labels)
         count = clients * per_client
         must(count <= rows, "per_client", f"such that {rows} rows make {clients} x per_client shards", per_client)
         owner = np.empty(rows, dtype=np.int64)
@@ -145,8 +142,8 @@ def shards(per_client: int = 2) -> Partition:
 @recorded
 def quantity(alpha: float, min_examples: int = 2) -> Partition:
     """Labels alike, sizes uneven: ``min_examples`` each, and the rest shared by one draw of Dir(alpha, ..., alpha)."""
-    check_positive("alpha", alpha)
-    check_count("min_examples", min_examples, 1)
+    positive("alpha", alpha)
+    whole("min_examples", min_examples, 1)
 
     def deal(labels: Ints | None, rows: int, clients: int, generator: np.random.Generator) -> Ints:
         free = rows - clients * min_examples
@@ -160,45 +157,39 @@ def quantity(alpha: float, min_examples: int = 2) -> Partition:
 
 @recorded
 def natural(ids: ArrayLike | None = None) -> Partition:
-    """The clients that the data set has by nature (its writers, speakers, people), or those of the given ids."""
-    given = None if ids is None else np.asarray(ids)
-    if given is not None:
-        fit = given.ndim == 1 and given.dtype.kind in "iuU"
-        must(fit, "ids", "one integer or string for each row", f"{given.dtype} of shape {list(given.shape)}")
+    """The natural clients of the data set (its writers, speakers, people), or the clients that ``ids`` names."""
+    names = None if ids is None else np.asarray(ids)
+    if names is not None:
+        fit = names.ndim == 1 and names.dtype.kind in "iuU"
+        must(fit, "ids", "one integer or string for each row", f"{names.dtype} of shape {list(names.shape)}")
 
     def deal(labels: Ints | None, rows: int, clients: int, generator: np.random.Generator) -> Ints:
-        if given is None or len(given) != rows:
-            got = "none" if given is None else str(len(given))
-            raise MoietyError(message("ids", f"one for each of {rows} rows", got))
-        return np.unique(given, return_inverse=True)[1]
+        if names is None or len(names) != rows:
+            refuse("ids", f"one for each of {rows} rows", "none" if names is None else len(names))
+        return np.unique(names, return_inverse=True)[1]
 
-    return Partition(deal, natural=True, ids=given)
+    return Partition(deal, natural=True, ids=names)
 
 
-PARTITIONS: dict[str, Callable[..., Partition]] = {
-    "iid": iid,
-    "dirichlet": dirichlet,
-    "classes_per_client": classes_per_client,
-    "shards": shards,
-    "quantity": quantity,
-    "natural": natural,
-}
+_BUILDERS = (iid, dirichlet, classes_per_client, shards, quantity, natural)
+PARTITIONS: dict[str, Callable[..., Partition]] = {builder.__name__: builder for builder in _BUILDERS}
+"""The builders by the names that a configuration file gives them."""
 
 
 def _balanced_counts(sizes: Ints, clients: int, alpha: float, generator: np.random.Generator) -> Ints:
-    """How many rows of each label every client draws, all clients alike in their sum."""
+    """How many rows of each label every client draws; all clients have the same total."""
     each = int(sizes.sum()) // clients
     left = sizes.copy()
     counts = np.zeros((clients, len(sizes)), dtype=np.int64)
-    # Late clients find some labels gone. Served in random order, a client's number says nothing about that.
+    # Labels may have run out for later clients. The order is random, so a client's number says nothing about that.
     for client in generator.permutation(clients):
         ratios = generator.dirichlet(alpha * len(sizes) * sizes / sizes.sum())
         need = each
         while need:
-            # Draws of a label beyond its pool are drawn again among the others. That is the same as drawing one
-            # row at a time, and takes as many steps as labels run out.
+            # Draws of a label beyond its pool are repeated among the others. That is the same as drawing one row at
+            # a time, and takes as many steps as there are labels that run out.
             open_ratios = np.where(left > 0, ratios, 0.0)
-            if not open_ratios.any():  # every label this client wanted is gone: take from what there is
+            if not open_ratios.any():  # every label of this client has run out: take from what there is
                 open_ratios = left.astype(float)
             open_ratios /= open_ratios.max()  # before the sum, which may underflow
             drawn = np.minimum(generator.multinomial(need, open_ratios / open_ratios.sum()), left)
@@ -210,37 +201,37 @@ def _balanced_counts(sizes: Ints, clients: int, alpha: float, generator: np.rand
 
 def _uneven_counts(sizes: Ints, clients: int, alpha: float, min_examples: int, generator: np.random.Generator) -> Ints:
     """How many rows of each label every client gets, each label shared out by its own draw."""
-    least = 0
+    best = 0
     for _ in range(_TRIES):
         shares = generator.dirichlet(np.full(clients, float(alpha)), size=len(sizes))
         counts = np.stack([_cut(int(size), share) for size, share in zip(sizes, shares, strict=True)], axis=1)
-        found = int(counts.sum(axis=1).min())
-        if found >= min_examples:
+        smallest = int(counts.sum(axis=1).min())
+        if smallest >= min_examples:
             return counts
-        least = max(least, found)
+        best = max(best, smallest)
     hint = "Use fewer clients, a larger alpha, a smaller min_examples or balanced=True."
-    got = f"at best {least} for some client in {_TRIES} draws"
+    got = f"at best {best} for some client in {_TRIES} draws"
     raise MoietyError(message("partition", f"one that gives every client {min_examples} rows", got, hint))
 
 
-def _needed(name: str, labels: Ints | None) -> Ints:
-    """The labels, where there are any."""
+def _need_labels(name: str, labels: Ints | None) -> Ints:
+    """The labels; raise where there are none."""
     if labels is None:
         hint = "Use iid, quantity or natural."
-        raise MoietyError(message("partition", "one that needs no labels, as the data has none", name, hint))
+        refuse("partition", "one that needs no labels, as the data has none", name, hint)
     return labels
 
 
 def _pools(name: str, labels: Ints | None, generator: np.random.Generator) -> list[Ints]:
     """The rows of each label that occurs, in random order."""
-    known = _needed(name, labels)
+    known = _need_labels(name, labels)
     shuffled = generator.permutation(len(known))
     order = shuffled[np.argsort(known[shuffled], kind="stable")]
     _, starts = np.unique(known[order], return_index=True)
     return np.split(order, starts[1:])
 
 
-def _dealt(pools: list[Ints], counts: Ints, rows: int) -> Ints:
+def _deal_pools(pools: list[Ints], counts: Ints, rows: int) -> Ints:
     """Deal each pool's rows in order: ``counts[client, label]`` of them to each client."""
     owner = np.full(rows, -1, dtype=np.int64)
     for k, pool in enumerate(pools):

@@ -50,14 +50,13 @@ class Problem:
     def first_server(self, algorithm: Algorithm) -> Tree:
         """The server of ``algorithm`` before the first round."""
         shared, statistics = self.first_shared()
-        if algorithm.beside is not None:
-            shared = {**shared, **algorithm.beside({**shared, **statistics}, self.first_personal())}
-        return algorithm.init_server(shared, statistics)
+        return algorithm.init_server(shared, statistics, self.first_personal())
 
     def shared_model(self, algorithm: Algorithm, received: Params) -> Params:
         """The model of a client without personal values: the server's part, and the first personal part."""
-        parts = (algorithm.alone or algorithm.personal_model)(received, self.first_state(algorithm))
-        return self.compose(*self.split.alone(*parts))
+        dense = algorithm.sparsity and algorithm.sparsity.shared_model
+        parts = (dense or algorithm.personal_model)(received, self.first_state(algorithm))
+        return self.compose(*self.split.shared_model(*parts))
 
     def compose(self, shared: Params, personal: Params) -> Params:
         """A whole model from its two parts and the frozen one."""

@@ -10,7 +10,7 @@ from moiety.engines.base import Engine, RoundInfo
 from moiety.engines.rows import Job
 from moiety.engines.work import Batches, job_numbers, make_work
 from moiety.errors import MoietyError, message
-from moiety.local import autograd_gradient
+from moiety.local.verbs import autograd_gradient
 from moiety.random import torch_seed
 from moiety.types import Params, Tree
 

@@ -1,4 +1,4 @@
-"""Whether probabilities mean what they say: reliability, calibration error, proper scores, and what is out of place.
+"""Whether probabilities are right: reliability, calibration error, proper scores, coverage, out-of-distribution.
 
 Functions of probabilities [examples, classes] and labels, for one client or for all together.
 """
@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from moiety.errors import MoietyError, kind, message, must, number, whole
+from moiety.errors import as_array, kind, must, proper_fraction, whole
 
 Row = dict[str, Any]
 
 ROUNDING = 1e-12
-"""What sums of probabilities may be off by: 0.6 + 0.3 is a little less than 0.9."""
+"""The rounding error that sums of probabilities may have: 0.6 + 0.3 is a little less than 0.9."""
 
 
 def reliability(probabilities: np.ndarray, y: np.ndarray, *, bins: int = 15) -> list[Row]:
@@ -29,17 +29,16 @@ def reliability(probabilities: np.ndarray, y: np.ndarray, *, bins: int = 15) -> 
     [(3, 0.6666666666666666)]
     """
     whole("bins", bins, 1)
-    p, labels = _checked(probabilities, y)
+    p, labels = _check(probabilities, y)
     confidence = p.max(1)
     right = p.argmax(1) == labels
     place = np.searchsorted(np.arange(1, bins) / bins, confidence)  # not confidence * bins, which rounds
-    found = []
-    for k in range(bins):
-        some = place == k
-        if some.any():
-            means = {"confidence": float(confidence[some].mean()), "accuracy": float(right[some].mean())}
-            found.append({"low": k / bins, "high": (k + 1) / bins, "n": int(some.sum()), **means})
-    return found
+    rows = []
+    for k in np.unique(place).tolist():
+        inside = place == k
+        means = {"confidence": float(confidence[inside].mean()), "accuracy": float(right[inside].mean())}
+        rows.append({"low": k / bins, "high": (k + 1) / bins, "n": int(inside.sum()), **means})
+    return rows
 
 
 def expected_calibration_error(probabilities: np.ndarray, y: np.ndarray, *, bins: int = 15) -> float:
@@ -51,19 +50,19 @@ def expected_calibration_error(probabilities: np.ndarray, y: np.ndarray, *, bins
 
 def brier(probabilities: np.ndarray, y: np.ndarray) -> float:
     """The mean over examples of the squared distance between the probabilities and the label: from 0 to 2."""
-    p, labels = _checked(probabilities, y)
+    p, labels = _check(probabilities, y)
     return float(np.square(p - np.eye(p.shape[1])[labels]).sum(1).mean())
 
 
 def negative_log_likelihood(probabilities: np.ndarray, y: np.ndarray) -> float:
-    """The mean of minus the logarithm of the label's probability; probabilities of 0 count as the least number."""
-    p, labels = _checked(probabilities, y)
+    """The mean of -log of the label's probability; a probability of 0 counts as the smallest positive number."""
+    p, labels = _check(probabilities, y)
     return float(-np.log(np.maximum(p[np.arange(len(p)), labels], np.finfo(float).tiny)).mean())
 
 
 def scores(probabilities: np.ndarray, y: np.ndarray, *, bins: int = 15) -> Row:
     """Accuracy, calibration error, Brier score and negative log-likelihood of some examples, and how many there are."""
-    p, labels = _checked(probabilities, y)
+    p, labels = _check(probabilities, y)
     return {
         "n": len(labels),
         "accuracy": float((p.argmax(1) == labels).mean()),
@@ -73,46 +72,49 @@ def scores(probabilities: np.ndarray, y: np.ndarray, *, bins: int = 15) -> Row:
     }
 
 
-def calibration_rows(found: Mapping[str, tuple[np.ndarray, np.ndarray]], *, bins: int = 15) -> tuple[list[Row], Row]:
-    """The scores of every client, and of all their examples as one heap.
+def calibration_rows(
+    predictions: Mapping[str, tuple[np.ndarray, np.ndarray]], *, bins: int = 15
+) -> tuple[list[Row], Row]:
+    """The scores of every client, and of all their examples together.
 
-    The calibration error of the heap is not the mean of the clients': errors of opposite sign cancel in it, and a few
-    examples in a bin make a client's own error large by chance.
+    The calibration error of all examples together is not the mean of the clients': errors of opposite sign cancel in
+    it, and a client with few examples in a bin has a large error by chance.
     """
-    kind("found", found, Mapping, "probabilities and labels by client")
-    must(len(found) > 0, "found", "predictions of at least one client", "none")
-    for client, both in found.items():
-        must(isinstance(both, tuple | list) and len(both) == 2, f"found[{client!r}]", "(probabilities, labels)", both)
-    known = {client: _checked(p, y) for client, (p, y) in found.items()}
+    kind("predictions", predictions, Mapping, "probabilities and labels by client")
+    must(len(predictions) > 0, "predictions", "those of at least one client", "none")
+    for client, both in predictions.items():
+        pair = isinstance(both, tuple | list) and len(both) == 2
+        must(pair, f"predictions[{client!r}]", "(probabilities, labels)", both)
+    known = {client: _check(p, y) for client, (p, y) in predictions.items()}
     classes = {client: p.shape[1] for client, (p, _) in known.items()}
-    must(len(set(classes.values())) == 1, "found", "probabilities of the same classes for all clients", classes)
+    must(len(set(classes.values())) == 1, "predictions", "probabilities of the same classes for all clients", classes)
     rows = [{"client": client, **scores(p, y, bins=bins)} for client, (p, y) in known.items()]
-    heap = [np.concatenate(parts) for parts in zip(*known.values(), strict=True)]
-    return rows, {"client": "all", **scores(heap[0], heap[1], bins=bins)}
+    p, labels = (np.concatenate(parts) for parts in zip(*known.values(), strict=True))
+    return rows, {"client": "all", **scores(p, labels, bins=bins)}
 
 
 def set_coverage(probabilities: np.ndarray, y: np.ndarray, *, level: float = 0.9) -> Row:
     """How often the smallest sets of classes that hold at least ``level`` of the probability hold the label.
 
-    Classes are not divided, so sets hold more than ``level``: ``covered``, the share of labels within their sets, is to
-    be judged by ``mass``, the mean probability of the sets, which it has where probabilities are right. ``size`` is
-    the mean number of classes in a set.
+    Sets hold whole classes, so more than ``level``. Compare ``covered``, the share of labels within their sets, with
+    ``mass``, the mean probability of the sets: they are equal where probabilities are right. ``size`` is the mean
+    number of classes in a set.
 
-    >>> found = set_coverage(np.array([[0.6, 0.35, 0.05], [0.97, 0.02, 0.01]]), np.array([1, 2]))
-    >>> found["covered"], round(found["mass"], 2), found["size"]
+    >>> row = set_coverage(np.array([[0.6, 0.35, 0.05], [0.97, 0.02, 0.01]]), np.array([1, 2]))
+    >>> row["covered"], round(row["mass"], 2), row["size"]
     (0.5, 0.96, 1.5)
     """
-    number("level", level, "> 0 and < 1", lambda x: 0 < x < 1)
-    p, labels = _checked(probabilities, y)
+    proper_fraction("level", level)
+    p, labels = _check(probabilities, y)
     order = np.argsort(-p, axis=1, kind="stable")
     sorted_p = np.take_along_axis(p, order, axis=1)
-    # A class is in where those before it do not suffice.
-    taken = sorted_p.cumsum(1) - sorted_p < level - ROUNDING
+    # A class is in the set where the classes before it do not suffice.
+    in_set = sorted_p.cumsum(1) - sorted_p < level - ROUNDING
     place = np.argmax(order == labels[:, None], axis=1)
     return {
-        "covered": float(taken[np.arange(len(p)), place].mean()),
-        "mass": float((sorted_p * taken).sum(1).mean()),
-        "size": float(taken.sum(1).mean()),
+        "covered": float(in_set[np.arange(len(p)), place].mean()),
+        "mass": float((sorted_p * in_set).sum(1).mean()),
+        "size": float(in_set.sum(1).mean()),
     }
 
 
@@ -125,11 +127,11 @@ def coverage(low: np.ndarray, high: np.ndarray, y: np.ndarray) -> float:
     >>> coverage(np.array([[0.0], [0.0]]), np.array([[1.0], [1.0]]), np.array([0.5, 2.0]))
     0.5
     """
-    given = {"low": numbers("low", low), "high": numbers("high", high), "y": numbers("y", y)}
-    axes = min(values.ndim for values in given.values())
-    a, b, values = (v[..., 0] if v.ndim == axes + 1 and v.shape[-1] == 1 else v for v in given.values())
-    for name, one in (("low", a), ("high", b)):
-        must(one.shape == values.shape, name, f"of the shape of y, {values.shape}", one.shape)
+    arrays = [as_numbers("low", low), as_numbers("high", high), as_numbers("y", y)]
+    axes = min(array.ndim for array in arrays)
+    a, b, values = (v[..., 0] if v.ndim == axes + 1 and v.shape[-1] == 1 else v for v in arrays)
+    for name, end in (("low", a), ("high", b)):
+        must(end.shape == values.shape, name, f"of the shape of y, {values.shape}", end.shape)
     must(values.size > 0, "y", "at least one value", "none")
     must(bool((a <= b).all()), "low", "<= high everywhere", "others")
     return float(((a <= values) & (values <= b)).mean())
@@ -138,19 +140,19 @@ def coverage(low: np.ndarray, high: np.ndarray, y: np.ndarray) -> float:
 def out_of_distribution_auroc(inside: np.ndarray, outside: np.ndarray) -> float:
     """The chance that a score (entropy, say) is larger for an example from elsewhere than for one of the client's.
 
-    Ties count half: 0.5 is what a score that knows nothing has.
+    Ties count half: a score without information has 0.5.
     """
     from sklearn.metrics import roc_auc_score
 
-    given = {"inside": numbers("inside", inside), "outside": numbers("outside", outside)}
-    for name, values in given.items():
+    scores_of = {"inside": as_numbers("inside", inside), "outside": as_numbers("outside", outside)}
+    for name, values in scores_of.items():
         must(values.ndim == 1 and len(values) > 0, name, "one score for each example, and some", values.shape)
-    labels = np.repeat([0, 1], [len(values) for values in given.values()])
-    return float(roc_auc_score(labels, np.concatenate(list(given.values()))))
+    labels = np.repeat([0, 1], [len(values) for values in scores_of.values()])
+    return float(roc_auc_score(labels, np.concatenate(list(scores_of.values()))))
 
 
-def _checked(probabilities: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    p, labels = numbers("probabilities", probabilities), _array("y", y)
+def _check(probabilities: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    p, labels = as_numbers("probabilities", probabilities), as_array("y", y)
     must(p.ndim == 2 and len(p) > 0, "probabilities", "a table [examples, classes] with rows", p.shape)
     must(p.shape[1] > 1, "probabilities", "of two classes or more", p.shape[1])
     must(labels.shape == p.shape[:1], "y", f"one label for each of {len(p)} examples", labels.shape)
@@ -161,18 +163,11 @@ def _checked(probabilities: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.n
     return p, labels
 
 
-def numbers(name: str, values: Any) -> np.ndarray:
-    """The values as floating numbers, all of them finite."""
-    array = _array(name, values)
+def as_numbers(name: str, values: Any) -> np.ndarray:
+    """The values as floating numbers; raise unless all of them are finite."""
+    array = as_array(name, values)
     must(array.dtype.kind in "biuf", name, "numbers", array.dtype)
     array = array.astype(np.float64)
     odd = array[~np.isfinite(array)]
     must(odd.size == 0, name, "finite everywhere", odd[:1])
     return array
-
-
-def _array(name: str, values: Any) -> np.ndarray:
-    try:
-        return np.asarray(values)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise MoietyError(message(name, "an array", f"values that NumPy refuses ({error})")) from None

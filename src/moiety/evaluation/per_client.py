@@ -1,9 +1,8 @@
-"""Who is helped and who is hurt: one row per client, and the few numbers that sum them up.
+"""Who is helped and who is hurt: one row per client, and a summary of the rows.
 
-"The shared model alone" is the shared part as the server holds it, together with the personal part as it was first:
-as initialised, or as warm-started where training began from a given model. A client's gain is the metric of its
-personal model minus that of the shared model alone, with the sign such that more is better; a client is hurt
-where its gain is below zero.
+"The shared model" is the server's shared part together with the first personal part: as initialised, or as
+warm-started where training began from a trained model. A client's gain is the metric of its personal model minus that
+of the shared model, with the sign such that more is better; a client is hurt where its gain is below zero.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ def client_rows(
     """A row per client from means of (loss, metric) of both models; a client without test rows has NaN.
 
     ``weight`` is how much each client's metric counts, by default its test rows. Where it differs from them, rows have
-    it too, and a client without weight counts as one without test rows.
+    a column ``weight``, and a client of weight 0 counts as one without test rows.
     """
     weight = n_test if weight is None else weight
-    other = not np.array_equal(weight, n_test)
+    differs = not np.array_equal(weight, n_test)
     columns = [np.where(weight > 0, column, np.nan) for column in (*personal, *shared)]
     loss, metric, shared_loss, shared_metric = columns
     with np.errstate(invalid="ignore"):  # two models that diverged: infinity minus infinity is no gain, NaN
@@ -49,7 +48,7 @@ def client_rows(
             "shared_metric": float(shared_metric[i]),
             "gain": float(gain[i]),
             "hurt": bool(gain[i] < 0),
-            **({"weight": float(weight[i])} if other else {}),
+            **({"weight": float(weight[i])} if differs else {}),
         }
         for i in range(len(n))
     ]
@@ -62,9 +61,9 @@ def summarise(rows: Sequence[Row], *, higher_is_better: bool) -> dict[str, float
 
     >>> rows = [{"n_test": 1, "loss": 1.0, "metric": 0.5, "shared_loss": 1.0, "shared_metric": 0.75, "gain": -0.25},
     ...         {"n_test": 3, "loss": 2.0, "metric": 1.0, "shared_loss": 1.0, "shared_metric": 0.75, "gain": 0.25}]
-    >>> found = summarise(rows, higher_is_better=True)
-    >>> found["metric"], found["metric_unweighted"], found["worst_decile"], found["hurt"], found["helped"]
-    (0.875, 0.75, 0.5, 1, 1)
+    >>> summary = summarise(rows, higher_is_better=True)
+    >>> [summary[key] for key in ("metric", "metric_unweighted", "worst_decile", "hurt", "helped")]
+    [0.875, 0.75, 0.5, 1, 1]
     """
     rows = [r for r in rows if _weight(r) > 0]
     if not rows:
@@ -72,15 +71,17 @@ def summarise(rows: Sequence[Row], *, higher_is_better: bool) -> dict[str, float
     examples = np.array([r["n_test"] for r in rows], dtype=float)
     weight = np.array([_weight(r) for r in rows])
     column = {k: np.array([r[k] for r in rows]) for k in ("loss", "metric", "shared_loss", "shared_metric", "gain")}
-    found: dict[str, float | int] = {}
+    means: dict[str, float | int] = {}
     for key, values in column.items():
-        found[key] = float(np.average(values, weights=examples if key.endswith("loss") else weight))
-        found[f"{key}_unweighted"] = float(values.mean())
-    found["worst_decile"] = worst_decile(column["metric"], higher_is_better=higher_is_better)
-    found["hurt"] = int((column["gain"] < 0).sum())
-    found["helped"] = int((column["gain"] > 0).sum())
-    found["clients"] = len(rows)
-    return found
+        means[key] = float(np.average(values, weights=examples if key.endswith("loss") else weight))
+        means[f"{key}_unweighted"] = float(values.mean())
+    return {
+        **means,
+        "worst_decile": worst_decile(column["metric"], higher_is_better=higher_is_better),
+        "hurt": int((column["gain"] < 0).sum()),
+        "helped": int((column["gain"] > 0).sum()),
+        "clients": len(rows),
+    }
 
 
 def worst_decile(metric: np.ndarray, *, higher_is_better: bool) -> float:

@@ -1,4 +1,4 @@
-"""What a client's model predicts when its personal part is not one value but several draws of it."""
+"""Predictions of a client's model from several draws of its personal part."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import logsumexp, ndtr, ndtri
 
-from moiety.errors import must, number
-from moiety.evaluation.calibration import numbers
+from moiety.errors import must, number, proper_fraction
+from moiety.evaluation.calibration import as_numbers
 
 HALVINGS = 80
 """Steps of the bisection for a quantile; each halves the error."""
@@ -17,10 +17,10 @@ HALVINGS = 80
 
 @dataclass(frozen=True)
 class Predictive:
-    """Outputs of one model for each draw of its personal part, [draws, examples, ...]; one draw where there is no more.
+    """Outputs of one model for each draw of its personal part, [draws, examples, ...]; there may be one draw only.
 
     For classification outputs are logits, and predictions are averaged as probabilities (Bayesian model averaging).
-    ``loss`` names what the model was trained with, None where that is a function of the user's own: only outputs of
+    ``loss`` is the name of the loss that the model was trained with, None for a user's own function: only outputs of
     ``cross_entropy`` have probabilities.
     """
 
@@ -28,8 +28,8 @@ class Predictive:
     loss: str | None = "cross_entropy"
 
     def __post_init__(self) -> None:
-        """Take what NumPy takes for an array."""
-        outputs = numbers("outputs", self.outputs)
+        """Turn the outputs into an array."""
+        outputs = as_numbers("outputs", self.outputs)
         must(outputs.ndim > 1 and outputs.size > 0, "outputs", "of shape [draws, examples, ...]", outputs.shape)
         object.__setattr__(self, "outputs", outputs)
 
@@ -50,7 +50,7 @@ class Predictive:
 
     @property
     def mutual_information(self) -> np.ndarray:
-        """How much of the entropy is about the personal part: what draws disagree on, in nats.
+        """How much of the entropy comes from the personal part, that is from draws that disagree, in nats.
 
         It is the entropy of the mean prediction minus the mean entropy of predictions, 0 where all draws agree.
         """
@@ -60,29 +60,29 @@ class Predictive:
     def interval(self, level: float = 0.9, *, noise: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
         """The central interval that holds ``level`` of the posterior, for each output.
 
-        The k-th smallest of M independent draws stands at k / (M + 1): between the i-th and the j-th lies a further
-        draw with probability (j - i) / (M + 1). So 0.9 needs 19 draws, and a level that is too high is refused. Draws
-        of a chain that resemble each other count for fewer.
+        The k-th smallest of M independent draws is the quantile k / (M + 1): a further draw lies between the i-th and
+        the j-th with probability (j - i) / (M + 1). So 0.9 needs 19 draws, and a level that is too high is refused.
+        Draws of a chain that resemble each other count for fewer.
 
-        With noise it is the interval of the mixture of normals round the draws, which are first moved apart so that its
-        spread is, on average, that of observations round the mean of M draws. For a normal posterior and level 0.9 it
-        covers 0.85 to 0.9 from 10 draws and 0.75 to 0.9 from 5, least where the noise is small beside the posterior.
-        One draw has no spread: the interval is then that of the one model's noise alone.
+        With noise it is the interval of the mixture of normals around the draws, which are first moved apart so that
+        its spread is, on average, that of observations around the mean of M draws. For a normal posterior and level 0.9
+        it covers 0.85 to 0.9 from 10 draws and 0.75 to 0.9 from 5, least where the noise is small compared with the
+        posterior. One draw has no spread: the interval is then that of the noise of the one model.
 
         Args:
-            level: its share, between 0 and 1.
-            noise: the standard deviation of observations round the output: the interval is then one of observations;
-                by default it is one of the output itself.
+            level: the share of the posterior, between 0 and 1.
+            noise: the standard deviation of observations around the output, for an interval of observations; by default
+                it is an interval of the output itself.
         """
-        number("level", level, "> 0 and < 1", lambda x: 0 < x < 1)
+        proper_fraction("level", level)
         number("noise", noise, ">= 0 and finite", lambda x: 0 <= x < np.inf)
         low, high = (1 - level) / 2, (1 + level) / 2
         if noise > 0:
-            apart = self._apart()
-            return _quantile(apart, low, noise), _quantile(apart, high, noise)
+            centres = self._spread_out()
+            return _quantile(centres, low, noise), _quantile(centres, high, noise)
         self._check_level(level)
-        found = np.quantile(self.outputs, [low, high], axis=0, method="weibull")
-        return found[0], found[1]
+        ends = np.quantile(self.outputs, [low, high], axis=0, method="weibull")
+        return ends[0], ends[1]
 
     def _check_level(self, level: float) -> None:
         """Refuse a level whose ends would lie outside all draws."""
@@ -94,11 +94,11 @@ class Predictive:
         hint = f"Raise `samples` to {needed} or lower the level."
         must(count >= needed, "level", f"<= {most:.4g}, the most that {count} draws can hold", level, hint)
 
-    def _apart(self) -> np.ndarray:
+    def _spread_out(self) -> np.ndarray:
         """The draws, moved away from their mean.
 
-        A further draw of variance v is off the mean of M by v (M + 1) / M on average, of which the draws' own variance
-        shows v (M - 1) / M.
+        The squared distance of a further draw of variance v from the mean of M is v (M + 1) / M on average; the
+        variance of the draws themselves is v (M - 1) / M.
         """
         count = len(self.outputs)
         if count == 1:
@@ -108,7 +108,7 @@ class Predictive:
     def _log_probabilities(self) -> np.ndarray:
         hint = "Where outputs are logits, `Predictive(outputs)` takes them for such; else see `mean` and `interval`."
         got = "a function of your own" if self.loss is None else self.loss
-        must(self.loss == "cross_entropy", "loss", "cross_entropy where probabilities are asked for", got, hint)
+        must(self.loss == "cross_entropy", "loss", "cross_entropy for probabilities", got, hint)
         shape = self.outputs.shape
         must(len(shape) == 3, "outputs", "one row of logits per example for probabilities", shape[1:])
         must(shape[2] > 1, "outputs", "logits of two classes or more for probabilities", shape[2])

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from moiety.errors import kind, number, whole
-from moiety.local import cut, mean_loss
+from moiety.errors import number, whole
+from moiety.local.verbs import cut, mean_loss
 from moiety.random import normal, uniform
 from moiety.spec import recorded
 from moiety.types import Batch, LossFunction, Params, Tree, Work
@@ -211,12 +211,6 @@ def walk(
     seen = torch.stack(losses)
     fine = seen.isfinite()  # a refused proposal may lie where the loss is not; a chain that went there shows in z
     return list(points), torch.where(fine, seen, 0).sum() / fine.sum()
-
-
-def chosen(kernel: Kernel) -> Kernel:
-    """The kernel given, if it is one."""
-    kind("kernel", kernel, Kernel, "a Markov kernel", "For instance moiety.kernel.langevin(step=0.01).")
-    return kernel
 
 
 KERNELS: dict[str, Callable[..., Kernel]] = {

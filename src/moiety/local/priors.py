@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moiety.errors import choice, kind, must, number
+from moiety.errors import choice, must, number
 from moiety.random import normal, uniform
 from moiety.spec import recorded
 from moiety.types import Params
@@ -144,12 +144,6 @@ def _location_scale(
 
     asked = bool(mean_decay or scale_decay)
     return Prior(init, log_density, lambda beta: beta["mean"], draw, hyper if asked else None, project)
-
-
-def chosen(prior: Prior | None) -> Prior:
-    """The prior given, or a standard normal one round the model's first personal values."""
-    kind("prior", prior, (Prior, type(None)), "a prior", "For instance moiety.prior.gaussian(scale=1.0).")
-    return prior or gaussian()
 
 
 PRIORS: dict[str, Callable[..., Prior]] = {"gaussian": gaussian, "laplace": laplace}

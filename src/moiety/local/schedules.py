@@ -58,7 +58,7 @@ def geometric(*, factor: float) -> Schedule:
     return Schedule(lambda t, rounds: float(factor**t))
 
 
-def chosen(schedule: Schedule | None) -> Schedule:
+def schedule_or_constant(schedule: Schedule | None) -> Schedule:
     """The schedule given, or the constant one."""
     hint = "For instance moiety.schedule.linear()."
     kind("schedule", schedule, (Schedule, type(None)), "a schedule", hint)

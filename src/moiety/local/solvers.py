@@ -1,16 +1,15 @@
-"""Inner solvers: ways to w ~ argmin_w f(theta, w), one client's personal parameters with the shared ones held fixed.
+"""Inner solvers for w ~ argmin_w f(theta, w): one client's personal parameters, with the shared ones held fixed.
 
-How much they compute is fixed in advance and nothing asks the value of a tensor, so that they run for one client and,
-under ``torch.func.vmap``, for a block of clients. ``sgd`` walks through batches; the others work on f itself, the mean
-over all of the client's data as one batch. ``conjugate_gradient`` and ``exact`` go through the model once: a product
-with the Hessian is one more backward pass, which goes no further down than the personal parameters. ``lbfgs`` computes
-a gradient at every step; what the personal parameters do not reach is then computed once, as for ``sgd``.
+How much they compute is fixed in advance and nothing asks for the value of a tensor, so that they run for one client
+and, under ``torch.func.vmap``, for a block of clients. ``moiety.sgd`` walks through batches; those here work on f
+itself, the mean over all of the client's data as one batch. ``conjugate_gradient`` and ``exact`` go through the model
+once: a product with the Hessian is one more backward pass, which goes no further down than the personal parameters.
+``lbfgs`` computes a gradient at every step; what the personal parameters do not reach is then computed once.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,15 +18,13 @@ import torch
 from torch import Tensor
 
 from moiety.errors import kind, must, number, whole
-from moiety.local import SgdOptions, cut, flat, mean_loss, phase, positive_lr, rates
-from moiety.local import sgd as descend
 from moiety.local.quasi_newton import Search, begin
+from moiety.local.sgd import WHOLE, Sgd, sgd_work, train
+from moiety.local.verbs import cut, flat, mean_loss
 from moiety.random import generator
 from moiety.spec import recorded
 from moiety.types import Batch, LossFunction, Objective, Params, Phase, Work
 
-WHOLE = sys.maxsize
-"""A batch size that no client reaches: its batch is all of its data."""
 W = "w"
 MOST = 4096
 """The largest number of personal parameters for which ``exact`` makes the Hessian."""
@@ -44,40 +41,6 @@ class Solver:
     phase: Phase
     solve: Callable[[Work, Params, Iterable[Batch]], tuple[Params, Tensor]]
     spec: dict[str, Any] = field(default_factory=dict)
-
-
-@recorded
-def sgd(
-    *,
-    lr: float,
-    epochs: int | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
-    shuffle: bool = True,
-    weight_decay: float = 0.0,
-    momentum: float = 0.0,
-    clip: float | None = None,
-) -> Solver:
-    """Gradient descent: w <- w - lr grad_w f(theta, w); stochastic with a ``batch_size``.
-
-    Args:
-        lr: the step size; the schedule's factor multiplies it.
-        epochs: passes over the client's data, or
-        steps: a number of steps; one of the two is given.
-        batch_size: examples per step; by default all that the client has.
-        shuffle: False walks through the data in its order.
-        weight_decay: l2 penalty.
-        momentum: from 0 at the start.
-        clip: largest gradient norm.
-    """
-    positive_lr("solver.lr", lr)
-    must(epochs is not None or steps is not None, "solver.steps", "given, or solver.epochs", "neither")
-    options = SgdOptions(momentum, weight_decay, clip)
-
-    def solve(work: Work, model: Params, batches: Iterable[Batch]) -> tuple[Params, Tensor]:
-        return descend(work, model, batches, lr=rates(work, work.personal, lr), options=options)
-
-    return Solver(phase("solver.", epochs, steps, batch_or_whole(batch_size), shuffle), solve)
 
 
 @recorded
@@ -222,12 +185,22 @@ def _small(x: Tensor) -> float:
     return float(torch.finfo(x.dtype).eps ** 0.75)
 
 
-def batch_or_whole(batch_size: int | None) -> int:
-    """The batch size given, or that of all of a client's data."""
-    return WHOLE if batch_size is None else batch_size
+def solver_work(name: str, value: Solver | Sgd) -> Solver:
+    """The solver given as ``name``; ``moiety.sgd`` is one too, on all rows where it names no batch size."""
+    if not isinstance(value, Sgd):
+        hint = "For instance moiety.solver.conjugate_gradient(steps=10), or moiety.sgd(0.1, steps=10)."
+        kind(name, value, Solver, "an inner solver or what moiety.sgd makes", hint)
+        return value
+    must(value.epochs is not None or value.steps is not None, f"{name}.steps", f"given, or {name}.epochs", "neither")
+    how = sgd_work(name, value, batch_size="all")
+
+    def solve(work: Work, model: Params, batches: Iterable[Batch]) -> tuple[Params, Tensor]:
+        return train(work, model, batches, {work.personal: how})
+
+    return Solver(how.phase, solve)
 
 
-def started(work: Work, personal: Params, seed: int | None) -> Params:
+def draw_start(work: Work, personal: Params, seed: int | None) -> Params:
     """The personal part that a solver begins with: the given one, or drawn with ``seed``.
 
     Each tensor is drawn from the normal distribution with the mean and the deviation of its given values, so that
@@ -235,29 +208,16 @@ def started(work: Work, personal: Params, seed: int | None) -> Params:
     """
     if seed is None:
         return personal
-    drawn = {}
+    start = {}
     for name in work.personal:
-        given = personal[name]
-        noise = generator(seed, "start", name).standard_normal(given.shape)
-        scale = given.std(correction=0)
-        drawn[name] = given.mean() + scale * torch.as_tensor(noise, dtype=given.dtype, device=given.device)
-    return {**personal, **drawn}
-
-
-def check_start(seed: int | None) -> None:
-    """Raise unless a seed for the start is a whole number, or none."""
-    if seed is not None:
-        whole("random_start", seed, 0)
-
-
-def chosen(solver: Solver) -> Solver:
-    """The solver given, if it is one."""
-    kind("solver", solver, Solver, "an inner solver", "For instance moiety.solver.conjugate_gradient(steps=10).")
-    return solver
+        values = personal[name]
+        noise = generator(seed, "start", name).standard_normal(values.shape)
+        scale = values.std(correction=0)
+        start[name] = values.mean() + scale * torch.as_tensor(noise, dtype=values.dtype, device=values.device)
+    return {**personal, **start}
 
 
 SOLVERS: dict[str, Callable[..., Solver]] = {
-    "sgd": sgd,
     "conjugate_gradient": conjugate_gradient,
     "exact": exact,
     "lbfgs": lbfgs,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -24,7 +25,7 @@ from moiety.engines.rows import Job, Rows
 from moiety.engines.sequential import Sequential
 from moiety.random import torch_seed
 from moiety.transport import device_memory
-from moiety.types import Algorithm, Names, Params, Tree
+from moiety.types import Algorithm, Batch, Names, Params, Phase, Tree, Work
 
 
 class Flops(NamedTuple):
@@ -46,41 +47,64 @@ class Flops(NamedTuple):
 def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, state: Tree) -> dict[str, Flops]:
     """Arithmetic operations of training, by phase, as ``FlopCounterMode`` counts them.
 
-    The algorithm's own ``client_update`` is run on two rows in one phase and none in the others, over them once and
-    then twice: F1 = once + each and F2 = once + 2 each, where partial evaluation computes ``once`` only once.
-    Sparse layers are counted apart. A search for masks uses the whole model. Where the algorithm goes through a phase's
-    rows several times, the count is divided by that number.
+    The algorithm's own ``client_update`` is run for a client with two rows, over them once and then twice in every
+    phase: F1 = once + each and F2 = once + 2 each, where partial evaluation computes ``once`` only once. Operations
+    belong to the phase whose batches were asked for last. Sparse layers are counted apart. A search for masks uses the
+    whole model. Where a phase goes through its rows several times, the count is divided by that number.
     """
-    densities, search, turn_repeats = algorithm.densities, algorithm.search, algorithm.repeats
-    two = np.arange(2) % problem.data.total
-    none = Rows(two[:0], np.zeros(0, dtype=np.int64))
-    functions = {"train": ClientFunction(algorithm.client_update, tuple(algorithm.phases))}
-    engine = Sequential(replace(problem, quiet=True, warned=set()), functions)
+    densities = algorithm.sparsity.densities if algorithm.sparsity else None
     owners = _owners(problem, tuple(densities(state))) if densities else {}
+    two = np.arange(2) % problem.data.total
 
-    def repeats(phase: str, turn: int) -> int:
-        return turn_repeats(turn).get(phase, 1) if turn_repeats else 1
-
-    def count(phase: str, passes: int) -> tuple[float, dict[str, float]]:
-        used = Rows(np.tile(two, passes), np.full(passes, 2))
-        job = Job(0, {name: used if name == phase else none for name in algorithm.phases}, 2, state)
+    def count(passes: int) -> dict[str, tuple[float, dict[str, float]]]:
+        """Operations of every phase for one of the rows, in all and by masked weight."""
+        rows = Rows(np.tile(two, passes), np.full(passes, 2))
+        job = Job(0, dict.fromkeys(algorithm.phases, rows), 2, state)
+        marks: list[tuple[str, float, dict[nn.Module, float]]] = []
         with count_by_module() as (modules, counter):
-            engine.map("train", [job], received, RoundInfo())
-        uses = 2 * repeats(phase, job.turn)
-        layers = {name: sum(modules.get(each, 0.0) for each in some) / uses for name, some in owners.items()}
-        return float(counter.get_total_flops()) / uses, layers
 
+            def mark(phase: str) -> None:
+                marks.append((phase, float(counter.get_total_flops()), dict(modules)))
+
+            def train(work: Work, received: Params, state: Tree) -> Tree:
+                def batches(phase: str) -> Iterable[Batch]:
+                    mark(phase)
+                    return work.batches(phase)
+
+                return algorithm.client_update(replace(work, batches=batches), received, state)
+
+            functions = {"train": ClientFunction(train, tuple(algorithm.phases))}
+            Sequential(replace(problem, quiet=True, warned=set()), functions).map("train", [job], received, RoundInfo())
+            mark("")
+        flops = {phase: (0.0, dict.fromkeys(owners, 0.0)) for phase in algorithm.phases}
+        for (phase, start, before), (_, end, after) in itertools.pairwise(marks):
+            uses = 2 * _repeats(algorithm.phases[phase], job.turn)
+            layers = {
+                name: sum(after.get(m, 0.0) - before.get(m, 0.0) for m in some) / uses for name, some in owners.items()
+            }
+            total, earlier = flops[phase]
+            flops[phase] = total + (end - start) / uses, {name: earlier[name] + f for name, f in layers.items()}
+        return flops
+
+    rows_return = any(length.epochs != 1 for length in algorithm.phases.values())
+    if rows_return:
+        count(2)  # the first time, partial evaluation tries its cut on a few rows, which is not training
+    one = count(1)
+    twice = count(2) if rows_return else one
     flops = {}
     for phase, length in algorithm.phases.items():
-        sparse, times = None if phase in search else densities, partial(repeats, phase)
+        (first, layers), (both, again) = one[phase], twice[phase]
+        sparse, repeats = None if length.search else densities, partial(_repeats, length)
         if length.epochs == 1:  # no row comes round twice
-            flops[phase] = Flops(0.0, *count(phase, 1), sparse, phase in search, times)
-            continue
-        count(phase, 2)  # the first time, partial evaluation tries its cut on a few rows, which is not training
-        (one, layers), (two_passes, again) = count(phase, 1), count(phase, 2)
-        each = {name: again[name] - layers[name] for name in layers}
-        flops[phase] = Flops(2 * one - two_passes, two_passes - one, each, sparse, phase in search, times)
+            flops[phase] = Flops(0.0, first, layers, sparse, length.search, repeats)
+        else:
+            each = {name: again[name] - layers[name] for name in layers}
+            flops[phase] = Flops(2 * first - both, both - first, each, sparse, length.search, repeats)
     return flops
+
+
+def _repeats(phase: Phase, turn: int) -> int:
+    return 1 if phase.repeats is None else phase.repeats(turn)
 
 
 @contextlib.contextmanager

@@ -36,7 +36,10 @@ def client_functions(algorithm: Algorithm) -> dict[str, ClientFunction]:
 
 def adapt_phases(algorithm: Algorithm) -> Mapping[str, Phase]:
     """The phases of the rule for newcomers: those of training, unless the algorithm says otherwise."""
-    return algorithm.phases if algorithm.adapt_phases is None else algorithm.adapt_phases
+    return {
+        name: phase if phase.newcomer_steps is None else phase._replace(steps=phase.newcomer_steps)
+        for name, phase in algorithm.phases.items()
+    }
 
 
 def training(algorithm: Algorithm) -> ClientCall:
@@ -94,7 +97,7 @@ def evaluate(
         personal = shared  # the very same model
     else:
         # States that are made for the purpose take memory, so they are made for some clients at a time.
-        step = len(tested) if algorithm.begin is None else STATES_AT_ONCE
+        step = STATES_AT_ONCE if algorithm.sparsity and algorithm.sparsity.first_mask else len(tested)
         personal = np.zeros((0, 3))
         for at in range(0, len(tested), max(1, step)):
             some = tested[at : at + step]
@@ -125,9 +128,10 @@ def current_states(
 ) -> list[Tree]:
     """The states that clients would predict with now."""
     states = store.get(clients)
-    if algorithm.begin is not None:
+    first_mask = algorithm.sparsity and algorithm.sparsity.first_mask
+    if first_mask:
         keys = [torch.tensor(problem.client_key(int(client))) for client in clients]
-        states = [algorithm.begin(key, received, state) for key, state in zip(keys, states, strict=True)]
+        states = [first_mask(key, received, state) for key, state in zip(keys, states, strict=True)]
     if algorithm.stateful:
         return states
     jobs = problem.make_jobs(adapt_phases(algorithm), clients, states, "adapt", round, part="train")

@@ -31,7 +31,7 @@ class Exchange:
 
     def __init__(self, problem: Problem, algorithm: Algorithm, options: UploadOptions, ledger: Ledger) -> None:
         self.problem, self.options, self.ledger = problem, options, ledger
-        self.traffic, self.plain = algorithm.traffic, algorithm.uncompressed
+        self.traffic, self.plain = algorithm.wire.traffic, algorithm.wire.uncompressed
         self.down, self.up = declare_layouts(problem, algorithm)
         self.up_bytes = value_bytes(self.up), payload_bytes(self.up)
 
@@ -90,6 +90,6 @@ class Exchange:
 def declare_layouts(problem: Problem, algorithm: Algorithm) -> tuple[Params, Params]:
     """What goes down and what goes up, as layouts: only names, shapes and types count."""
     shared, statistics = problem.first_shared()
-    if algorithm.crosses is not None:
-        return algorithm.crosses({**shared, **statistics}, problem.first_personal())
-    return {**shared, **statistics}, {**shared, **statistics} if algorithm.uploads else {}
+    if algorithm.wire.layout is not None:
+        return algorithm.wire.layout({**shared, **statistics}, problem.first_personal())
+    return {**shared, **statistics}, {} if algorithm.aggregator is None else {**shared, **statistics}

@@ -164,9 +164,8 @@ class Loop:
             problem.warn_once([NOTHING_FINITE])
         if usable:
             aggregate = self.uploads.join(algorithm, [a.update for a in usable], problem.seed, t)
-            if algorithm.joined is not None:
-                aggregate = algorithm.joined(aggregate, len(usable), len(problem.data))
-            now.server = algorithm.server_update(now.server, aggregate)
+            if algorithm.aggregator is not None:
+                now.server = algorithm.server_update(now.server, aggregate, len(usable) / len(problem.data))
             self.store_states([(a.client, a.state) for a in usable if a.state is not None])
         dropped = tuple(str(problem.data.ids[a.client]) for a in received if not (usable and a.finite))
         now.round = t + 1

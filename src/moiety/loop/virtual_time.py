@@ -14,15 +14,12 @@ import numpy as np
 
 from moiety import tree
 from moiety.clients import uniform_cohort
-from moiety.clients.clock import Asynchronous, Clock, Delayed, Synchronous, Travel, check_clock
-from moiety.data import FederatedData
+from moiety.clients.clock import Asynchronous, Clock, Delayed, Synchronous, Travel
 from moiety.engines.rows import Job
-from moiety.errors import must
 from moiety.loop.exchange import Arrival
 from moiety.loop.in_transit import InTransit, Message
 from moiety.loop.round import Loop, mean_train_loss
-from moiety.spec import spec_of
-from moiety.types import Algorithm, Params, RoundRecord, Tree
+from moiety.types import Params, RoundRecord, Tree
 
 COLLUDING = ("inner_product_manipulation", "a_little_is_enough", "mimic")
 """Attacks that are made from the honest uploads of the same round; a single arrival has none."""
@@ -227,37 +224,3 @@ LOOPS: dict[type, type[Loop]] = {
 def choose_loop(clock: Clock | None) -> type[Loop]:
     """The kind of loop that a clock needs."""
     return Loop if clock is None else LOOPS[type(clock)]
-
-
-def check_clock_options(
-    clock: object,
-    data: FederatedData,
-    algorithm: Algorithm,
-    cohort: int | None,
-    participation: str = "fixed",
-    *,
-    aggregator: object,
-    attack: object,
-) -> tuple[Clock | None, int]:
-    """The clock and the cohort, checked against the other options of the run."""
-    size = len(data) if cohort is None else cohort
-    if clock is None:
-        return None, size
-    check_clock(clock, data.ids)
-    if isinstance(clock, Delayed):
-        longest, room, at = clock.longest()[1], algorithm.longest_round_trip, algorithm.evaluates_at
-        hint = f"Make {algorithm.name} with room for {longest}."
-        must(room is None or longest <= room, "clock", f"of round trips of at most {room} rounds", longest, hint)
-        must(at in (None, clock.at) or longest == 0, "clock.at", f"{at} for this {algorithm.name}", clock.at)
-        return clock, size
-    if isinstance(clock, Synchronous):
-        return clock, size
-    assert isinstance(clock, Asynchronous)
-    hint = "The clock's `active` says how many work at a time."
-    must(cohort in (None, 1), "cohort", "1 or left out with an asynchronous clock", cohort, hint)
-    wanted = "left out with an asynchronous clock, where uploads arrive one by one"
-    must(aggregator is None, "aggregator", wanted, "one")
-    must(participation == "fixed", "participation", wanted, participation)
-    name = (spec_of(attack) or {}).get("name")
-    must(name not in COLLUDING, "attack", "one that needs no other upload of its round", name)
-    return clock, 1

@@ -1,4 +1,4 @@
-"""Models, one a file, each with its output layer named ``head``."""
+"""Model builders; each model's output layer is named ``head``."""
 
 from __future__ import annotations
 
@@ -6,26 +6,9 @@ from collections.abc import Callable
 
 from torch import nn
 
-from moiety.models.cnn import cnn
-from moiety.models.lenet5 import lenet5
-from moiety.models.linear import linear
-from moiety.models.mlp import mlp
-from moiety.models.resnet18_gn import resnet18_gn
-from moiety.models.speech_transformer import speech_frames, speech_transformer
-from moiety.models.transformer_lm import transformer_lm
-from moiety.models.vgg11_gn import vgg11_gn
-
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "cnn": cnn,
-    "lenet5": lenet5,
-    "linear": linear,
-    "mlp": mlp,
-    "resnet18_gn": resnet18_gn,
-    "speech_transformer": speech_transformer,
-    "transformer_lm": transformer_lm,
-    "vgg11_gn": vgg11_gn,
-}
-"""The builders by the names that a configuration file gives them."""
+from moiety.models.convolutional import cnn, lenet5, resnet18_gn, vgg11_gn
+from moiety.models.dense import linear, mlp
+from moiety.models.transformers import speech_frames, speech_transformer, transformer_lm
 
 __all__ = [
     "MODELS",
@@ -39,3 +22,7 @@ __all__ = [
     "transformer_lm",
     "vgg11_gn",
 ]
+
+_BUILDERS = (cnn, lenet5, linear, mlp, resnet18_gn, speech_transformer, transformer_lm, vgg11_gn)
+MODELS: dict[str, Callable[..., nn.Module]] = {builder.__name__: builder for builder in _BUILDERS}
+"""The builders by the names that a configuration file gives them."""

@@ -1,4 +1,4 @@
-"""Figures from rows: who gains and who loses, after Figures 4, 5 and 7 to 11 of Pillutla et al. (2022).
+"""The canvas of all figures, and figures of who gains and who loses (4, 5 and 7 to 11 of Pillutla et al. 2022).
 
 Each function gives a figure of matplotlib, which the extra ``report`` brings; ``save`` writes it as PNG. Figures are
 1000 pixels wide. Colours are those of Okabe and Ito, which colour-blind readers can tell apart, and marks differ in
@@ -11,7 +11,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from moiety.errors import MoietyError, must
 from moiety.files import report_failure, write_file
@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
     from matplotlib.figure import Figure as Figure
 
+V = TypeVar("V")
 Rows = Sequence[Mapping[str, Any]]
 
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#7F7F7F"
+COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, GREY)
+MARKS = "osD^vPX*"
 PARTS = {"train": "training rows", "test": "test rows"}
 KINDS: tuple[tuple[str, str, str, Callable[[float], bool]], ...] = (
     ("helped", BLUE, "o", lambda change: change > 0),
@@ -32,30 +35,62 @@ KINDS: tuple[tuple[str, str, str, Callable[[float], bool]], ...] = (
 WIDTH, DPI = 10.0, 100
 
 
-def _figure(height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, list[list[Axes]]]:
-    """An empty figure of ``height`` inches with a grid of axes."""
+def _grid(height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    """An empty figure of ``height`` inches with a grid of axes, row after row."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise MoietyError("Figures need matplotlib: pip install 'moiety[report]'.") from None
     figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False)
-    for axes in grid.flat:
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in grid:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=11)
-    return figure, [list(row) for row in grid]
+    return figure, grid
 
 
-def blank(height: float) -> tuple[Figure, Axes]:
-    """An empty figure of ``height`` inches with one pair of axes."""
-    figure, [[axes]] = _figure(height)
+def _label(axes: Axes, title: str, x: str, y: str, size: int) -> None:
+    axes.set_title(title, fontsize=size)
+    axes.set_xlabel(x, fontsize=12)
+    axes.set_ylabel(y, fontsize=12)
+
+
+def single(height: float, *, x: str, y: str, title: str) -> tuple[Figure, Axes]:
+    """An empty figure of ``height`` inches with one pair of axes and their labels."""
+    figure, [axes] = _grid(height)
+    _label(axes, title, x, y, 14)
     return figure, axes
 
 
-def panels(height: float, rows: int, columns: int) -> tuple[Figure, list[Axes]]:
-    """An empty figure of ``height`` inches with a grid of axes, row after row."""
-    figure, grid = _figure(height, rows, columns)
-    return figure, [axes for row in grid for axes in row]
+def panels(
+    series: Mapping[str, V], *, columns: int, margin: float, height: float, x: str, y: str, title: str = ""
+) -> tuple[Figure, list[tuple[Axes, V]]]:
+    """An empty figure with a panel for each name, and the axes of each with what is to be drawn there.
+
+    Args:
+        series: what to draw, by the title of its panel.
+        columns: the most panels in a row.
+        margin: inches of the figure besides the panels.
+        height: inches of each row of panels.
+        x: label of the horizontal axes, below the last row only.
+        y: label of the vertical axes.
+        title: above all panels.
+    """
+    columns = min(columns, len(series))
+    rows = -(-len(series) // columns)
+    figure, grid = _grid(margin + height * rows, rows, columns)
+    if title:
+        figure.suptitle(title, fontsize=14)
+    for place, (axes, name) in enumerate(zip(grid, series, strict=False)):
+        _label(axes, name, x if place >= len(series) - columns else "", y, 12)
+    for axes in grid[len(series) :]:
+        axes.set_visible(False)
+    return figure, list(zip(grid, series.values(), strict=False))
+
+
+def legend_below(figure: Figure, columns: int) -> None:
+    """One legend below the figure, for all panels."""
+    figure.legend(fontsize=11, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def save(figure: Figure, path: str | Path) -> None:
@@ -82,30 +117,29 @@ def scatter_change(series: Mapping[str, Rows], *, unit: str = "pp", scale: float
     Args:
         series: by name, the change rows of one seed; each is a line of two panels, training rows and test rows (only
             the latter where nothing is known of the former).
-        unit: of the changes, as shown.
+        unit: unit of the changes, as shown.
         scale: what they are multiplied by; 100 makes percentage points of shares.
         title: above all panels.
     """
     must(len(series) > 0, "series", "at least one named list of rows", "none")
     known = [part for part in PARTS if any(row.get(part) is not None for rows in series.values() for row in rows)]
     must(len(known) > 0, "series", "rows with changes", "none")
-    figure, grid = _figure(0.6 + 3.4 * len(series), len(series), len(known))
-    if title:
-        figure.suptitle(title, fontsize=14)
-    for line, (name, rows) in zip(grid, series.items(), strict=True):
-        for axes, part in zip(line, known, strict=True):
-            _scatter(axes, [(row["n"], scale * row[part]) for row in rows if row.get(part) is not None])
-            axes.set_title(f"{name}, {PARTS[part]}", fontsize=12)
-            axes.set_ylabel(_change(unit), fontsize=12)
-    for axes in grid[-1]:
-        axes.set_xlabel("training rows of the client", fontsize=12)
+    points = {
+        f"{name}, {PARTS[part]}": [(row["n"], scale * row[part]) for row in rows if row.get(part) is not None]
+        for name, rows in series.items()
+        for part in known
+    }
+    x, y = "training rows of the client", _change(unit)
+    figure, places = panels(points, columns=len(known), margin=0.6, height=3.4, x=x, y=y, title=title)
+    for axes, some in places:
+        _scatter(axes, some)
     return figure
 
 
 def _scatter(axes: Axes, points: Sequence[tuple[int, float]]) -> None:
     _zero(axes)
-    for kind, colour, mark, chosen in KINDS:
-        some = [(n, change) for n, change in points if chosen(change)]
+    for kind, colour, mark, holds in KINDS:
+        some = [(n, change) for n, change in points if holds(change)]
         if some:
             x, y = zip(*some, strict=True)
             label = f"{kind}: {len(some)} of {len(points)}"
@@ -138,58 +172,51 @@ def violins(
 
     Args:
         series: changes by name; None (a client without such rows) is left out.
-        label: of the horizontal axis, what the names are values of.
-        unit: of the changes, as shown.
+        label: label of the horizontal axis: what the names are values of.
+        unit: unit of the changes, as shown.
         scale: what they are multiplied by.
         title: above the figure.
     """
     values = {name: [scale * v for v in some if v is not None] for name, some in series.items()}
     empty = [name for name, some in values.items() if not some]
     must(bool(values) and not empty, "series", "changes of at least one client for every name", empty or "none")
-    figure, [[axes]] = _figure(5.0)
+    figure, axes = single(5.0, x=label, y=_change(unit), title=title)
     _zero(axes)
     places = list(range(1, len(values) + 1))
     bodies = axes.violinplot(list(values.values()), places, widths=0.8, showextrema=False)
     for body in bodies["bodies"]:  # type: ignore[attr-defined]
         body.set(facecolor=BLUE, edgecolor=BLUE, alpha=0.4, zorder=2)
     for place, some in zip(places, values.values(), strict=True):
-        low, first, middle, third, high = _five(some)
+        low, first, middle, third, high = (_quantile(some, share) for share in (0, 0.25, 0.5, 0.75, 1))
         axes.vlines(place, low, high, color="black", linewidth=1, zorder=3)
         axes.vlines(place, first, third, color="black", linewidth=9, zorder=3)
         axes.scatter([place], [middle], s=30, color="white", zorder=4)
     hurt = [sum(v < 0 for v in some) / len(some) for some in values.values()]
     names = [f"{name}\n{share:.0%} hurt" for name, share in zip(values, hurt, strict=True)]
     axes.set_xticks(places, names, fontsize=11)
-    axes.set_xlabel(label, fontsize=12)
-    axes.set_ylabel(_change(unit), fontsize=12)
-    axes.set_title(title, fontsize=14)
     return figure
 
 
-def _five(values: Sequence[float]) -> tuple[float, float, float, float, float]:
-    """The least, the quartiles and the largest, with linear interpolation between neighbours."""
+def _quantile(values: Sequence[float], share: float) -> float:
+    """The value below which a share of the values lies, with linear interpolation between neighbours."""
     ordered = sorted(values)
-
-    def at(share: float) -> float:
-        place = share * (len(ordered) - 1)
-        below = math.floor(place)
-        above = min(below + 1, len(ordered) - 1)
-        return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-    return ordered[0], at(0.25), at(0.5), at(0.75), ordered[-1]
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def seed_bands(rows: Rows, *, unit: str = "pp", scale: float = 100, title: str = "") -> Figure:
     """The change of every client over seeds, the mean as a line and least to largest as a band (Figure 11).
 
     Args:
-        rows: as ``moiety.analysis.harm.over_seeds`` gives them, in ascending order of the mean.
-        unit: of the changes, as shown.
+        rows: as ``moiety.analysis.over_seeds`` gives them, in ascending order of the mean.
+        unit: unit of the changes, as shown.
         scale: what they are multiplied by.
         title: above the figure.
     """
     must(len(rows) > 0, "rows", "those of at least one client", "none")
-    figure, [[axes]] = _figure(5.0)
+    figure, axes = single(5.0, x="clients, in the order of their mean change", y=_change(unit), title=title)
     ranks = list(range(1, len(rows) + 1))
     mean, low, high = ([scale * row[key] for row in rows] for key in ("mean", "min", "max"))
     _zero(axes)
@@ -203,10 +230,7 @@ def seed_bands(rows: Rows, *, unit: str = "pp", scale: float = 100, title: str =
         axes.scatter(x, y, s=16, color=ORANGE, edgecolors="black", linewidths=0.4, zorder=3, label=label)
     always = sum(row["hurt"] == row["seeds"] for row in rows)
     axes.plot([], [], " ", label=f"hurt in every seed: {always} of {len(rows)}")
-    axes.set_xlabel("clients, in the order of their mean change", fontsize=12)
-    axes.set_ylabel(_change(unit), fontsize=12)
-    axes.set_title(title, fontsize=14)
-    figure.legend(fontsize=11, loc="outside lower center", ncols=2, frameon=False)
+    legend_below(figure, 2)
     return figure
 
 
@@ -214,25 +238,21 @@ def accuracy_against_parameters(rows: Rows, *, unit: str = "pp", scale: float = 
     """What personal parts gain against their number of parameters, on a logarithmic axis (Figure 4).
 
     Args:
-        rows: as ``moiety.analysis.effects.against_parameters`` gives them; bars are the intervals over seeds.
-        unit: of the changes, as shown.
+        rows: as ``moiety.analysis.against_parameters`` gives them; bars are the intervals over seeds.
+        unit: unit of the changes, as shown.
         scale: what they are multiplied by.
         title: above the figure.
     """
     must(len(rows) > 0, "rows", "at least one", "none")
     must(all(row["personal"] > 0 for row in rows), "rows", "parts with personal parameters", "one with none")
-    figure, [[axes]] = _figure(5.0)
+    figure, axes = single(5.0, x="personal parameters", y=_change(unit), title=title)
     _zero(axes)
-    marks, colours = "osD^vPX*", (BLUE, VERMILION, GREEN, ORANGE, PURPLE, GREY)
     for i, row in enumerate(rows):
         y = scale * row["difference"]
         bars = None if row["low"] is None else [[y - scale * row["low"]], [scale * row["high"] - y]]
-        mark, colour = marks[i % len(marks)], colours[i % len(colours)]
+        mark, colour = MARKS[i % len(MARKS)], COLOURS[i % len(COLOURS)]
         label = f"{row['row']}: {row['personal']:,} ({100 * row['share']:.3g}% of all)"
         axes.errorbar([row["personal"]], [y], yerr=bars, fmt=mark, color=colour, markersize=10, capsize=4, label=label)
     _logarithmic(axes)
-    axes.set_xlabel("personal parameters", fontsize=12)
-    axes.set_ylabel(_change(unit), fontsize=12)
-    axes.set_title(title, fontsize=14)
     axes.legend(fontsize=11, loc="best")
     return figure

@@ -1,10 +1,10 @@
-"""From what a user gives, or a configuration names, to a checked problem."""
+"""From what a user gives, or a configuration names, to a checked problem and the loop that trains on it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from torch import nn
 
@@ -13,21 +13,30 @@ from moiety.algorithms import ALGORITHMS
 from moiety.data import FederatedData
 from moiety.engines.problem import Problem, to_tensors
 from moiety.errors import must
-from moiety.local.kernels import KERNELS
 from moiety.local.priors import PRIORS
 from moiety.local.schedules import SCHEDULES
-from moiety.local.solvers import SOLVERS
+from moiety.local.work import LOCAL_WORK
+from moiety.loop.round import Loop, Progress
+from moiety.loop.uploads import UploadOptions
+from moiety.loop.virtual_time import choose_loop
 from moiety.models import MODELS
-from moiety.run.checks import check_clients, check_device, check_model, check_split
+from moiety.run.checks import check_clients, check_model, check_split
+from moiety.run.settings import Options, check_device, pick_attackers
 from moiety.server import SERVERS
-from moiety.spec import Spec, build
+from moiety.spec import Spec, build, spec_of
 from moiety.split import SPLITS, Split
-from moiety.types import Algorithm, Metric, Task
+from moiety.types import Algorithm, Task
 
 
-def unknown(spec: Spec) -> str | None:
-    """The name of an algorithm that was made outside of this package, which a configuration cannot make again."""
-    return None if spec.get("name") in ALGORITHMS else spec.get("name")
+def own_part(config: Mapping[str, Any], part: str) -> str | None:
+    """What the user's own data, model, split or algorithm is called, where a file cannot name it.
+
+    An algorithm of another package has a name that cannot be looked up here.
+    """
+    table = config[part]
+    unknown = part == "algorithm" and table.get("name") not in ALGORITHMS
+    own: str | None = table.get("own") or (table.get("name") if unknown else None)
+    return own
 
 
 def algorithm_from(spec: Spec | str, where: str = "algorithm") -> Algorithm:
@@ -35,63 +44,102 @@ def algorithm_from(spec: Spec | str, where: str = "algorithm") -> Algorithm:
     inner = {
         "server": lambda s: build(f"{where}.server", SERVERS, s),
         "schedule": lambda s: build(f"{where}.schedule", SCHEDULES, s),
-        "solver": lambda s: build(f"{where}.solver", SOLVERS, s),
-        "kernel": lambda s: build(f"{where}.kernel", KERNELS, s),
+        "shared": lambda s: _local_work(f"{where}.shared", s),
+        "personal": lambda s: _local_work(f"{where}.personal", s),
+        "solver": lambda s: _local_work(f"{where}.solver", s),
         "prior": lambda s: build(f"{where}.prior", PRIORS, s),
     }
-    made: Algorithm = build(where, ALGORITHMS, spec, inner)
-    return made
+    algorithm: Algorithm = build(where, ALGORITHMS, spec, inner)
+    return algorithm
+
+
+def _local_work(where: str, spec: Any) -> Any:
+    """Local work as a file says it: a learning rate, or a table with a name."""
+    return build(where, LOCAL_WORK, spec) if isinstance(spec, str | dict) else spec
 
 
 def split_from(spec: Spec | str, model: nn.Module, where: str = "split") -> Split:
     """The split of ``model`` that the table ``where`` of a configuration describes."""
-    made: Split = build(where, SPLITS, spec, {"local_model": _local_model}, {"model": model})
-    return made
+    split: Split = build(where, SPLITS, spec, {"local_model": _local_model}, {"model": model})
+    return split
 
 
 def _local_model(spec: Spec | str) -> nn.Module:
     """The second model of a split that has one."""
-    must(isinstance(spec, str | dict), "split.local_model", "a name or a table with a name", repr(spec))
-    made: nn.Module = build("split.local_model", MODELS, spec)
-    return made
+    model: nn.Module = build("split.local_model", MODELS, spec)
+    return model
 
 
-def default_loss(data: FederatedData) -> str:
-    """The loss that goes with the labels ``y``: cross-entropy for whole numbers, else mean squared error."""
-    must("y" in data.columns, "data", "columns with y, or a loss of your own", ", ".join(data.columns))
-    return "cross_entropy" if data.columns["y"].dtype.kind in "iub" else "mse"
-
-
-def problem_for(
-    model: nn.Module | Task,
-    data: FederatedData,
-    algorithm: Algorithm,
-    split: Split | None,
-    seed: int,
-    loss: tasks.Loss,
-    metric: str | Metric | None,
-    inputs: Sequence[str],
-    device: str,
-    partial: bool,
+def make_problem(
+    model: nn.Module | Task, data: FederatedData, algorithm: Algorithm, split: Split | None, options: Options
 ) -> Problem:
-    """The checked problem, with the model's present values as the first ones."""
-    where = check_device(device)
+    """The checked problem, with the model's present values as the first ones; the options are complete."""
+    settings, device = options.settings, check_device(options.settings.device)
     if split is None:
         hint = "For instance split=moiety.split.output_layer(model)."
         known = algorithm.default_split is not None and isinstance(model, nn.Module)
         must(known, "split", f"given for {algorithm.name} and {type(model).__name__}", "nothing", hint)
         split = split_from(str(algorithm.default_split), cast(nn.Module, model))
+    inputs: tuple[str, ...] = ()
+    loss = None
     if isinstance(model, Task):
         task = model
     else:
+        inputs, loss = tuple(settings.inputs), options.loss
+        assert loss is not None
         module = split.module_for(model)
-        task = tasks.from_module(module, loss=loss, metric=metric, inputs=inputs, penalty=split.penalty)
-    task = replace(task, init={n: p.to(where) for n, p in task.init.items()})
+        task = tasks.from_module(module, loss=loss, metric=options.metric, inputs=inputs, penalty=split.penalty)
+    task = replace(task, init={name: p.to(device) for name, p in task.init.items()})
     names = {*split.shared, *split.personal, *split.frozen}
     must(names == task.init.keys(), "split", "made for this model", f"another's, with {len(names)} names")
     check_split(algorithm, split)
-    problem = Problem(task, split, data, to_tensors(data.columns, task, where), seed, partial=partial)
-    own = isinstance(model, Task)
-    check_model(problem, () if own else tuple(inputs), None if own else loss)
+    problem = Problem(task, split, data, to_tensors(data.columns, task, device), options.seed, partial=settings.partial)
+    check_model(problem, inputs, loss)
     check_clients(problem, algorithm)
     return problem
+
+
+def upload_rules(options: Options, data: FederatedData) -> UploadOptions:
+    """How uploads travel and are joined; the options are complete."""
+    settings = options.settings
+    named = settings.attackers
+    attackers = frozenset() if named is None else pick_attackers(data, named, options.seed)
+    bernoulli = settings.participation == "bernoulli"
+    return UploadOptions(settings.aggregator, settings.codec, settings.attack, attackers, bernoulli)
+
+
+def make_loop(
+    problem: Problem, algorithm: Algorithm, progress: Progress, options: Options, rules: UploadOptions
+) -> Loop:
+    """The loop over rounds, of the kind that the clock asks for; the options are complete."""
+    assert options.rounds is not None
+    assert options.cohort is not None
+    clock = options.settings.clock
+    return choose_loop(clock)(
+        problem,
+        algorithm,
+        progress,
+        rounds=options.rounds,
+        cohort=options.cohort,
+        engine_name=options.engine,
+        workers=options.settings.workers,
+        uploads=rules,
+        clock=clock,
+    )
+
+
+def module_to_export(model: nn.Module | Task, split: Split) -> nn.Module | None:
+    """The module that exported models are copies of; a task of plain functions has none."""
+    return split.module_for(model) if isinstance(model, nn.Module) else None
+
+
+def named_tables(
+    model: nn.Module | Task, data: FederatedData, split: Split | None = None, algorithm: Algorithm | None = None
+) -> dict[str, Spec]:
+    """What a run is made of, as a file says it: ``own`` in a table marks what no file can name."""
+    tables = {"data": dict(data.spec) or {"own": "data"}, "model": spec_of(model) or {"own": type(model).__name__}}
+    if split is not None:
+        tables["split"] = split.spec or {"own": "split"}
+    if algorithm is not None:
+        tables["algorithm"] = algorithm.spec or {"own": algorithm.name}
+    return tables

@@ -18,20 +18,34 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from moiety import tree
-from moiety.errors import MoietyError, message
-from moiety.files import digest, report_failure, sync_folder, write_file
+from moiety.clients.clock import Clock, traces
+from moiety.engines.problem import Problem
+from moiety.errors import must
+from moiety.files import digest, report_failure, report_unreadable, sync_folder, write_file
 from moiety.loop.in_transit import FILES, pack_in_transit, unpack_in_transit
 from moiety.loop.round import Progress
 from moiety.transport import Ledger
-from moiety.types import Tree
+from moiety.types import Algorithm, Tree
 
 FORMAT, VERSION, CLOCKED = "moiety-checkpoint", 1, 2
 """The second version is that of runs with a clock, which say what is under way."""
+
+
+def run_identity(problem: Problem, algorithm: Algorithm, clock: Clock | None) -> dict[str, Any]:
+    """What must be the same for a checkpoint to be continued."""
+    identity = {
+        "algorithm": algorithm.spec or {"name": algorithm.name},
+        "personal": list(problem.split.personal),
+        "model": {name: list(p.shape) for name, p in problem.task.init.items()},
+        "seed": problem.seed,
+        "data": problem.data.fingerprint(),
+    }
+    # A file of times may have changed though its name has not.
+    return identity if clock is None else {**identity, "clock": clock.spec, "traces": traces(clock)}
 
 
 def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) -> None:
@@ -90,8 +104,7 @@ def _write(final: Path, progress: Progress, identity: dict[str, Any]) -> None:
 
 def latest(folder: Path) -> Path | None:
     """The newest checkpoint of a run folder, if there is one."""
-    found = sorted((folder / "checkpoint").glob("round-*"))
-    return found[-1] if found else None
+    return max((folder / "checkpoint").glob("round-*"), default=None)
 
 
 def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) -> None:
@@ -112,20 +125,20 @@ def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) ->
     progress.ledger, progress.dropped = Ledger(**state["ledger"]), list(state["dropped"])
 
 
-def same_run(found: dict[str, Any], identity: dict[str, Any], path: Path) -> None:
-    """Raise unless what is in ``path`` belongs to the problem at hand."""
-    for key in sorted({*found, *identity}):
-        if found.get(key) != identity.get(key):
-            got = f"{_short(found.get(key))} in {path}"
-            raise MoietyError(message("folder", f"of this run, with {key} {_short(identity.get(key))}", got))
+def same_run(stored: dict[str, Any], identity: dict[str, Any], path: Path) -> None:
+    """Raise unless what is stored in ``path`` belongs to the problem at hand."""
+    for key in sorted({*stored, *identity}):
+        same = stored.get(key) == identity.get(key)
+        got = f"{_short(stored.get(key))} in {path}"
+        must(same, "folder", f"of this run, with {key} {_short(identity.get(key))}", got)
 
 
 def stacked(states: Mapping[int, Tree]) -> dict[str, Tensor]:
     """Personal states, one tensor per leaf, and whose they are."""
     order = sorted(states)
-    found = {"clients": torch.tensor(order, dtype=torch.int64)}
     rows = [tree.leaves(states[c]) for c in order]
-    return found | ({k: torch.stack([r[k] for r in rows]) for k in rows[0]} if rows else {})
+    whose = {"clients": torch.tensor(order, dtype=torch.int64)}
+    return whose | ({k: torch.stack([r[k] for r in rows]) for k in rows[0]} if rows else {})
 
 
 def unstacked(tensors: Mapping[str, Tensor], first: Tree) -> dict[int, Tree]:
@@ -151,32 +164,30 @@ KEYS = {"round": int, "numbers": dict, "ledger": dict, "dropped": list, "identit
 
 
 def _state(path: Path, version: int) -> dict[str, Any]:
-    try:
+    with report_unreadable(path / "state.json", name="checkpoint"):
         state = json.loads((path / "state.json").read_text())
         known = state["format"] == FORMAT and state["version"] == version
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise MoietyError(message("checkpoint", "a whole moiety checkpoint", f"{path}: {error!r}")) from None
-    if not known:
         got = f"format {state['format']}, version {state['version']} in {path}"
-        raise MoietyError(message("checkpoint", f"of format {FORMAT}, version {version}", got))
-    odd = [k for k, wanted in KEYS.items() if not isinstance(state.get(k), wanted)]
-    odd += [f"ledger.{k}" for k in set(Ledger().as_dict()) ^ set(state.get("ledger") or {})]
-    if odd:
-        got = f"an odd or missing {odd[0]} in {path / 'state.json'}"
-        raise MoietyError(message("checkpoint", "a whole moiety checkpoint", got))
+    must(known, "checkpoint", f"of format {FORMAT}, version {version}", got)
+    odd = [key for key, wanted in KEYS.items() if not isinstance(state.get(key), wanted)]
+    odd = odd or [f"ledger.{key}" for key in set(Ledger().as_dict()) ^ set(state["ledger"])]
+    got = f"an odd or missing {''.join(odd[:1])} in {path / 'state.json'}"
+    must(not odd, "checkpoint", "a whole moiety checkpoint", got)
     return state  # type: ignore[no-any-return]
 
 
 def _tensors(path: Path, state: dict[str, Any], name: str) -> dict[str, Tensor]:
-    try:
-        content = (path / name).read_bytes()
-        wanted = state["files"][name]
-        if len(content) != wanted["bytes"] or digest(content) != wanted["blake2b"]:
-            raise ValueError(f"{len(content)} bytes that are not the {wanted['bytes']} that were written")
-        return load(content)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        hint = "Remove that folder to go back to an older one or to start again."
-        raise MoietyError(message("checkpoint", "whole", f"{path / name}: {error}", hint)) from None
+    hint = "Remove that folder to go back to an older one or to start again."
+    with report_unreadable(path / name, hint, "checkpoint"):
+        return read_tensors(path / name, state["files"][name]["blake2b"])
+
+
+def read_tensors(path: Path, wanted: str) -> dict[str, Tensor]:
+    """The tensors of a file that must hash to ``wanted``."""
+    content = path.read_bytes()
+    if digest(content) != wanted:
+        raise ValueError(f"{len(content)} bytes that are not as they were written")
+    return load(content)
 
 
 def _short(value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,29 +14,18 @@ from moiety.data import FederatedData
 from moiety.data.checks import as_column
 from moiety.engines.problem import Problem
 from moiety.engines.rows import lone_rows
-from moiety.errors import MoietyError, choice, kind, message, must, near, whole
+from moiety.errors import MoietyError, kind, message, must, near
 from moiety.random import torch_seed
 from moiety.split import Split
 from moiety.task.scores import BLANK, IGNORED, LOSSES, METRICS
 from moiety.types import Algorithm, Batch, Task
 
-PARTS = ("test", "validation", "train")
 OF_CLASSES = tuple(METRICS[name] for name in ("accuracy", "token_accuracy", "one_versus_all_accuracy"))
 OWN_LOSS = (
     "A loss is a name or a function of (output, batch) with one loss per example, as in "
     "lambda output, batch: torch.nn.functional.cross_entropy(output, batch['y'], reduction='none')."
 )
 WHOLE_LABELS = "For classes make y whole numbers, as in y.astype(int)."
-
-
-def check_numbers(data: FederatedData, rounds: int, cohort: int, seed: int, every: dict[str, int]) -> None:
-    """Rounds, cohort, seed and intervals."""
-    whole("rounds", rounds, 1)
-    whole("cohort", cohort, 1)
-    must(cohort <= len(data), "cohort", f"<= {len(data)}, the number of clients", cohort)
-    whole("seed", seed, 0, 2**63)
-    for name, value in every.items():
-        whole(name, value, 1)
 
 
 def check_kinds(model: object, data: object, algorithm: object, split: object) -> None:
@@ -47,49 +36,17 @@ def check_kinds(model: object, data: object, algorithm: object, split: object) -
     kind("split", split, (Split, type(None)), "a Split", "For instance moiety.split.output_layer(model).")
 
 
-def check_device(name: str) -> torch.device:
-    """The device of that name, if it is there."""
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise MoietyError(message("device", "one that torch has here", f"{name!r}: {error}")) from None
-    return device
-
-
-def check_part(data: FederatedData, part: str | None) -> str:
-    """The part of the data to evaluate on, which must have rows."""
-    if part is None:
-        return next(p for p in PARTS if data.sizes(p).any())
-    choice("evaluate_on", part, PARTS)
-    must(
-        bool(data.sizes(part).any()), "evaluate_on", "a part that has rows", part, "Split the data so that it has some."
-    )
-    return part
-
-
 def check_split(algorithm: Algorithm, split: Split) -> None:
     """Whether the algorithm can work with this split."""
     got = f"{len(split.trained_shared)} shared and {len(split.trained_personal)} personal parameters"
-    if algorithm.needs == "nothing":
-        hint = f"Use split nothing, or an algorithm other than {algorithm.name}."
-        must(not split.trained_personal, "split", f"one with nothing personal for {algorithm.name}", got, hint)
-    if algorithm.needs == "everything":
-        hint = f"Use split everything, or an algorithm other than {algorithm.name}."
-        must(not split.shared, "split", f"one with nothing shared for {algorithm.name}", got, hint)
-    if algorithm.needs == "personal":
-        hint = "For instance split everything, or output_layer."
-        must(bool(split.trained_personal), "split", f"one with something personal for {algorithm.name}", got, hint)
+    other = f"Use split {algorithm.needs}, or an algorithm other than {algorithm.name}."
+    fits, wanted, hint = {
+        "nothing": (not split.trained_personal, "nothing personal", other),
+        "everything": (not split.shared, "nothing shared", other),
+        "personal": (bool(split.trained_personal), "something personal", "As split everything, or output_layer."),
+    }.get(algorithm.needs, (True, "", ""))
+    must(fits, "split", f"one with {wanted} for {algorithm.name}", got, hint)
     must(bool(split.trained_shared or split.trained_personal), "split", "one that leaves something to train", got)
-
-
-def check_data(data: FederatedData) -> None:
-    """Every client must have something to train on."""
-    empty = np.flatnonzero(data.sizes("train") == 0)
-    if len(empty):
-        names = ", ".join(str(data.ids[int(i)]) for i in empty[:3])
-        got = f"none for client {names}{' and others' if len(empty) > 3 else ''}"
-        raise MoietyError(message("data", "at least one training example for every client", got))
 
 
 def like_columns(wanted: FederatedData, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,11 +71,16 @@ def check_columns(wanted: FederatedData, given: FederatedData) -> None:
         must(same, f"data[{name!r}]", f"{'floating' if column.dtype.kind == 'f' else 'whole numbers'}", new.dtype)
 
 
+def check_inputs(inputs: Sequence[str], columns: Mapping[str, Any]) -> None:
+    """Whether the columns that go into the model are there."""
+    for name in inputs:
+        must(name in columns, "inputs", "columns of the data", name, near(name, columns))
+
+
 def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None:
     """Try the model on two rows, in both modes: shapes must fit, and labels must be among its outputs."""
     task, columns = problem.task, problem.columns
-    for name in inputs:
-        must(name in columns, "inputs", "columns of the data", name, near(name, columns))
+    check_inputs(inputs, columns)
     start, stop = problem.data.rows(0, "train")
     index = torch.from_numpy(np.resize(np.arange(start, stop), 2))
     batch = {name: column.index_select(0, index) for name, column in columns.items()}
@@ -151,8 +113,8 @@ def check_clients(problem: Problem, algorithm: Algorithm) -> None:
     Where that cannot train on one row, as with BatchNorm, no client may be left with a batch of one.
     """
     data, sizes = problem.data, problem.data.sizes("train")
-    made = algorithm.clients in (None, len(data))
-    must(made, "clients", f"the number of clients there are, {len(data)}", algorithm.clients)
+    clients = algorithm.posterior.clients if algorithm.posterior else None
+    must(clients in (None, len(data)), "clients", f"the number of clients there are, {len(data)}", clients)
     if not problem.task.mixes_examples or _trains_on_one(problem):
         return
     if (sizes == 1).any():

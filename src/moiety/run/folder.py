@@ -13,13 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tomli_w
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 
 from moiety.errors import MoietyError, kind, message, must
 from moiety.evaluation import Row
-from moiety.files import append_line, digest, report_failure, write_file
-from moiety.run.checkpoint import stacked, unstacked
+from moiety.files import append_line, digest, report_failure, report_unreadable, write_file
+from moiety.run.checkpoint import read_tensors, stacked, unstacked
 from moiety.types import Params, Tree
 
 CONFIG, PIPELINE = "config.toml", "pipeline.toml"
@@ -81,44 +80,33 @@ def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise MoietyError(message("folder", f"a run folder with a {name}", folder)) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise MoietyError(message(name, "readable TOML", f"{path}: {error}")) from None
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
     """What the run is of, as ``create`` wrote it."""
-    path = folder / "identity.json"
-    try:
-        found = json.loads(path.read_text())
-        kind("identity.json", found, dict, "a table")
-        return found  # type: ignore[no-any-return]
-    except (OSError, ValueError) as error:
-        if isinstance(error, MoietyError):
-            raise
-        raise MoietyError(message("identity.json", "whole", f"{path}: {error}")) from None
+    with report_unreadable(folder / "identity.json"):
+        identity = json.loads((folder / "identity.json").read_text())
+        kind("identity.json", identity, dict, "a table")
+    return identity  # type: ignore[no-any-return]
 
 
 def read_initial(folder: Path, wanted: str, order: Iterable[str]) -> Params:
     """The first values of the run, in the model's ``order``; ``wanted`` is the file's digest."""
-    found = _tensors(folder / "initial.safetensors", wanted)
+    with report_unreadable(folder / "initial.safetensors"):
+        values = read_tensors(folder / "initial.safetensors", wanted)
     names = list(order)
-    must(set(names) == set(found), "model", "the one the run began with", "one with other names")
-    return {name: found[name] for name in names}
+    must(set(names) == set(values), "model", "the one the run began with", "one with other names")
+    return {name: values[name] for name in names}
 
 
 def read_start(folder: Path, wanted: str, first: Tree) -> dict[int, Tree]:
     """The states of their own with which clients began, none where there is no digest; ``first`` is like them."""
-    return unstacked(_tensors(folder / "start.safetensors", wanted), first) if wanted else {}
-
-
-def _tensors(path: Path, wanted: str) -> Params:
-    try:
-        content = path.read_bytes()
-        found = load(content)
-    except (OSError, SafetensorError) as error:
-        raise MoietyError(message(path.name, "whole", f"{path}: {error}")) from None
-    must(digest(content) == wanted, path.name, "as it was written", f"other bytes in {path}")
-    return found
+    if not wanted:
+        return {}
+    with report_unreadable(folder / "start.safetensors"):
+        return unstacked(read_tensors(folder / "start.safetensors", wanted), first)
 
 
 def append_history(folder: Path, row: Row) -> None:
@@ -172,8 +160,5 @@ def write_results(folder: Path, clients: list[Row], ledger: dict[str, Any]) -> N
 def read_clients(folder: Path) -> list[Row]:
     """The rows of ``clients.parquet``."""
     path = folder / "clients.parquet"
-    try:
+    with report_unreadable(path, "The run may not have ended; resume it."):
         return pq.read_table(path).to_pylist()  # type: ignore[no-any-return]
-    except (OSError, pa.ArrowInvalid) as error:
-        hint = "The run may not have ended; resume it."
-        raise MoietyError(message("clients.parquet", "whole", f"{path}: {error}", hint)) from None

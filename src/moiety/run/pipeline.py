@@ -10,36 +10,83 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_type_hints
 
 from torch import nn
 
-from moiety import data as data_package
 from moiety import task as tasks
 from moiety.data import FederatedData
-from moiety.engines.auto import check_engine
-from moiety.errors import kind, must
-from moiety.models import MODELS
+from moiety.errors import kind, must, whole
 from moiety.run import folder as files
-from moiety.run import resume as resuming
-from moiety.run.build import default_loss, problem_for, unknown
-from moiety.run.checks import check_clients, check_kinds
-from moiety.run.fit import check_options, fit
+from moiety.run.build import algorithm_from, make_problem, named_tables, own_part, split_from
+from moiety.run.checks import check_clients, check_kinds, check_split
+from moiety.run.fit import fit
+from moiety.run.reopen import REQUIRED, Given, continue_run, remake, stored_options
 from moiety.run.result import Run
-from moiety.run.stages import Stage, check_ahead, check_stages, split_of, stage, stage_from, stage_table
+from moiety.run.settings import BUILDERS, Options, Settings, check_table, complete_options, option_tables
 from moiety.run.train import OnRound
-from moiety.server.attacks import Attack
-from moiety.server.robust import Aggregator
-from moiety.spec import Spec, build, spec_of
+from moiety.spec import Spec, spec_of
 from moiety.split import Split
-from moiety.types import Algorithm, Codec, Metric, Task
+from moiety.types import Algorithm, Metric, Task
 
 Watch = Callable[[str, Path | None], OnRound | None]
 """Called with the name and folder of each stage before it begins; what it returns is called after every round."""
 
-__all__ = ["Watch", "pipeline", "resume", "resume_pipeline", "stage"]
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a pipeline.
+
+    Args:
+        algorithm: what a builder such as ``moiety.fedalt`` made.
+        rounds: how many rounds to train.
+        cohort: how many clients are asked in a round; all by default.
+        split: a builder's name, a table such as ``{"name": "adapters", "width": 16}``, or a function of the model: each
+            is made on the model as trained so far. A ``Split`` will do where the model has its names. By default the
+            split of the stage before goes on, where it has something personal and the algorithm can work with it; else
+            the algorithm's own. The table of the stage before goes on with its split as well.
+        evaluate_every: rounds between evaluations; by default a twentieth of the stage.
+        checkpoint_every: rounds between checkpoints; by default as evaluations.
+    """
+
+    algorithm: Algorithm
+    rounds: int
+    cohort: int | None = None
+    split: Split | str | Spec | Callable[[Any], Split] | None = None
+    evaluate_every: int | None = None
+    checkpoint_every: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check all that needs neither model nor data."""
+        kind("algorithm", self.algorithm, Algorithm, "what a builder such as moiety.fedalt made")
+        whole("rounds", self.rounds, 1)
+        self.options(Options())
+        fits = self.split is None or callable(self.split) or isinstance(self.split, Split | str | dict)
+        must(fits, "split", "a name, a table, a function of the model, or a Split", repr(self.split))
+
+    def options(self, common: Options) -> Options:
+        """The options of this stage; ``common`` are those of all."""
+        settings = replace(common.settings, evaluate_every=self.evaluate_every, checkpoint_every=self.checkpoint_every)
+        return replace(common, rounds=self.rounds, cohort=self.cohort, settings=settings)
+
+
+FILE_TYPES = {**get_type_hints(Stage), "algorithm": Spec, "split": Spec}
+"""The keys of a table ``[[stage]]`` and their types."""
+OF_STAGES = ("rounds", "cohort", "evaluate_every", "checkpoint_every")
+
+
+def check_stage_options(options: Options, where: str = "") -> None:
+    """Refuse options of a pipeline that belong to its stages, or that stages do not know."""
+    values = {**vars(options), **vars(options.settings)}
+    for key in ("participation", "attackers", "start", *BUILDERS, *OF_STAGES):
+        value = values[key]
+        hint = "Stages know none; run them one after the other with start."
+        if key in OF_STAGES:
+            hint = f"Each stage has its own; the command has --set stage.1.{key}={value}."
+        name = key if key in BUILDERS else where + key
+        must(value in (None, "fixed"), name, "left out where there are stages", value, hint)
 
 
 def pipeline(
@@ -48,17 +95,12 @@ def pipeline(
     data: FederatedData,
     *,
     seed: int = 0,
-    engine: str = "auto",
     out: str | os.PathLike[str] | None = None,
     loss: tasks.Loss | None = None,
     metric: str | Metric | None = None,
-    inputs: Sequence[str] = ("x",),
-    evaluate_on: str | None = None,
-    evaluate_clients: int | None = None,
-    device: str = "cpu",
-    workers: int | None = None,
-    partial: bool = True,
+    engine: str = "auto",
     watch: Watch | None = None,
+    settings: Settings | None = None,
 ) -> list[Run]:
     """Train ``model`` in stages, each of which starts where the one before has ended.
 
@@ -67,93 +109,97 @@ def pipeline(
     stages have the same ``seed``: with as large a cohort, round t asks the same clients in each of them.
 
     Args:
-        stages: what ``moiety.stage`` made, in order.
+        stages: ``moiety.Stage(...)``, in order.
         model: as for ``fit``; the first stage starts with its present values.
         data: the examples of all clients.
         seed: everything random in every stage derives from it.
-        engine: as for ``fit``; ``auto`` measures in each stage.
         out: a folder for the pipeline, with one for each stage below it; nothing is written without one.
-        loss: as for ``fit``, like all that follow.
+        loss: as for ``fit``.
         metric: likewise.
-        inputs: likewise.
-        evaluate_on: likewise.
-        evaluate_clients: likewise.
-        device: likewise.
-        workers: likewise.
-        partial: likewise.
+        engine: likewise; ``auto`` measures in each stage.
         watch: called with the name (``1-fedavg``) and the folder of each stage before it begins; what it returns is
             called after every round of it, as ``on_round`` of ``fit`` is.
+        settings: the rare options of all stages. ``evaluate_every`` and ``checkpoint_every`` belong to a stage; stages
+            know no aggregator, codec, attack or clock, and fixed cohorts only.
 
     Returns:
         A run for each stage.
     """
     stages = check_stages(stages)
     check_kinds(model, data, stages[0].algorithm, None)
-    check_options(data, engine, inputs, evaluate_on, evaluate_clients, workers)
-    chosen = loss or (default_loss(data) if isinstance(model, nn.Module) else "its own")
-    options = {
-        "seed": seed,
-        "engine": engine,
-        "evaluate_on": evaluate_on,
-        "evaluate_clients": evaluate_clients,
-        "device": device,
-        "workers": workers,
-        "partial": partial,
-        "loss": chosen,
-        "metric": metric,
-        "inputs": list(inputs),
-    }
-    first = check_ahead(stages, model, data, seed)
-    # The first stage would find this too, but only after the folder has been made.
-    problem = problem_for(model, data, stages[0].algorithm, first, seed, chosen, metric, inputs, device, partial)
+    options = Options(
+        seed=seed, engine=engine, loss=loss, metric=metric, settings=Settings() if settings is None else settings
+    )
+    check_stage_options(options)
+    first_split = check_ahead(stages, model, data)
+    # The stages would find this too, but only after the folder has been made.
+    first = complete_options(stages[0].options(options), model, data, stages[0].algorithm)
+    problem = make_problem(model, data, stages[0].algorithm, first_split, first)
     for each in stages[1:]:
         check_clients(problem, each.algorithm)
-    folder = None
-    if out is not None:
-        folder = files.empty(out)
-        begun = sorted(folder.glob(f"*/{files.CONFIG}"))
-        must(
-            not begun,
-            "out",
-            "a folder that holds no run yet",
-            str(begun[0].parent) if begun else "",
-            "Choose another folder.",
-        )
-        files.write_config(folder, _tables(stages, model, data, options), files.PIPELINE)
-    return _train(stages, model, data, options, folder, watch)
+    whole = Pipeline(stages, model, data, replace(options, loss=first.loss), None if out is None else files.empty(out))
+    whole.write()
+    return whole.train(watch)
 
 
-def _train(
-    stages: Sequence[Stage],
-    model: nn.Module | Task,
-    data: FederatedData,
-    options: dict[str, Any],
-    out: Path | None,
-    watch: Watch | None,
-    **again: Any,
+def continue_pipeline(
+    path: Path, given: Given, stages: Sequence[Stage] | None, *, engine: str | None, watch: Watch | None
 ) -> list[Run]:
-    """Begin every stage, or continue it where it has begun; ``again`` are options for those that are continued."""
-    runs: list[Run] = []
-    before: Split | None = None
-    for number, each in enumerate(stages, 1):
-        name = f"{number}-" + re.sub(r"[^\w.-]", "_", each.algorithm.name)
-        folder = None if out is None else out / name
-        trained = _trained(model, runs[-1]) if runs else model
-        split = split_of(number, each, trained, before)
-        if split is not before:  # else it was made on the model that we have already
-            model = trained
-        on_round = watch(name, folder) if watch else None
-        if folder is not None and (folder / files.CONFIG).is_file():
-            own = {key: options[key] for key in ("loss", "metric")}
-            parts: dict[str, Any] = {"model": model, "data": data, "algorithm": each.algorithm, "split": split}
-            run = resuming.resume(folder, **parts, **own, on_round=on_round, **again)
-        else:
-            start = runs[-1] if runs else None
-            how: dict[str, Any] = {**options, **each.numbers()}
-            run = fit(model, data, each.algorithm, split=split, start=start, out=folder, on_round=on_round, **how)
-        runs.append(run)
-        before = split
-    return runs
+    """Continue the pipeline in a folder; ``resume`` says what the arguments are."""
+    config = files.read_config(path, files.PIPELINE)
+    keys = [key for key in REQUIRED if key not in (*OF_STAGES, "evaluate_on")]
+    began = stored_options(config, path, given, file=files.PIPELINE, tables=("data", "model", "run"), keys=keys)
+    options = replace(began, engine=began.engine if engine is None else engine)
+    check_stage_options(options)
+    known = stored_stages(config.get("stage"), stages, path)
+    given = remake(config, given, ("model", "data"), "pipeline")
+    files.tidy(path)
+    files.write_config(path, config, files.PIPELINE)
+    return Pipeline(known, given.model, given.data, options, path).train(watch, engine, given.settings)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A checked pipeline; ``options`` are those of all stages."""
+
+    stages: Sequence[Stage]
+    model: nn.Module | Task
+    data: FederatedData
+    options: Options
+    folder: Path | None
+
+    def write(self) -> None:
+        """Write into the folder, if there is one, what the pipeline is."""
+        if self.folder is None:
+            return
+        taken = [str(file.parent) for file in sorted(self.folder.glob(f"*/{files.CONFIG}"))]
+        must(not taken, "out", "a folder that holds no run yet", ", ".join(taken[:1]), "Choose another folder.")
+        tables: dict[str, Any] = {**named_tables(self.model, self.data), **option_tables(self.options)}
+        tables["stage"] = [stage_table(each) for each in self.stages]
+        files.write_config(self.folder, tables, files.PIPELINE)
+
+    def train(self, watch: Watch | None, engine: str | None = None, settings: Settings | None = None) -> list[Run]:
+        """Begin every stage, or continue it where it has begun: with that engine and those settings, if given."""
+        runs: list[Run] = []
+        model, before = self.model, None
+        for number, each in enumerate(self.stages, 1):
+            name = f"{number}-" + re.sub(r"[^\w.-]", "_", each.algorithm.name)
+            folder = None if self.folder is None else self.folder / name
+            trained = _trained(model, runs[-1]) if runs else model
+            split: Split = split_for(number, each, trained, before)
+            if split is not before:  # else it was made on the model that we have already
+                model = trained
+            on_round = watch(name, folder) if watch else None
+            options = each.options(self.options)
+            if folder is not None and (folder / files.CONFIG).is_file():
+                given = Given(model, self.data, each.algorithm, split, options.loss, options.metric, settings)
+                run = continue_run(folder, given, engine=engine, on_round=on_round)
+            else:
+                arguments = {**vars(options), "start": runs[-1] if runs else None}
+                run = fit(model, self.data, each.algorithm, split=split, out=folder, on_round=on_round, **arguments)
+            runs.append(run)
+            before = split
+        return runs
 
 
 def _trained(model: nn.Module | Task, last: Run) -> nn.Module | Task:
@@ -161,139 +207,106 @@ def _trained(model: nn.Module | Task, last: Run) -> nn.Module | Task:
     return replace(model, init=last.shared_parameters()) if isinstance(model, Task) else last.export()
 
 
-def _tables(
-    stages: Sequence[Stage], model: nn.Module | Task, data: FederatedData, options: dict[str, Any]
-) -> dict[str, Any]:
-    """The pipeline as a file says it."""
-    plain = {k: v if k not in ("loss", "metric") or isinstance(v, str) else None for k, v in options.items()}
-    return {
-        "data": dict(data.spec) or {"own": "data"},
-        "model": spec_of(model) or {"own": type(model).__name__},
-        "run": plain,
-        "stage": [stage_table(each) for each in stages],
-    }
+def split_for(number: int, each: Stage, model: nn.Module | Task, before: Split | None) -> Split:
+    """The split of a stage, made on the model as it is then; ``before`` is that of the stage before."""
+    wanted, name = each.split, f"stage.{number}.split"
+    personal = before is not None and bool(before.trained_personal)
+    if wanted is None and personal and each.algorithm.needs in ("any", "personal"):
+        wanted = before
+    wanted = each.algorithm.default_split if wanted is None else wanted
+    must(wanted is not None, name, f"given for {each.algorithm.name}", "nothing", 'As in split="output_layer".')
+    if isinstance(wanted, str | dict):
+        table = {"name": wanted} if isinstance(wanted, str) else wanted
+        if before is not None and before.spec == table:
+            wanted = before
+        else:
+            hint = "Give a Split or a function of the task."
+            must(isinstance(model, nn.Module), name, "no name where the model is a Task", table.get("name"), hint)
+            wanted = split_from(table, cast(nn.Module, model), name)
+    if callable(wanted):
+        wanted = wanted(model)
+        kind(name, wanted, Split, "a function that gives a Split")
+    assert isinstance(wanted, Split)
+    if wanted is not before:
+        known = {*model.init} if isinstance(model, Task) else {n for n, _ in _named(wanted.model or model)}
+        got = f"one with other names, {_odd(known, wanted)} for one"
+        hint = "Give a name, a table or a function of the model, so that it is made on the model of that stage."
+        must(known == wanted.sizes.keys(), name, "made for the model of that stage", got, hint)
+    check_split(each.algorithm, wanted)
+    return wanted
 
 
-def resume(
-    folder: str | os.PathLike[str],
-    *,
-    rounds: int | None = None,
-    model: nn.Module | Task | None = None,
-    data: FederatedData | None = None,
-    algorithm: Algorithm | None = None,
-    split: Split | None = None,
-    stages: Sequence[Stage] | None = None,
-    loss: tasks.Loss | None = None,
-    metric: str | Metric | None = None,
-    engine: str | None = None,
-    workers: int | None = None,
-    aggregator: Aggregator | None = None,
-    codec: Codec | None = None,
-    attack: Attack | None = None,
-    attackers: float | Sequence[int | str] | None = None,
-    on_round: OnRound | None = None,
-) -> Any:
-    """Continue a run or a pipeline from its folder, bit for bit as if it had never stopped.
+def _named(module: nn.Module) -> list[tuple[str, Any]]:
+    return [*module.named_parameters(), *module.named_buffers()]
 
-    What the folder can name (data sets, models, splits and algorithms of the library) is made again; what was the
-    user's own must be given again, and is checked against the folder. Stages of a pipeline that have ended stay, the
-    one under way goes on, the rest begin.
 
-    Args:
-        folder: the folder of the run or of the pipeline.
-        rounds: train up to this round in all; by default as far as was asked at first. Schedules that depend on the
-            number of rounds use the new number from here on. Not for a pipeline.
-        model: as given to ``fit``, where it was of the user's own.
-        data: likewise.
-        algorithm: likewise, of a run.
-        split: likewise, of a run.
-        stages: as given to ``pipeline``, where an algorithm or a split was of the user's own.
-        loss: as given to ``fit``, where it was of the user's own.
-        metric: likewise.
-        engine: by default the engine the run began with.
-        workers: how many processes, for the engines that have any; all cores by default.
-        aggregator: as given to ``fit``, where it was of the user's own.
-        codec: likewise.
-        attack: likewise.
-        attackers: the folder names them; where they are given again they must be the same.
-        on_round: called after every round.
+def _odd(known: set[str], split: Split) -> str:
+    return next(iter(sorted(known ^ split.sizes.keys())), "")
 
-    Returns:
-        The ``Run``; for a pipeline, a list with a run for each stage.
+
+def check_ahead(stages: Sequence[Stage], model: nn.Module | Task, data: FederatedData) -> Split:
+    """Find what is wrong with any stage before hours of training; the split of the first.
+
+    Splits are made on the untrained model for it, up to a later one that is a function of the user's own, which may
+    look at trained values.
     """
-    kind("folder", folder, (str, os.PathLike), "the folder of a run or of a pipeline")
-    given: dict[str, Any] = {"model": model, "data": data, "loss": loss, "metric": metric}
-    given |= {"engine": engine, "workers": workers}
-    ways: dict[str, Any] = {"aggregator": aggregator, "codec": codec, "attack": attack, "attackers": attackers}
-    if not (Path(folder) / files.PIPELINE).is_file():
-        must(stages is None, "stages", "left out for a single run", "some")
-        single: dict[str, Any] = {"rounds": rounds, "algorithm": algorithm, "split": split, "on_round": on_round}
-        return resuming.resume(folder, **given, **single, **ways)
-    for name, value in {"rounds": rounds, "algorithm": algorithm, "split": split, **ways}.items():
-        must(value is None, name, "left out for a pipeline", "one", "What was of your own is given as stages=[...].")
-    return resume_pipeline(Path(folder), stages=stages, watch=lambda name, place: on_round, **given)
+    splits: list[Split] = []
+    for number, each in enumerate(stages, 1):
+        fits = each.cohort is None or each.cohort <= len(data)
+        must(fits, f"stage.{number}.cohort", f"<= {len(data)}, the number of clients", each.cohort)
+    for number, each in enumerate(stages, 1):
+        if callable(each.split) and number > 1:
+            break
+        before = splits[-1] if splits else None
+        split = split_for(number, each, model, before)
+        grown = isinstance(each.split, Split) and split.model is not None and number > 1 and split is not before
+        hint = 'Give a table, as in split={"name": "adapters"}.'
+        must(not grown, f"stage.{number}.split", "made on the trained model", "one of the untrained model", hint)
+        model = split.model or model
+        splits.append(split)
+    return splits[0]
 
 
-def resume_pipeline(
-    path: Path,
-    *,
-    model: nn.Module | Task | None = None,
-    data: FederatedData | None = None,
-    stages: Sequence[Stage] | None = None,
-    loss: tasks.Loss | None = None,
-    metric: str | Metric | None = None,
-    engine: str | None = None,
-    workers: int | None = None,
-    watch: Watch | None = None,
-) -> list[Run]:
-    """Continue the pipeline in the folder."""
-    config = files.read_config(path, files.PIPELINE)
-    options = _options(config, path)
-    for what, value in {"model": model, "data": data}.items():
-        own = config[what].get("own")
-        must(not own or value is not None, what, "given again", "nothing", f"The pipeline began with its own {own}.")
-    must(bool(loss) or "loss" in options, "loss", "given again", "nothing", "The pipeline began with its own.")
-    chosen = _again(config["stage"], stages)
-    model = build("model", MODELS, config["model"]) if model is None else model
-    data = data_package.from_spec(config["data"]) if data is None else data
-    if engine is not None:
-        check_engine(engine)
-        options["engine"] = engine
-    options["workers"] = workers or options.get("workers")
-    files.tidy(path)
-    files.write_config(path, config, files.PIPELINE)
-    how = {**options, "loss": loss or options["loss"], "metric": metric or options.get("metric")}
-    return _train(chosen, model, data, how, path, watch, engine=engine, workers=workers)
+def check_stages(stages: object) -> list[Stage]:
+    """The stages, if that is what they are."""
+    kind("stages", stages, (list, tuple), "a list of stages", "As in [moiety.Stage(...), moiety.Stage(...)].")
+    assert isinstance(stages, list | tuple)
+    must(len(stages) > 0, "stages", "a list of at least one stage", "none")
+    for each in stages:
+        kind("stages", each, Stage, "a list of moiety.Stage(...)")
+    return list(stages)
 
 
-KINDS: dict[str, type] = {"seed": int, "engine": str, "device": str, "partial": bool, "inputs": list}
-"""What every ``[run]`` of a pipeline holds."""
+def stage_table(each: Stage) -> Spec:
+    """A stage as a file says it."""
+    split = {"name": each.split} if isinstance(each.split, str) else each.split
+    if split is not None and not isinstance(split, dict):
+        split = spec_of(split) or {"own": "split"}
+    table: Spec = files.without_none(
+        {**vars(each), "split": split, "algorithm": each.algorithm.spec or {"own": each.algorithm.name}}
+    )
+    return table
 
 
-def _options(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The table ``[run]``, checked, of a file that has all its tables."""
-    for table in ("data", "model", "run"):
-        must(isinstance(config.get(table), dict), files.PIPELINE, f"one with a table [{table}]", f"none in {path}")
-    stages = config.get("stage")
-    whole = isinstance(stages, list) and stages and all(isinstance(each, dict) for each in stages)
-    must(bool(whole), files.PIPELINE, "one with tables [[stage]]", f"none in {path}")
-    options: dict[str, Any] = config["run"]
-    for key, wanted in KINDS.items():
-        got = f"{options.get(key, 'nothing')!r} in {path}"
-        must(isinstance(options.get(key), wanted), f"run.{key}", f"given, as {wanted.__name__}", got)
-    return options
+def stage_from(number: int, table: Spec) -> Stage:
+    """The stage that a table of a file describes."""
+    name = f"stage.{number}"
+    table = check_table(name, table, FILE_TYPES)
+    for key in ("algorithm", "rounds"):
+        must(key in table, f"{name}.{key}", "given", "nothing", "Add it to that [[stage]].")
+    return Stage(**{**table, "algorithm": algorithm_from(table["algorithm"], f"{name}.algorithm")})
 
 
-def _again(found: list[Spec], given: Sequence[Stage] | None) -> list[Stage]:
-    """The stages that the file describes, or the given ones where they are the same."""
+def stored_stages(tables: Any, given: Sequence[Stage] | None, path: Path) -> list[Stage]:
+    """The stages that a folder describes, or the given ones where they are the same."""
+    there = isinstance(tables, list) and tables and all(isinstance(each, dict) for each in tables)
+    must(bool(there), files.PIPELINE, "one with tables [[stage]]", f"none in {path}")
     if given is not None:
-        same = [stage_table(each) for each in given] == found
+        same = [stage_table(each) for each in check_stages(given)] == tables
         must(same, "stages", "as the pipeline began with", "others", "Begin another pipeline for those.")
         return list(given)
-    for number, table in enumerate(found, 1):
-        for part in ("algorithm", "split"):
-            value = table.get(part)
-            own = isinstance(value, dict) and ("own" in value or (part == "algorithm" and unknown(value)))
+    for number, table in enumerate(tables, 1):
+        for part in (part for part in ("algorithm", "split") if part in table):
             hint = "Resume it with stages=[...] as it began."
-            must(not own, "stages", "given again", f"nothing for the {part} of stage {number}", hint)
-    return [stage_from(number, table) for number, table in enumerate(found, 1)]
+            must(not own_part(table, part), "stages", "given again", f"nothing for the {part} of stage {number}", hint)
+    return [stage_from(number, table) for number, table in enumerate(tables, 1)]

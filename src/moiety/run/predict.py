@@ -33,7 +33,7 @@ def own_state(loop: Loop, at: int, refresh: bool) -> Tree:
     The rule serves where it is asked for, where clients keep no state, and for a client that was never asked.
     """
     problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
-    if algorithm.samples is not None and algorithm.stateful and (refresh or at not in now.store.owners()):
+    if algorithm.posterior is not None and algorithm.stateful and (refresh or at not in now.store.owners()):
         algorithm = replace(algorithm, stateful=False)
     received = algorithm.broadcast(now.server)
     engine = Sequential(problem, client_functions(algorithm))
@@ -52,9 +52,9 @@ def new_state(loop: Loop, loss: str | None, data: Mapping[str, Any] | None, pass
     received, first = algorithm.broadcast(now.server), problem.first_state(algorithm)
     if data is None:
         hint = "A client needs data for a model of its own; run.export() gives the shared model."
-        must(algorithm.population is not None, "data", f"given for {algorithm.name}", None, hint)
-        assert algorithm.population is not None
-        return algorithm.population(torch.tensor(hashed("new client", problem.seed)), received, first)
+        must(algorithm.posterior is not None, "data", f"given for {algorithm.name}", None, hint)
+        assert algorithm.posterior is not None
+        return algorithm.posterior.population(torch.tensor(hashed("new client", problem.seed)), received, first)
     kind("data", data, Mapping, "a mapping of columns")
     fed = from_clients({"new client": like_columns(problem.data, data)}, test=0.0)
     check_columns(problem.data, fed)
@@ -85,8 +85,8 @@ def predictive(loop: Loop, state: Tree, columns: Batch) -> Predictive:
     received = algorithm.broadcast(now.server)
     shared, personal = algorithm.personal_model(received, state)
     draws: Params = {name: p.unsqueeze(0) for name, p in personal.items()}
-    if algorithm.samples is not None:
-        draws = algorithm.samples(received, state)
+    if algorithm.posterior is not None:
+        draws = algorithm.posterior.samples(received, state)
     count = len(next(iter(draws.values()))) if draws else 1
     rows = len(next(iter(columns.values())))
     outputs = []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ import torch
 from torch import nn
 
 from moiety.engines.sequential import Sequential
-from moiety.errors import choice, kind, must, whole
+from moiety.errors import kind, must, whole
 from moiety.evaluation import Row
 from moiety.evaluation.calibration import calibration_rows
 from moiety.evaluation.predictive import Predictive
 from moiety.loop.evaluate import client_functions, current_states, evaluate, evaluated_clients
 from moiety.loop.round import Loop
-from moiety.run.checks import PARTS
 from moiety.run.predict import input_columns, new_state, own_state, predictive
+from moiety.run.settings import check_part
 from moiety.types import Params
 
 
@@ -33,13 +34,13 @@ class Run:
     ``ledger`` holds bytes, FLOPs and memory. ``folder`` is where the run was written, if it was.
     """
 
-    history: list[Row]
-    clients: list[Row]
-    ledger: dict[str, Any]
     config: dict[str, Any]
     folder: Path | None
     _loop: Loop
     _model: nn.Module | None
+    history: list[Row] = field(default_factory=list)
+    clients: list[Row] = field(default_factory=list)
+    ledger: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         loop = self._loop
@@ -91,7 +92,7 @@ class Run:
         """
         whole("passes", passes, 1)
         loop = self._loop
-        state = new_state(loop, self.config["run"].get("loss"), data, passes)
+        state = new_state(loop, self._loss, data, passes)
         if data is None:
             state = loop.problem.first_state(loop.algorithm)
         received = loop.algorithm.broadcast(loop.progress.server)
@@ -117,10 +118,10 @@ class Run:
         whole("passes", passes, 1)
         columns = input_columns(loop.problem, self._inputs(), x)
         if client is None or isinstance(client, Mapping):
-            state = new_state(loop, self.config["run"].get("loss"), client, passes)
+            state = new_state(loop, self._loss, client, passes)
         else:
             state = own_state(loop, loop.problem.data.index(client), refresh)
-        return replace(predictive(loop, state, columns), loss=self.config["run"].get("loss"))
+        return replace(predictive(loop, state, columns), loss=self._loss)
 
     def calibration(self, part: str = "test", *, bins: int = 15, refresh: bool = False) -> tuple[list[Row], Row]:
         """Accuracy, calibration error, Brier score and log-likelihood of every client's averaged predictions.
@@ -133,45 +134,48 @@ class Run:
         Returns:
             A row for each client that has such rows, and one for all their examples together.
         """
-        choice("part", part, PARTS)
         data, inputs = self._loop.problem.data, self._inputs()
-        must(bool(data.sizes(part).any()), "part", "one that has rows", part, "Split the data so that it has some.")
-        found = {}
+        check_part(data, part, "part")
+        predictions = {}
         for at in np.flatnonzero(data.sizes(part)):
             rows = data.at(int(at), part)
             columns = input_columns(self._loop.problem, inputs, {name: rows[name] for name in inputs or rows})
-            seen = predictive(self._loop, own_state(self._loop, int(at), refresh), columns)
-            seen = replace(seen, loss=self.config["run"].get("loss"))
-            found[str(data.ids[int(at)])] = (seen.probabilities, rows["y"])
-        return calibration_rows(found, bins=bins)
+            outputs = predictive(self._loop, own_state(self._loop, int(at), refresh), columns)
+            predictions[str(data.ids[int(at)])] = (replace(outputs, loss=self._loss).probabilities, rows["y"])
+        return calibration_rows(predictions, bins=bins)
 
     def evaluate(self, part: str = "test") -> list[Row]:
         """A row per client, as in ``clients``, with scores on ``train``, ``validation`` or ``test`` rows.
 
         The same clients are scored; ``n_test`` counts their rows of that part.
         """
-        choice("part", part, PARTS)
-        loop, now = self._loop, self._loop.progress
-        problem = loop.problem
-        hint = "Split the data so that it has some."
-        must(bool(problem.data.sizes(part).any()), "part", "one that has rows", part, hint)
-        some = evaluated_clients(problem.data, self.config["run"], problem.seed)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return evaluate(
-                problem,
-                loop.algorithm,
-                loop.get_engine(),
-                now.server,
-                now.store,
-                part=part,
-                round=now.round,
-                clients=some,
-            )
-        finally:
-            loop.close()
-            torch.set_num_threads(threads)
+        check_part(self._loop.problem.data, part, "part")
+        with one_thread():
+            try:
+                return self._score_clients(part)
+            finally:
+                self._loop.close()
+
+    def _score_clients(self, part: str) -> list[Row]:
+        """A row for each client that the run evaluates."""
+        loop, now, data = self._loop, self._loop.progress, self._loop.problem.data
+        clients = evaluated_clients(data, self.config["run"], loop.problem.seed)
+        return evaluate(
+            loop.problem,
+            loop.algorithm,
+            loop.get_engine(),
+            now.server,
+            now.store,
+            part=part,
+            round=now.round,
+            clients=clients,
+        )
+
+    @property
+    def _loss(self) -> str | None:
+        """The name of the loss, if it has one."""
+        loss: str | None = self.config["run"].get("loss")
+        return loss
 
     def _inputs(self) -> Sequence[str]:
         """The columns that the model takes; a task of plain functions may take any."""
@@ -187,6 +191,17 @@ class Run:
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
                 tensor.copy_(params[name])
         return module
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread meanwhile: parallel work is over clients."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _copies(params: Params) -> Params:

@@ -11,95 +11,68 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from moiety import data as data_package
-from moiety import task as tasks
 from moiety import tree
-from moiety.data import FederatedData
+from moiety.data import FederatedData, from_spec
 from moiety.engines.problem import Problem
 from moiety.errors import kind, must
-from moiety.loop.round import Progress
 from moiety.run import folder as files
-from moiety.run.build import unknown
+from moiety.run.build import own_part
 from moiety.run.checkpoint import latest
+from moiety.run.reopen import Given, reopen, stored_options
 from moiety.run.result import Run
-from moiety.run.resume import checked_options, reopen
+from moiety.run.settings import Options
 from moiety.split import Split
-from moiety.types import Algorithm, Metric, Params, Task, Tree
-
-IN_MEMORY = "a run in memory"
+from moiety.types import Algorithm, Task, Tree
 
 
-class Ended(NamedTuple):
-    """A run that has ended, as a new one may start from it; ``place`` is its folder."""
-
-    problem: Problem
-    algorithm: Algorithm
-    progress: Progress
-    place: str
-
-    def shared_model(self) -> Params:
-        """The server's part with the personal part as it was first."""
-        received = self.algorithm.broadcast(self.progress.server)
-        return self.problem.shared_model(self.algorithm, received)
-
-
-def ended(
-    start: Run | str | os.PathLike[str],
-    *,
-    model: nn.Module | Task,
-    data: FederatedData,
-    split: Split | None,
-    loss: tasks.Loss,
-    metric: str | Metric | None,
-) -> Ended:
+def open_start(
+    start: object, model: nn.Module | Task, data: FederatedData, split: Split | None, options: Options
+) -> Run:
     """The run to start from; where it is a folder that cannot name its model, split or loss, the given ones serve."""
     kind("start", start, (Run, str, os.PathLike), "a run that has ended, or its folder")
-    if isinstance(start, Run):
-        place = IN_MEMORY if start.folder is None else str(start.folder)
-        found = Ended(start._loop.problem, start._loop.algorithm, start._loop.progress, place)
-    else:
-        found = _from_folder(Path(start), model, data, split, loss, metric)
-    _same_clients(data.ids, found.problem.data.ids)
-    return found
+    earlier = start if isinstance(start, Run) else _from_folder(Path(start), model, data, split, options)  # type: ignore[arg-type]
+    _same_clients(data.ids, earlier._loop.problem.data.ids)
+    return earlier
+
+
+def start_place(earlier: Run) -> str:
+    """Where a run is that another started from, as a configuration says it."""
+    return "a run in memory" if earlier.folder is None else str(earlier.folder)
 
 
 def _from_folder(
-    path: Path,
-    model: nn.Module | Task,
-    data: FederatedData,
-    split: Split | None,
-    loss: tasks.Loss,
-    metric: str | Metric | None,
-) -> Ended:
+    path: Path, model: nn.Module | Task, data: FederatedData, split: Split | None, options: Options
+) -> Run:
     config = files.read_config(path)
-    options = checked_options(config, path)
-    newest = latest(path)
+    for name in ("aggregator", "codec", "attack"):  # how uploads travelled is over, and may be of the user's own
+        config.pop(name, None)
+    own = Given(loss=options.loss, metric=options.metric)
+    if isinstance(config.get("run"), dict):
+        config["run"].pop("attackers", None)
+        own = Given(**{name: value for name, value in own._asdict().items() if name not in config["run"]})
+    began, newest = stored_options(config, path, own), latest(path)
     done = int(newest.name.removeprefix("round-")) if newest else 0
-    got = f"round {done} of {options['rounds']} in {path}"
-    must(done >= options["rounds"], "start", "a run that has ended", got, "Resume it first.")
-    own = {part: config[part].get("own") for part in ("algorithm", "data", "model", "split")}
+    assert began.rounds is not None
+    got = f"round {done} of {began.rounds} in {path}"
+    must(done >= began.rounds, "start", "a run that has ended", got, "Resume it first.")
     hint = "Open it with moiety.resume and start from the run that gives."
-    named = not own["algorithm"] and not unknown(config["algorithm"])
-    must(named, "start", "a run whose folder names its algorithm", f"one of its own in {path}", hint)
-    alike = data.fingerprint() == files.read_identity(path).get("data")
-    must(alike or not own["data"], "start", "a run on this data, or on data that its folder names", path, hint)
-    found = reopen(
-        path,
-        config,
-        model if own["model"] else None,
-        data if alike else data_package.from_spec(config["data"]),
-        None,
-        split if own["split"] else None,
-        options.get("loss", loss),
-        options.get("metric", metric),
+    known = own_part(config, "algorithm") is None
+    must(known, "start", "a run whose folder names its algorithm", f"one of its own in {path}", hint)
+    same = data.fingerprint() == files.read_identity(path).get("data")
+    known = same or own_part(config, "data") is None
+    must(known, "start", "a run on this data, or on data that its folder names", path, hint)
+    given = Given(
+        model if own_part(config, "model") else None,
+        data if same else from_spec(config["data"]),
+        split=split if own_part(config, "split") else None,
     )
-    return Ended(found.problem, found.algorithm, found.progress, str(path))
+    return reopen(path, config, began, given)
 
 
 def _same_clients(ours: Sequence[str] | np.ndarray[Any, Any], theirs: Sequence[str] | np.ndarray[Any, Any]) -> None:
@@ -111,9 +84,9 @@ def _same_clients(ours: Sequence[str] | np.ndarray[Any, Any], theirs: Sequence[s
     must(odd is None, "data", wanted, "{} in the place of {}".format(*(odd or ("", ""))), hint)
 
 
-def warm(problem: Problem, earlier: Ended, model: nn.Module | Task) -> Problem:
+def warm(problem: Problem, earlier: Run, model: nn.Module | Task) -> Problem:
     """The problem of ``model`` with the values of the earlier run's shared model as the first ones."""
-    had, init = earlier.shared_model(), problem.task.init
+    had, init = earlier.shared_parameters(), problem.task.init
     lost = [name for name in had if name not in init and not _taken_over(name, had[name], problem.split, model)]
     hint = "Begin with the model that export() of that run gives, and make the split from it."
     must(not lost, "model", "one with every name of the run it starts from", f"none called {', '.join(lost[:1])}", hint)
@@ -133,18 +106,18 @@ def _taken_over(name: str, value: Tensor, split: Split, model: nn.Module | Task)
     return name in given and torch.equal(given[name], value.to(given[name]))
 
 
-def own_states(problem: Problem, algorithm: Algorithm, earlier: Ended) -> dict[int, Tree]:
+def own_states(problem: Problem, algorithm: Algorithm, earlier: Run) -> dict[int, Tree]:
     """First states of the clients that have personal values of their own from the earlier run."""
     if not algorithm.stateful or not tree.leaves(problem.first_state(algorithm)):
         return {}
-    received = earlier.algorithm.broadcast(earlier.progress.server)
+    before, store = earlier._loop.algorithm, earlier._loop.progress.store
+    received = before.broadcast(earlier._loop.progress.server)
     shared, statistics = problem.first_shared()
     first = problem.first_personal()
     states: dict[int, Tree] = {}
-    store = earlier.progress.store
     for client in store.owners():
         (state,) = store.get([client])
-        had = earlier.algorithm.personal_model(received, state)[1]
+        had = before.personal_model(received, state)[1]
         own = {name: had[name].to(value) for name, value in first.items() if name in had}
         if own:
             states[client] = algorithm.init_client({**shared, **statistics}, {**first, **own})

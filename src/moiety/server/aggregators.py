@@ -1,4 +1,4 @@
-"""``moiety.aggregator``: ways to join the uploads of a round, for ``fit(aggregator=...)``."""
+"""``moiety.aggregator``: ways to join the uploads of a round, for ``moiety.Settings(aggregator=...)``."""
 
 from __future__ import annotations
 

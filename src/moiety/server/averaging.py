@@ -1,10 +1,15 @@
-"""The server's side of every algorithm that averages what clients send."""
+"""The server's side of algorithms that average what clients send, and the assembly of an algorithm around it."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from moiety.types import Params, ServerOptimiser, Tree
+from moiety.clients.states import Personal
+from moiety.local.schedules import schedule_or_constant
+from moiety.server.mean import weighted_mean
+from moiety.server.optimisers import server_or_mean
+from moiety.types import Algorithm, ClientUpdate, Params, Phase, Schedule, ServerOptimiser, Tree, Work
 
 
 class Server(NamedTuple):
@@ -29,3 +34,54 @@ def server_update(optimiser: ServerOptimiser, server: Server, change: Params) ->
     """Move the parameters by the optimiser and the statistics, which are no gradients, by the plain mean change."""
     shared, state = optimiser.step(server.shared, {n: change[n] for n in server.shared}, server.optimiser)
     return Server(shared, {n: s + change[n] for n, s in server.statistics.items()}, state)
+
+
+def assemble(
+    *,
+    phases: Mapping[str, Phase],
+    client_update: Callable[[Work, Params, Any], tuple[ClientUpdate, Any]],
+    server: ServerOptimiser | None = None,
+    schedule: Schedule | None = None,
+    aggregator: Callable[[Sequence[ClientUpdate]], Params] | None = weighted_mean,
+    **differences: Any,
+) -> Algorithm:
+    """An algorithm whose clients send changes of the shared part and whose server averages them.
+
+    Most algorithms differ from this in their local work alone. Clients keep their personal part (``Personal``), and
+    newcomers train as clients do.
+
+    Args:
+        phases: the batches that local work asks for.
+        client_update: the local work of one client.
+        server: how the mean change moves the server; plain averaging by default.
+        schedule: of the client learning rates across rounds; constant by default.
+        aggregator: joins the uploads; None where clients send nothing.
+        **differences: other fields of ``Algorithm``.
+    """
+    optimiser = server_or_mean(server)
+    usual: dict[str, Any] = {
+        "init_server": lambda shared, statistics, personal: init_server(optimiser, shared, statistics),
+        "init_client": lambda shared, personal: Personal(personal),
+        "broadcast": broadcast,
+        "server_update": lambda state, change, share: server_update(optimiser, state, change),
+        "personal_model": lambda received, state: (received, state.personal),
+        "adapt": lambda work, received, state: client_update(work, received, state)[1],
+    }
+    return Algorithm(
+        phases=phases,
+        client_update=client_update,
+        aggregator=aggregator,
+        schedule=schedule_or_constant(schedule),
+        **usual | differences,
+    )
+
+
+def adapt_statistics(
+    client_update: Callable[[Work, Params, Personal], tuple[ClientUpdate, Personal]],
+) -> Callable[[Work, Params, Personal], Personal]:
+    """The rule for newcomers where nothing is personal: only running statistics can be a client's own."""
+
+    def adapt(work: Work, received: Params, state: Personal) -> Personal:
+        return client_update(work, received, state)[1] if state.personal else state
+
+    return adapt

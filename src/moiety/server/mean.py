@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,16 +13,16 @@ from moiety.types import ClientUpdate, Params, Work
 WEIGHTINGS = ("examples", "batches", "uniform")
 
 
-def check_weighting(weighting: str) -> None:
-    """Raise unless ``weighting`` is known."""
+def client_weights(weighting: str, batch_size: int) -> Callable[[Work], Tensor]:
+    """A client's weight in the mean: its examples N, its batches in an epoch ceil(N / B), or 1."""
     choice("weighting", weighting, WEIGHTINGS)
 
+    def weigh(work: Work) -> Tensor:
+        if weighting == "examples":
+            return work.examples
+        return (work.examples / float(batch_size)).ceil() if weighting == "batches" else torch.ones_like(work.examples)
 
-def client_weight(work: Work, weighting: str, batch_size: int) -> Tensor:
-    """A client's weight in the mean: its examples N, its batches in an epoch ceil(N / B), or 1."""
-    if weighting == "examples":
-        return work.examples
-    return (work.examples / float(batch_size)).ceil() if weighting == "batches" else torch.ones_like(work.examples)
+    return weigh
 
 
 def weighted_mean(updates: Sequence[ClientUpdate]) -> Params:

@@ -101,7 +101,7 @@ def _check(lr: float, beta1: float = 0.0, beta2: float = 0.0, eps: float = 1.0) 
     number("server.eps", eps, "> 0", lambda x: x > 0)
 
 
-def chosen(server: ServerOptimiser | None) -> ServerOptimiser:
+def server_or_mean(server: ServerOptimiser | None) -> ServerOptimiser:
     """The optimiser given, or plain averaging."""
     hint = "For instance moiety.server.adam(lr=0.001)."
     kind("server", server, (ServerOptimiser, type(None)), "a server optimiser", hint)

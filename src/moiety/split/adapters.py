@@ -1,34 +1,21 @@
-"""Adapters: small personal modules inside a shared model."""
+"""Adapters and low-rank updates: small personal modules inside a shared model."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import NamedTuple
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from moiety.errors import must, near, whole
-from moiety.random import torch_seed
+from moiety.errors import must, near, positive, whole
 from moiety.spec import recorded
-from moiety.split.base import Split, fingerprint
-from moiety.split.blocks import transformer_blocks
-from moiety.split.grafts import CONVS, Bottleneck, Conv, Hook, Residual, after, attach, beside
-from moiety.split.layers import Layer, is_norm, join, layers
-from moiety.split.listing import Patterns, listed, make, matched, read
-
-
-class Spot(NamedTuple):
-    """A module to adapt, the hook that does it, and the maker of the adapter."""
-
-    name: str
-    module: nn.Module
-    hook: Hook
-    make: Callable[[], nn.Module]
+from moiety.split.base import Split
+from moiety.split.grafts import CONVS, Bottleneck, Conv, LowRank, Residual, Spot, adapt_output, add_branch, graft
+from moiety.split.layers import Layer, is_norm, join, layers, transformer_blocks
+from moiety.split.names import Patterns, as_list, matches, read
 
 
 @recorded
@@ -50,13 +37,13 @@ def adapters(
     the model itself, or ``split.model``.
 
     - Transformer blocks (modules with children ``attention`` and ``feed_forward``) get two bottleneck adapters of
-      Houlsby et al. (2019): one on the output of ``attention``, one beside ``feed_forward``, from the same input.
+      Houlsby et al. (2019): one on the output of ``attention``, one parallel to ``feed_forward``, on the same input.
       ``nn.TransformerEncoderLayer`` has no such module for the second: there it follows ``linear2``.
     - Residual blocks get a residual adapter of Rebuffi et al. (2017) after every 3 x 3 convolution. Its normalisation
       is like the one that follows the convolution; where none follows, it has one group.
 
-    Adapters start from weights drawn once from ``seed``, the same for all clients, so small that the model does
-    almost what it did.
+    Adapters start from weights drawn once from ``seed``, the same for all clients, so small that the model's outputs
+    hardly change.
 
     Args:
         model: the module to split; it is not changed.
@@ -64,9 +51,9 @@ def adapters(
         targets: globs on the names of modules to adapt, instead of the blocks above. Convolutions get residual
             adapters; other modules with an output of known width get bottleneck adapters on that output.
         norms: whether the normalisation layers are personal too, but for those on the shortcuts of residual blocks.
-        seed: of the adapters' first weights.
-        frozen: what nobody trains, by patterns on the given model's names; ``*`` leaves the adapters alone to train.
-        shared: likewise what is shared (a norm, a buffer).
+        seed: seed of the adapters' first weights.
+        frozen: what nobody trains, by patterns on the given model's names; with ``*`` only the adapters are trained.
+        shared: what is shared (a norm, a buffer), likewise.
         running_stats: ``personal`` or ``shared``, as in ``by_name``.
 
     >>> net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
@@ -74,96 +61,146 @@ def adapters(
     ('0.adapter.down.weight', '0.adapter.down.bias', '0.adapter.up.weight', '0.adapter.up.bias')
     """
     whole("width", width, 1)
-    whole("seed", seed, 0)
-    base = read(model)
-    named = {"frozen": matched(base, "frozen", frozen), "shared": matched(base, "shared", shared)}
-    grown = copy.deepcopy(model)
-    kept = _personal_norms(grown) - named["frozen"] - named["shared"] if norms else set()
-    spots = _targeted(grown, targets, width) if targets else [*_transformer(grown, width), *_convolutional(grown)]
-    blocks = "transformer blocks (with attention and feed_forward, or nn.TransformerEncoderLayer) or residual blocks"
-    hint = "Name the modules to adapt with targets=[...]."
-    must(bool(spots), "model", f"a module with {blocks} of 3 x 3 convolutions and norms", type(model).__name__, hint)
-    like = next(grown.parameters())
-    with torch_seed(seed, "adapters"):
-        for spot in spots:
-            attach(spot.module, spot.name, spot.make(), spot.hook, like)
-    listing = read(grown)
-    new = set(listing.parameters) - set(base.parameters)
-    split = make(listing, {"personal": new | kept, **named}, running_stats)
-    return replace(split, model=grown, source=fingerprint(model))
+
+    def find(copied: nn.Module) -> list[Spot]:
+        if targets:
+            return _module_targets(copied, targets, width)
+        spots = [*_in_transformer_blocks(copied, width), *_in_residual_blocks(copied)]
+        blocks = (
+            "transformer blocks (with attention and feed_forward, or nn.TransformerEncoderLayer) or residual blocks"
+        )
+        constraint = f"a module with {blocks} of 3 x 3 convolutions and norms"
+        must(bool(spots), "model", constraint, type(model).__name__, "Name the modules to adapt with targets=[...].")
+        return spots
+
+    patterns = {"frozen": frozen, "shared": shared}
+    personal = _personal_norms if norms else lambda copied: set()
+    return graft(model, find, seed, "adapters", **patterns, running_stats=running_stats, personal=personal)
 
 
-def _transformer(model: nn.Module, width: int) -> Iterator[Spot]:
+@recorded
+def lora(
+    model: nn.Module,
+    *,
+    rank: int,
+    targets: Patterns = "*",
+    alpha: float | None = None,
+    seed: int = 0,
+    frozen: Patterns = (),
+    shared: Patterns = (),
+    running_stats: str = "personal",
+) -> Split:
+    """Give linear layers a personal update of low rank: W x + (alpha / rank) B A x.
+
+    Hu et al. (2021). A starts from N(0, 1/inputs) and B at 0, so the model's outputs do not change at first. The model
+    is copied and the updates are put into the copy, ``split.model``; names and values of the model's own parameters
+    stay as they are, and these are shared: the shared phase of an algorithm trains them. With ``frozen="*"`` nobody
+    does, which is LoRA as published.
+
+    Args:
+        model: the module to split; it is not changed.
+        rank: rank of the update; at most the smaller side of each layer.
+        targets: globs on the names of ``nn.Linear`` layers or of modules that hold some; all by default. The layers
+            inside ``nn.MultiheadAttention`` are not adapted, since torch uses their weights without calling them.
+        alpha: the update is scaled by alpha / rank; by default by 1.
+        seed: seed of the first A.
+        frozen: what nobody trains, by patterns on the given model's names.
+        shared: buffers to share, likewise.
+        running_stats: ``personal`` or ``shared``, as in ``by_name``.
+
+    >>> net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    >>> lora(net, rank=2, targets="0").personal
+    ('0.adapter.down.weight', '0.adapter.up.weight')
+    """
+    whole("rank", rank, 1)
+    if alpha is not None:
+        positive("alpha", alpha)
+
+    def find(copied: nn.Module) -> Iterator[Spot]:
+        for name, layer in _linear_targets(copied, targets).items():
+            side = min(layer.in_features, layer.out_features)
+            must(rank <= side, "rank", f"<= {side}, the smaller side of {name}", rank)
+            make = partial(LowRank, layer, rank, 1.0 if alpha is None else alpha / rank)
+            yield Spot(name, layer, add_branch, make)
+
+    return graft(model, find, seed, "lora", frozen=frozen, shared=shared, running_stats=running_stats)
+
+
+def _in_transformer_blocks(model: nn.Module, width: int) -> Iterator[Spot]:
     """The two places in every transformer block."""
     for name, block in transformer_blocks(model):
         if isinstance(block, nn.TransformerEncoderLayer):
-            places = [("self_attn", after), ("linear2", after)]
+            hooks = {"self_attn": adapt_output, "linear2": adapt_output}
             size = block.linear2.out_features
         else:
-            places = [("attention", after), ("feed_forward", beside)]
-            size = _size(join(name, "feed_forward"), block.get_submodule("feed_forward"))
-        for child, hook in places:
-            make = partial(Bottleneck, size, width)
-            yield Spot(join(name, child), block.get_submodule(child), hook, make)
+            hooks = {"attention": adapt_output, "feed_forward": add_branch}
+            size = _output_width(join(name, "feed_forward"), block.get_submodule("feed_forward"))
+        for child, hook in hooks.items():
+            yield Spot(join(name, child), block.get_submodule(child), hook, partial(Bottleneck, size, width))
 
 
-def _convolutional(model: nn.Module) -> Iterator[Spot]:
+def _in_residual_blocks(model: nn.Module) -> Iterator[Spot]:
     """The 3 x 3 convolutions of residual blocks."""
     order = layers(model)
     for name, block in _residual_blocks(model):
         for child, conv in block.named_children():
             if isinstance(conv, nn.Conv2d) and conv.kernel_size == (3, 3):
-                yield Spot(join(name, child), conv, after, partial(Residual, conv, _norm_like(order, conv)))
+                yield _after_convolution(join(name, child), conv, order)
+
+
+def _after_convolution(name: str, conv: Conv, order: list[Layer]) -> Spot:
+    return Spot(name, conv, adapt_output, partial(Residual, conv, _norm_like(order, conv)))
 
 
 def _residual_blocks(model: nn.Module) -> list[Layer]:
     """Modules inside the model with two or more convolutions, one of them 3 x 3, and as many norms, as children.
 
     ``nn.Sequential`` adds nothing to its output, so it is no such block: neither the stem of a network nor a chain of
-    convolutions is taken for one.
+    convolutions counts as one.
     """
-    found = []
-    for name, module in model.named_modules():
+
+    def is_block(module: nn.Module) -> bool:
         convs = [child for child in module.children() if isinstance(child, nn.Conv2d)]
         norms = [child for child in module.children() if is_norm(child)]
         small = any(conv.kernel_size == (3, 3) for conv in convs)
-        if name and not isinstance(module, nn.Sequential) and small and len(norms) >= len(convs) >= 2:
-            found.append(Layer(name, module))
-    return found
+        return not isinstance(module, nn.Sequential) and small and len(norms) >= len(convs) >= 2
+
+    return [Layer(name, module) for name, module in model.named_modules() if name and is_block(module)]
 
 
 def _norm_like(order: list[Layer], conv: Conv) -> nn.Module:
-    """A fresh norm like the first that comes after the convolution, if that has as many channels."""
+    """A new norm like the first one after the convolution, if that has as many channels."""
     channels = conv.out_channels
     at = next((place for place, layer in enumerate(order) if layer.module is conv), len(order))
     following = next((layer.module for layer in order[at:] if is_norm(layer.module)), None)
     if isinstance(following, nn.GroupNorm) and following.num_channels == channels:
         return nn.GroupNorm(following.num_groups, channels, eps=following.eps)
     if isinstance(following, _NormBase) and following.num_features == channels:
-        fresh = copy.deepcopy(following).requires_grad_()
-        fresh.reset_parameters()
-        return fresh
+        norm = copy.deepcopy(following).requires_grad_()
+        norm.reset_parameters()
+        return norm
     return nn.GroupNorm(1, channels)
 
 
-def _targeted(model: nn.Module, targets: Patterns, width: int) -> list[Spot]:
+def _module_targets(model: nn.Module, targets: Patterns, width: int) -> list[Spot]:
     """The modules that the user's globs name, each once."""
     order, modules = layers(model), {name: module for name, module in model.named_modules() if name}
     spots: dict[str, Spot] = {}
-    for pattern in listed("targets", targets):
-        hits = [name for name in modules if fnmatchcase(name, pattern)]
-        must(bool(hits), "targets", "globs that each match a module", repr(pattern), near(pattern, modules))
-        for name in hits:
+    for pattern in as_list("targets", targets):
+        names = [name for name in modules if fnmatchcase(name, pattern)]
+        must(bool(names), "targets", "globs that each match a module", repr(pattern), near(pattern, modules))
+        for name in names:
             module = modules[name]
             if isinstance(module, CONVS):
-                spots[name] = Spot(name, module, after, partial(Residual, module, _norm_like(order, module)))
+                spots[name] = _after_convolution(name, module, order)
             else:
-                spots[name] = Spot(name, module, after, partial(Bottleneck, _size(name, module), width))
+                make = partial(Bottleneck, _output_width(name, module), width)
+                spots[name] = Spot(name, module, adapt_output, make)
     return list(spots.values())
 
 
-def _size(name: str, module: nn.Module) -> int:
-    """How wide a module's output is: as its last linear layer, embedding or layer norm in order of registration."""
+def _output_width(name: str, module: nn.Module) -> int:
+    """The width of a module's output: that of its last linear layer, embedding or layer norm, as registered."""
     known = [m for m in module.modules() if isinstance(m, nn.Linear | nn.Embedding | nn.LayerNorm)]
     hint = "Give a convolution, or a module with a linear layer."
     must(bool(known), "targets", "modules with an output of known width", f"{name} ({type(module).__name__})", hint)
@@ -175,13 +212,27 @@ def _size(name: str, module: nn.Module) -> int:
 
 def _personal_norms(model: nn.Module) -> set[str]:
     """The parameters of all normalisation layers but those on the shortcuts of residual blocks."""
-    aside = {
+    shortcuts = {
         id(module)
         for _, block in _residual_blocks(model)
         for child in block.children()
         for module in child.modules()
         if not is_norm(child)
     }
-    kept = [m for m in model.modules() if is_norm(m) and id(m) not in aside]
-    own = {id(value): name for name, value in model.named_parameters()}
-    return {own[id(value)] for norm in kept for value in norm.parameters() if value.requires_grad}
+    norms = [module for module in model.modules() if is_norm(module) and id(module) not in shortcuts]
+    return read(model).names_of(value for norm in norms for value in norm.parameters() if value.requires_grad)
+
+
+def _linear_targets(model: nn.Module, targets: Patterns) -> dict[str, nn.Linear]:
+    """The linear layers that the globs match."""
+    attention = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
+    inside = {id(m) for module in attention for m in module.modules()}
+    known = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and id(m) not in inside}
+    layers: dict[str, nn.Linear] = {}
+    for pattern in as_list("targets", targets):
+        several = {name: layer for name, layer in known.items() if matches(name, pattern)}
+        hint = near(pattern, known)
+        must(bool(several), "targets", "globs that each match an nn.Linear that is called", repr(pattern), hint)
+        layers |= several
+    must(bool(layers), "targets", "at least one glob", repr(targets))
+    return layers

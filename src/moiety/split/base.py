@@ -1,4 +1,4 @@
-"""What is shared, what is personal, what is frozen: one checked value."""
+"""The split: which of a model's names are shared, personal and frozen, as one checked value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moiety.errors import must, near
+from moiety.errors import must, near, refuse
 from moiety.types import Names, Params
 
 
@@ -19,7 +19,7 @@ from moiety.types import Names, Params
 class Split:
     """The three groups into which a model's parameters and buffers fall.
 
-    Every name of the model stands in exactly one of ``shared``, ``personal`` and ``frozen``, in the model's order:
+    Every name of the model is in exactly one of ``shared``, ``personal`` and ``frozen``, in the model's order:
     parameters first, then buffers. Frozen values are the same for all clients, never trained and never sent.
     """
 
@@ -27,19 +27,19 @@ class Split:
     personal: Names
     frozen: Names
     buffers: frozenset[str]
-    """Which of the names are buffers: kept and sent like parameters, but never trained by a gradient."""
+    """Which of the names are buffers: stored and sent like parameters, but never trained by a gradient."""
     sizes: Mapping[str, int]
     """How many numbers each name holds; the keys are all names of the model."""
     statistics: frozenset[str] = frozenset()
     """Which of the buffers are running statistics of a normalisation layer."""
     model: nn.Module | None = None
-    """The module to train where the split put something into a copy of the given one (adapters, a second model)."""
+    """The module to train where the split changed a copy of the user's module (adapters, a second model)."""
     penalty: Callable[[Params], Tensor] | None = None
-    """A term that is added to the training loss, of the whole model's parameters; never to a score."""
+    """A function of all parameters that is added to the training loss; never to a score."""
     source: str = ""
-    """The fingerprint of the given module, names and values, that ``model`` was made from."""
+    """The fingerprint, names and values, of the user's module that ``model`` is a copy of."""
     mirrors: Mapping[str, str] = field(default_factory=dict)
-    """Names that begin with the value of another name, wherever that one takes its first value from."""
+    """Names whose first value is that of another name, wherever that one comes from."""
     spec: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -52,14 +52,22 @@ class Split:
         must(not strange, "split", "made with buffers of the model", ", ".join(strange))
 
     @property
+    def groups(self) -> dict[str, Names]:
+        """The three groups by name."""
+        return {"shared": self.shared, "personal": self.personal, "frozen": self.frozen}
+
+    def _trained(self, names: Names) -> Names:
+        return tuple(name for name in names if name not in self.buffers)
+
+    @property
     def trained_shared(self) -> Names:
         """The shared parameters, without buffers."""
-        return tuple(name for name in self.shared if name not in self.buffers)
+        return self._trained(self.shared)
 
     @property
     def trained_personal(self) -> Names:
         """The personal parameters, without buffers."""
-        return tuple(name for name in self.personal if name not in self.buffers)
+        return self._trained(self.personal)
 
     @staticmethod
     def select(params: Params, names: Iterable[str]) -> Params:
@@ -68,8 +76,7 @@ class Split:
             return {name: params[name] for name in names}
         except KeyError as missing:
             name = str(missing.args[0])
-            must(False, "params", f"a dict that holds {name}", "none of that name", near(name, params))
-            raise
+            refuse("params", f"a dict that holds {name}", "none of that name", near(name, params))
 
     def init_personal(self, params: Params) -> Params:
         """The personal part that a client starts with, from a whole model's values."""
@@ -79,52 +86,51 @@ class Split:
         """The shared and the personal part of a whole model, buffers included."""
         return self.select(whole, self.shared), self.select(whole, self.personal)
 
-    def alone(self, shared: Params, personal: Params) -> tuple[Params, Params]:
-        """The two parts of the shared model alone, from its shared part and the personal part as it was first.
+    def shared_model(self, shared: Params, personal: Params) -> tuple[Params, Params]:
+        """The two parts of the model without personalisation, from the shared part and the first personal part.
 
-        Where a shared name mirrors a personal one (a centre), its value is the shared model's.
+        Where a shared name mirrors a personal one (a centre), the personal one takes its value.
         """
         return shared, personal | {other: shared[name] for name, other in self.mirrors.items()}
 
     def compose(self, shared: Params, personal: Params, frozen: Params) -> Params:
         """The whole model of its three parts.
 
-        A missing name is an error: a module called without it would quietly use a value of its own.
+        A missing name is an error: a module called without it would silently use its own value.
         """
         whole = {**shared, **personal, **frozen}
         if whole.keys() != self.sizes.keys() or len(whole) != len(shared) + len(personal) + len(frozen):
-            self._refuse({"shared": shared, "personal": personal, "frozen": frozen})
+            self._check_parts({"shared": shared, "personal": personal, "frozen": frozen})
         return whole
 
-    def module_for(self, given: nn.Module) -> nn.Module:
-        """The module to train where ``given`` is what the user holds.
+    def module_for(self, module: nn.Module) -> nn.Module:
+        """The module to train where the user passes ``module``.
 
-        That is the split's own module where it has one; or the given one, where it has those very names already
-        (it is the split's module, or a model exported from a run with this split).
+        That is the split's own module where it has one; or ``module``, where it has the same names already (it is the
+        split's module, or a model exported from a run with this split).
         """
-        if self.model is None or {name for name, _ in _named(given)} == self.sizes.keys():
-            return given
-        same = fingerprint(given) == self.source
-        got = f"a split of another module or of other values than this {type(given).__name__} has"
+        if self.model is None or {name for name, _ in _tensors(module)} == self.sizes.keys():
+            return module
+        same = fingerprint(module) == self.source
+        got = f"a split of another module or of other values than this {type(module).__name__} has"
         must(same, "split", "made from the given model as it is now", got, "Make the split again, from this model.")
         return self.model
 
-    def _refuse(self, parts: Mapping[str, Params]) -> None:
+    def _check_parts(self, parts: Mapping[str, Params]) -> None:
         """Say which part holds a wrong name."""
-        for group, given in parts.items():
-            expected = set(getattr(self, group))
-            missing, extra = sorted(expected - given.keys()), sorted(given.keys() - expected)
+        for group, params in parts.items():
+            expected = set(self.groups[group])
+            missing, extra = sorted(expected - params.keys()), sorted(params.keys() - expected)
             got = "; ".join([f"no {n}" for n in missing[:3]] + [f"{n} besides" for n in extra[:3]])
             must(not got, group, f"exactly the names of the {group} part", got)
 
     def counts(self) -> dict[str, int]:
         """How many parameters there are in all and in each group; buffers are not parameters."""
-        groups = {"shared": self.shared, "personal": self.personal, "frozen": self.frozen}
-        counted = {k: sum(self.sizes[n] for n in names if n not in self.buffers) for k, names in groups.items()}
-        return {"total": sum(counted.values()), **counted}
+        counts = {k: sum(self.sizes[n] for n in self._trained(names)) for k, names in self.groups.items()}
+        return {"total": sum(counts.values()), **counts}
 
     def summary(self) -> str:
-        """A small table: what is on the device, and how much of it, beside how much is shared."""
+        """A small table: which layers are on the device, how large they are, and how much is shared."""
         counts = self.counts()
         kind = str(self.spec.get("name", "custom")).replace("_", " ").capitalize()
         heads = ["Personalisation type", "Layers on device", "# personal params", "# shared params"]
@@ -137,31 +143,30 @@ class Split:
         return "\n".join(lines)
 
     def _where(self, names: frozenset[str]) -> str:
-        """How many of the names stand in each group."""
-        groups = {"personal": self.personal, "shared": self.shared, "frozen": self.frozen}
-        held = {group: len(names.intersection(members)) for group, members in groups.items()}
-        return ", ".join(f"{count} {group}" for group, count in held.items() if count) or "none"
+        """How many of the names are in each group."""
+        counts = {group: len(names.intersection(self.groups[group])) for group in ("personal", "shared", "frozen")}
+        return ", ".join(f"{count} {group}" for group, count in counts.items() if count) or "none"
 
 
-def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
+def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(), *module.named_buffers()]
 
 
 def fingerprint(module: nn.Module) -> str:
     """A digest of a module's names, shapes and values (of its shapes alone where there are no values yet)."""
     digest = hashlib.blake2b(digest_size=16)
-    for name, value in _named(module):
+    for name, value in _tensors(module):
         digest.update(repr((name, tuple(value.shape), str(value.dtype))).encode())
         if not value.is_meta:
-            plain = value.detach().cpu().contiguous().reshape(-1)
-            digest.update(plain.view(torch.uint8).numpy().data)
+            flat = value.detach().cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def rounded(count: int) -> str:
+def short_count(count: int) -> str:
     """A count in the style of Tables 5 to 7 of Pillutla et al. (2022).
 
-    >>> [rounded(n) for n in (788_736, 4_942_356, 71_808, 704, 31_806, 9_536, 1_040_364, 12)]
+    >>> [short_count(n) for n in (788_736, 4_942_356, 71_808, 704, 31_806, 9_536, 1_040_364, 12)]
     ['0.8M', '4.9M', '0.07M', '0.7K', '0.03M', '0.01M', '1M', '12']
     """
     if count < 100:
@@ -174,8 +179,8 @@ def rounded(count: int) -> str:
 
 
 def _number(count: int) -> str:
-    """The exact count, and the rounded one beside it where that says something else."""
-    short = rounded(count)
+    """The exact count, followed by the rounded one where that differs."""
+    short = short_count(count)
     return f"{count:,}" if short == str(count) else f"{count:,} ({short})"
 
 

@@ -1,19 +1,23 @@
-"""What is put into a copy of a model: small modules beside its own, and the hooks that bring them in.
+"""Small personal modules in a copy of a shared model, and the hooks that call them.
 
-A graft is a child of the module that it works on, so that the names of the model's own parameters stay as they were.
-Its hook is a function of this file, which looks the graft up on the module that it is called for: so a grafted model
-can be copied, pickled, traced and called with other parameters like any model.
+A graft is a child of the module that it works on, so that the names of the model's own parameters do not change. Its
+hook is a function of this file, which looks the graft up on the module that it is called for. So a grafted model can
+be copied, pickled, traced and called with other parameters like any model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moiety.errors import must
+from moiety.errors import must, whole
+from moiety.random import torch_seed
+from moiety.split.base import Split
+from moiety.split.names import Patterns, read
 
 Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -70,29 +74,77 @@ class LowRank(nn.Module):
         return self.scale * self.up(self.down(x))  # type: ignore[no-any-return]
 
 
-def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-    """The graft of the module's output; where that is a tuple, as attention's may be, of its first part."""
+def adapt_output(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """Apply the graft to the module's output; where that is a tuple, as attention's may be, to its first part."""
     graft = _home(module).get_submodule("adapter")
     return (graft(output[0]), *output[1:]) if isinstance(output, tuple) else graft(output)
 
 
-def beside(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-    """The module's output and what the graft makes of its input."""
+def add_branch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """Add what the graft makes of the module's input to its output."""
     graft = cast(Bottleneck | LowRank, _home(module).get_submodule("adapter"))
     return output + graft.branch(args[0] if args else next(iter(kwargs.values())))
 
 
 def _home(module: nn.Module) -> nn.Module:
-    """Where the graft of a module lives. ``nn.Sequential`` would run a child of its own: so in the last it holds."""
+    """The module that holds the graft. ``nn.Sequential`` would run a new child, so its last module holds it."""
     while isinstance(module, nn.Sequential):
         module = module[-1]
     return module
 
 
-def attach(target: nn.Module, name: str, graft: nn.Module, hook: Hook, like: Tensor) -> None:
-    """Put ``graft`` into ``target``, called ``adapter``, with the type and on the device of ``like``."""
-    home = _home(target)
-    hint = "Make the split from a model without adapters."
-    must(not hasattr(home, "adapter"), "model", f"without a module or value called adapter in {name}", "one", hint)
-    home.add_module("adapter", graft.to(like.device, like.dtype).train(home.training))
-    target.register_forward_hook(hook, with_kwargs=True)
+class Spot(NamedTuple):
+    """A module of the copy to put a graft into, the hook that calls the graft, and the maker of the graft."""
+
+    name: str
+    module: nn.Module
+    hook: Hook
+    make: Callable[[], nn.Module]
+
+
+def graft(
+    model: nn.Module,
+    find: Callable[[nn.Module], Iterable[Spot]],
+    seed: int,
+    purpose: str,
+    *,
+    frozen: Patterns,
+    shared: Patterns,
+    running_stats: str,
+    personal: Callable[[nn.Module], set[str]] = lambda copied: set(),
+) -> Split:
+    """The split of a copy of ``model`` with a personal graft, called ``adapter``, in every spot that ``find`` gives.
+
+    Args:
+        model: the user's module, which is not changed.
+        find: gives the spots of the copy.
+        seed: seed of the grafts' first weights.
+        purpose: what the seed is mixed with.
+        frozen: patterns on the names of ``model``, as in ``by_name``; grafts are never frozen.
+        shared: likewise.
+        running_stats: as in ``by_name``.
+        personal: gives the names of the copy's own parameters that are personal too, unless frozen or shared.
+    """
+    whole("seed", seed, 0)
+    original = read(model)
+    groups = original.match(frozen=frozen, shared=shared)
+    copied = copy.deepcopy(model)
+    like = next(copied.parameters())
+    personal_names = personal(copied).difference(*groups.values())
+    spots = list(find(copied))
+    with torch_seed(seed, purpose):
+        for spot in spots:
+            home = _home(spot.module)
+            constraint = f"without a module or value called adapter in {spot.name}"
+            must(
+                not hasattr(home, "adapter"),
+                "model",
+                constraint,
+                "one",
+                "Make the split from a model without adapters.",
+            )
+            home.add_module("adapter", spot.make().to(like.device, like.dtype).train(home.training))
+            spot.module.register_forward_hook(spot.hook, with_kwargs=True)
+    listing = read(copied)
+    new = set(listing.parameters) - set(original.parameters)
+    return listing.split({"personal": new | personal_names, **groups}, running_stats, original=model)

@@ -1,15 +1,15 @@
-"""Splits by layer: the first, the last, all but the last, the normalisation layers.
+"""Splits by layer: the first, the last, all but the last, the normalisation layers, transformer blocks.
 
 A layer is the smallest module that owns parameters; multi-head attention and re-parametrised modules count as one.
 Layers are in the order in which a model registers them, which is the order of its ``__init__``, not of its forward
-pass: where these differ, use ``by_name``. Parameters that a module holds beside inner layers (a class token, a bias
+pass: where these differ, use ``by_name``. Parameters that a module holds next to inner layers (a class token, a bias
 on the outermost module) belong to no layer and are shared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
@@ -18,7 +18,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from moiety.errors import must
 from moiety.spec import recorded
 from moiety.split.base import Split
-from moiety.split.listing import Listing, Patterns, make, matched, read
+from moiety.split.names import Patterns, read
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
@@ -31,7 +31,7 @@ class Layer(NamedTuple):
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is one of torch's normalisation layers, or made from one."""
+    """Whether a module is one of torch's normalisation layers, or derived from one."""
     return isinstance(module, NORMS)
 
 
@@ -44,7 +44,7 @@ def layers(model: nn.Module) -> list[Layer]:
             return
         seen.add(id(module))
         inner = [(n, m) for n, m in module.named_children() if _owns(m)]
-        if _owns(module) and (not inner or _one_piece(module)):
+        if _owns(module) and (not inner or _is_one_layer(module)):
             yield Layer(name, module)
             return
         for child, below in inner:
@@ -62,15 +62,64 @@ def _owns(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
 
-def _one_piece(module: nn.Module) -> bool:
-    """Whether the parameters of inner modules are only a way of holding this module's own."""
+def _is_one_layer(module: nn.Module) -> bool:
+    """Whether the parameters of inner modules are only a way to store this module's own."""
     return is_norm(module) or isinstance(module, nn.MultiheadAttention) or is_parametrized(module)
 
 
-@recorded
-def output_layer(
-    model: nn.Module, *, frozen: Patterns = (), shared: Patterns = (), running_stats: str = "personal"
-) -> Split:
+def transformer_blocks(model: nn.Module) -> list[Layer]:
+    """The modules with children ``attention`` and ``feed_forward``, and torch's own, in the order of registration."""
+
+    def is_block(module: nn.Module) -> bool:
+        children = {name for name, _ in module.named_children()}
+        return isinstance(module, nn.TransformerEncoderLayer) or {"attention", "feed_forward"} <= children
+
+    return [Layer(name, module) for name, module in model.named_modules() if is_block(module)]
+
+
+class LayerSplit(Protocol):
+    """A builder that makes some layers personal; its options are those of ``by_name``."""
+
+    __name__: str
+
+    def __call__(
+        self, model: nn.Module, *, frozen: Patterns = (), shared: Patterns = (), running_stats: str = "personal"
+    ) -> Split:
+        """The split of ``model``."""
+
+
+def keep_personal(choose: Callable[[nn.Module], list[Layer]]) -> LayerSplit:
+    """Make a builder of a function that says which layers are personal; it takes the function's name and docstring."""
+
+    def split(
+        model: nn.Module, *, frozen: Patterns = (), shared: Patterns = (), running_stats: str = "personal"
+    ) -> Split:
+        listing = read(model)
+        personal = choose(model)
+        _check_not_tied(model, personal, choose.__name__)
+        names = listing.names_of(value for layer in personal for value in layer.module.parameters())
+        return listing.split({**listing.match(frozen=frozen, shared=shared), "personal": names}, running_stats)
+
+    split.__name__ = split.__qualname__ = choose.__name__
+    split.__doc__, split.__module__ = choose.__doc__, choose.__module__
+    return recorded(split)
+
+
+def _check_not_tied(model: nn.Module, personal: list[Layer], builder: str) -> None:
+    """Raise where another layer uses a parameter of the personal ones too."""
+    inside = {id(module) for layer in personal for module in layer.module.modules()}
+    outside = [(name, module) for name, module in model.named_modules() if id(module) not in inside]
+    used = {id(value): join(name, p) for name, module in outside for p, value in module._parameters.items()}
+    for layer in personal:
+        for name, value in layer.module.named_parameters():
+            elsewhere = used.get(id(value))
+            got = f"{join(layer.name, name)} tied to {elsewhere}"
+            hint = f"Say with by_name what is personal instead of {builder}."
+            must(elsewhere is None, "model", "one whose chosen layer has its parameters to itself", got, hint)
+
+
+@keep_personal
+def output_layer(model: nn.Module) -> list[Layer]:
     """Keep the last layer that is no normalisation personal, and share what comes before.
 
     Output-layer personalisation of Collins et al. (2021) and Table 7 of Pillutla et al. (2022). ``frozen``,
@@ -79,36 +128,11 @@ def output_layer(
     >>> output_layer(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))).personal
     ('2.weight', '2.bias')
     """
-    listing = read(model)
-    proper = [layer for layer in layers(model) if not is_norm(layer.module)]
-    must(bool(proper), "model", "a module with a layer that is no normalisation", type(model).__name__)
-    return personal_layers("output_layer", model, listing, proper[-1:], frozen, shared, running_stats)
+    return [layer for layer in _with_proper_layers(model) if not is_norm(layer.module)][-1:]
 
 
-@recorded
-def representation(
-    model: nn.Module, *, frozen: Patterns = (), shared: Patterns = (), running_stats: str = "personal"
-) -> Split:
-    """Share the last layer that is no normalisation, and keep all that comes before personal.
-
-    The other way round than ``output_layer``: local representations of Liang et al. (2020). ``frozen``, ``shared`` and
-    ``running_stats`` are as in ``by_name``.
-
-    >>> representation(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))).shared
-    ('2.weight', '2.bias')
-    """
-    head = output_layer(model, frozen=frozen, shared=shared, running_stats=running_stats).trained_personal
-    listing = read(model)
-    named = _groups(listing, set(), frozen, shared)
-    personal = set(listing.trainable).difference(head, named["frozen"], named["shared"])
-    must(bool(personal), "model", "one with trained layers before the last", type(model).__name__)
-    return make(listing, {**named, "personal": personal}, running_stats)
-
-
-@recorded
-def input_layer(
-    model: nn.Module, *, frozen: Patterns = (), shared: Patterns = (), running_stats: str = "personal"
-) -> Split:
+@keep_personal
+def input_layer(model: nn.Module) -> list[Layer]:
     """Keep the first layer personal, with a normalisation right after it, and share the rest.
 
     Input-layer personalisation of Liang et al. (2019) and Table 7 of Pillutla et al. (2022). ``frozen``, ``shared``
@@ -117,13 +141,82 @@ def input_layer(
     >>> input_layer(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))).personal
     ('0.weight', '0.bias', '1.weight', '1.bias')
     """
+    every = _with_proper_layers(model)
+    first = next(place for place, layer in enumerate(every) if not is_norm(layer.module))
+    return [every[first], *(layer for layer in every[first + 1 : first + 2] if is_norm(layer.module))]
+
+
+def _with_proper_layers(model: nn.Module) -> list[Layer]:
+    """The layers of a model; raise where all of them are normalisations."""
+    every = layers(model)
+    proper = not all(is_norm(layer.module) for layer in every)
+    must(proper, "model", "a module with a layer that is no normalisation", type(model).__name__)
+    return every
+
+
+@keep_personal
+def first_block(model: nn.Module) -> list[Layer]:
+    """Keep the first transformer block personal, and share the rest.
+
+    Input-layer personalisation of a language model, whose embedding is too large for it (Table 5 of Pillutla et al.
+    2022). ``frozen``, ``shared`` and ``running_stats`` are as in ``by_name``.
+    """
+    return _blocks(model)[:1]
+
+
+@keep_personal
+def last_block(model: nn.Module) -> list[Layer]:
+    """Keep the last transformer block personal, and share the rest.
+
+    Output-layer personalisation of a language model (Table 5 of Pillutla et al. 2022). ``frozen``, ``shared`` and
+    ``running_stats`` are as in ``by_name``.
+    """
+    return _blocks(model)[-1:]
+
+
+@keep_personal
+def last_feed_forward(model: nn.Module) -> list[Layer]:
+    """Keep the second feed-forward layer of the last transformer block personal, and share the rest.
+
+    Output-layer personalisation of a speech model (Table 8 of Pillutla et al. 2022). The layer is the last linear one
+    in ``feed_forward``, in the order of registration. ``frozen``, ``shared`` and ``running_stats`` are as in
+    ``by_name``.
+    """
+    name, block = _blocks(model)[-1]
+    part = "" if isinstance(block, nn.TransformerEncoderLayer) else "feed_forward"
+    inside = [Layer(join(join(name, part), n), m) for n, m in block.get_submodule(part).named_modules()]
+    linear = [layer for layer in inside if isinstance(layer.module, nn.Linear)]
+    must(bool(linear), "model", f"one with a linear layer in {join(name, part)}", type(model).__name__)
+    return linear[-1:]
+
+
+def _blocks(model: nn.Module) -> list[Layer]:
+    """The transformer blocks; raise where there are none."""
+    blocks = transformer_blocks(model)
+    kinds = "with children attention and feed_forward, or nn.TransformerEncoderLayer"
+    hint = "Say with by_name what is personal."
+    must(bool(blocks), "model", f"a module with transformer blocks ({kinds})", type(model).__name__, hint)
+    return blocks
+
+
+@recorded
+def representation(
+    model: nn.Module, *, frozen: Patterns = (), shared: Patterns = (), running_stats: str = "personal"
+) -> Split:
+    """Share the last layer that is no normalisation, and keep all that comes before personal.
+
+    The opposite of ``output_layer``: local representations of Liang et al. (2020). ``frozen``, ``shared`` and
+    ``running_stats`` are as in ``by_name``.
+
+    >>> representation(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))).shared
+    ('2.weight', '2.bias')
+    """
+    head = output_layer(model, frozen=frozen, shared=shared, running_stats=running_stats).trained_personal
     listing = read(model)
-    found = layers(model)
-    first = next((place for place, layer in enumerate(found) if not is_norm(layer.module)), None)
-    must(first is not None, "model", "a module with a layer that is no normalisation", type(model).__name__)
-    start = first or 0
-    after = [layer for layer in found[start + 1 : start + 2] if is_norm(layer.module)]
-    return personal_layers("input_layer", model, listing, [found[start], *after], frozen, shared, running_stats)
+    groups = listing.match(frozen=frozen, shared=shared)
+    personal = set(listing.trainable).difference(head, *groups.values())
+    must(bool(personal), "model", "one with trained layers before the last", type(model).__name__)
+    return listing.split({**groups, "personal": personal}, running_stats)
 
 
 @recorded
@@ -137,7 +230,7 @@ def norms(model: nn.Module, *, frozen: Patterns = (), shared: Patterns = (), run
     ('1.weight', '1.bias')
     """
     kinds = "BatchNorm, InstanceNorm, GroupNorm, LayerNorm or RMSNorm"
-    return _kept(model, NORMS, kinds, _groups(read(model), set(), frozen, shared), running_stats)
+    return _personal_norms(model, NORMS, kinds, frozen, shared, running_stats)
 
 
 @recorded
@@ -145,60 +238,28 @@ def fedbn(model: nn.Module, *, frozen: Patterns = (), shared: Patterns = ()) -> 
     """Keep BatchNorm layers personal, their running statistics included, and share all others.
 
     FedBN (Li, Jiang, Zhang, Kamp, Dou 2021) is this split with ``moiety.fedsim`` at one learning rate and
-    ``weighting="uniform"``: clients train the whole model, and the plain mean is taken of all but BatchNorm. Unlike in
+    ``weighting="uniform"``: clients train the whole model, and all but BatchNorm is averaged without weights. Unlike in
     ``norms``, normalisation layers of other kinds are shared. ``frozen`` and ``shared`` are as in ``by_name``.
 
     >>> fedbn(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.LayerNorm(3))).trained_personal
     ('1.weight', '1.bias')
     """
-    return _kept(model, (_BatchNorm,), "BatchNorm", _groups(read(model), set(), frozen, shared), "personal")
+    return _personal_norms(model, (_BatchNorm,), "BatchNorm", frozen, shared, "personal")
 
 
-def _kept(
-    model: nn.Module, kinds: tuple[type[nn.Module], ...], text: str, named: dict[str, set[str]], running_stats: str
-) -> Split:
-    """Make the normalisation layers of these kinds personal."""
-    listing = read(model)
-    own = {id(value): name for name, value in listing.parameters.items()}
-    layers = [module for module in model.modules() if isinstance(module, kinds)]
-    inside = [value for module in layers for value in module.parameters()]
-    split = make(listing, {**named, "personal": {own[id(value)] for value in inside}}, running_stats)
-    hint = "Name a normalisation of another kind with by_name."
-    must(
-        bool(layers and split.personal),
-        "model",
-        f"a module with {text} to keep",
-        f"none in {type(model).__name__}",
-        hint,
-    )
-    return split
-
-
-def _groups(listing: Listing, personal: set[str], frozen: Patterns, shared: Patterns) -> dict[str, set[str]]:
-    still, common = matched(listing, "frozen", frozen), matched(listing, "shared", shared)
-    return {"personal": personal, "frozen": still, "shared": common}
-
-
-def personal_layers(
-    builder: str,
+def _personal_norms(
     model: nn.Module,
-    listing: Listing,
-    chosen: list[Layer],
+    kinds: tuple[type[nn.Module], ...],
+    described: str,
     frozen: Patterns,
     shared: Patterns,
     running_stats: str,
 ) -> Split:
-    """Make the chosen layers personal; a parameter that another layer uses too cannot be."""
-    own = {id(value): name for name, value in listing.parameters.items()}
-    inside = {id(module) for layer in chosen for module in layer.module.modules()}
-    outside = [(name, module) for name, module in model.named_modules() if id(module) not in inside]
-    used = {id(value): join(name, p) for name, module in outside for p, value in module._parameters.items()}
-    personal: set[str] = set()
-    for layer in chosen:
-        for name, value in layer.module.named_parameters():
-            elsewhere = used.get(id(value))
-            got = f"{join(layer.name, name)} tied to {elsewhere}"
-            hint = f"Say with by_name what is personal instead of {builder}."
-            must(elsewhere is None, "model", "one whose chosen layer has its parameters to itself", got, hint)
-            personal.add(own[id(value)])
-    return make(listing, _groups(listing, personal, frozen, shared), running_stats)
+    """Make the normalisation layers of these kinds personal."""
+    listing = read(model)
+    norms = [module for module in model.modules() if isinstance(module, kinds)]
+    personal = listing.names_of(value for norm in norms for value in norm.parameters())
+    split = listing.split({**listing.match(frozen=frozen, shared=shared), "personal": personal}, running_stats)
+    got, hint = f"none in {type(model).__name__}", "Name a normalisation of another kind with by_name."
+    must(bool(norms and split.personal), "model", f"a module with {described} to keep", got, hint)
+    return split

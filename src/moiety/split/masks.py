@@ -1,9 +1,8 @@
-"""Masks: which weights of a model are active, how many of each layer, and how the active ones are found.
+"""Masks: which weights of a model are active, how many in each layer, and how they are chosen.
 
-Masked are tensors of two or more axes, the weights of convolutions and linear layers (an embedding too); vectors, that
-is biases and the scales of norms, stay dense. A mask is a tensor of truth values in the shape of its weight. All
-choices are by (score, place): of equal scores the one that comes first in the flattened tensor goes first, so that
-every engine chooses the same.
+Tensors of two or more axes have masks: the weights of convolutions and linear layers, and embeddings. Vectors (biases,
+the scales of norms) stay dense. A mask is a boolean tensor of the shape of its weight. Weights are chosen by score; of
+equal scores the one that comes first in the flattened tensor wins, so that every engine chooses the same.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from moiety.types import Names, Params
 
 DENSITIES = ("erk", "uniform")
 LEAST = 0.2
-"""The smallest density that is offered; FedSpa's tables go that far."""
+"""The smallest density that is allowed, as in FedSpa's tables."""
 
 
 def check_density(density: float) -> None:
@@ -40,29 +39,29 @@ def maskable(params: Mapping[str, Tensor]) -> Names:
 
 
 def volume(total: int, density: float) -> int:
-    """How many of ``total`` numbers are active: the nearest whole number of density times total, a half upwards.
+    """How many of ``total`` numbers are active: density times total, rounded to the nearest, halves up.
 
     >>> [volume(total, 0.3) for total in (4, 5, 6)]
     [1, 2, 2]
     """
-    # The decimal that was written, not the binary number next to it: 0.3 of 5 is a half.
+    # The decimal as it is written, not the binary number next to it: 0.3 of 5 is 1.5 exactly.
     return math.floor(Fraction(str(float(density))) * total + Fraction(1, 2))
 
 
 def layer_counts(params: Mapping[str, Tensor], density: float, densities: str) -> dict[str, int]:
-    """How many weights of each masked tensor are active; only shapes are looked at.
+    """How many weights of each masked tensor are active; it depends on shapes only.
 
-    Of d numbers in all, dense ones included, density times d are active, rounded to the nearest whole number (a half
-    upwards): that total is met exactly. What the dense tensors leave of it is shared out:
+    Of d numbers in all, dense ones included, exactly density times d are active, rounded to the nearest whole number,
+    halves up. Dense tensors take their part first, and the rest is shared out:
 
     - ``uniform``: every masked tensor has the same density.
     - ``erk`` (Evci et al. 2020, Erdos-Renyi-Kernel with scale 1): the number of active weights is proportional to
       the sum of the tensor's sides (n_in + n_out + width + height), so the density to that sum over their product. A
-      tensor that would be more than full is full, and the rest is shared out anew among the others.
+      tensor that would be more than full is full, and the rest is shared out again among the others.
 
-    Shares are exact fractions; they are rounded down, and what is then left goes one each to those with the largest
-    remainders, the earlier first. A tensor that would then have none, which no mask search could bring back, takes one
-    from the one with most.
+    Shares are exact fractions. They are rounded down, and the remaining weights go one each to the tensors with the
+    largest remainders, the earlier first. A tensor without any, which no mask search could bring back, takes one from
+    the tensor with most.
 
     >>> layer_counts({"w": torch.zeros(4, 2), "b": torch.zeros(4), "v": torch.zeros(10, 4)}, 0.5, "erk")
     {'w': 7, 'v': 15}
@@ -83,7 +82,7 @@ def _counts(
     sizes = {name: math.prod(shape) for name, shape in layers}
     weights = sum(sizes.values())
     active = volume(total, density) - (total - weights)
-    # Of what is rounded to the nearest, a half upwards; shown with its last digit rounded up.
+    # The least density whose rounded volume suffices; the message rounds its last digit up.
     least = math.ceil((total - weights + len(layers) - Fraction(1, 2)) / total * 10**4) / 10**4
     hint = "Biases, norms and one weight a layer are active always."
     must(active >= len(layers), "density", f">= {least:g} for this model", density, hint)
@@ -99,7 +98,7 @@ def _counts(
 
 
 def whole_parts(shares: Mapping[str, Fraction], total: int) -> dict[str, int]:
-    """The shares as whole numbers of the given total, by largest remainders; of equal ones the earlier first."""
+    """The shares as whole numbers with sum ``total``, by largest remainders; of equal ones the earlier first."""
     counts = {name: math.floor(share) for name, share in shares.items()}
     order = sorted(shares, key=lambda name: counts[name] - shares[name])
     for name in order[: total - sum(counts.values())]:
@@ -121,7 +120,7 @@ def _erk(sides: Mapping[str, int], sizes: Mapping[str, int], active: int) -> dic
 
 
 def highest(score: Tensor, count: int | Tensor) -> Tensor:
-    """Truth values that mark the ``count`` highest scores; of equal ones those that come first.
+    """A mask of the ``count`` highest scores; of equal ones those that come first.
 
     >>> highest(torch.tensor([1.0, 3.0, 1.0, 1.0]), 2)
     tensor([ True,  True, False, False])
@@ -133,14 +132,14 @@ def highest(score: Tensor, count: int | Tensor) -> Tensor:
 
 
 def random_masks(key: Tensor, params: Mapping[str, Tensor], counts: Mapping[str, int], *words: str | int) -> Params:
-    """Masks with so many active weights each, drawn from a key and words (``moiety.random``)."""
+    """Random masks with ``counts`` active weights, drawn from a key and words (``moiety.random``)."""
     return {
         name: highest(uniform(key, tuple(params[name].shape), *words, name), count) for name, count in counts.items()
     }
 
 
 def common_masks(params: Mapping[str, Tensor], counts: Mapping[str, int], seed: int) -> Params:
-    """The masks that all clients begin with. They are drawn once and held by many: nobody may edit them in place."""
+    """The masks that all clients begin with. They are drawn once and shared: do not edit them in place."""
     device = next(iter(params.values())).device
     return dict(_common(tuple((n, tuple(params[n].shape), count) for n, count in counts.items()), seed, device))
 
@@ -155,37 +154,32 @@ def _common(
     return tuple(drawn.items())
 
 
-def masked(params: Params, masks: Params) -> Params:
-    """The parameters with what is not active set to 0; what has no mask stays as it is."""
-    return {name: torch.where(masks[name], p, 0) if name in masks else p for name, p in params.items()}
-
-
-def annealed(rate: float, elapsed: float) -> float:
+def annealed_rate(rate: float, elapsed: float) -> float:
     """The share of active weights to prune: ``rate / 2 (1 + cos(pi elapsed))``, with elapsed = t / (T - 1).
 
-    >>> [round(annealed(0.5, t / 4), 4) for t in range(5)]
+    >>> [round(annealed_rate(0.5, t / 4), 4) for t in range(5)]
     [0.5, 0.4268, 0.25, 0.0732, 0.0]
     """
     return 0.5 * rate * (1 + math.cos(math.pi * elapsed))
 
 
 def least(weight: Tensor, mask: Tensor, count: int | Tensor) -> Tensor:
-    """Truth values that mark the ``count`` active weights of smallest magnitude."""
+    """A mask of the ``count`` active weights of smallest magnitude."""
     return highest(torch.where(mask, -weight.abs(), -math.inf), count)
 
 
 def next_mask(mask: Tensor, weight: Tensor, score: Tensor, *, active: int, rate: float) -> Tensor:
-    """Prune a share of the active weights by magnitude, and let as many others grow, by score.
+    """Prune a share of the active weights by magnitude, and activate as many others by score.
 
-    ``floor(rate active)`` weights of smallest magnitude go; as many of those that were dormant before come, of the
-    highest scores, which are not negative. Where too few were dormant all of them come, and of those just pruned the
-    ones of highest score come back.
+    The ``floor(rate active)`` weights of smallest magnitude are pruned. As many of the weights that were dormant before
+    become active, those of highest score; scores are not negative. Where too few were dormant all of them become
+    active, and the pruned weights of highest score stay active.
 
     Args:
         mask: which weights are active, ``active`` of them.
         weight: the weights after local training.
-        score: what a dormant weight promises: the magnitude of its gradient, or a draw.
-        active: how many are active, which no engine may ask the mask itself.
+        score: the score of each weight: the magnitude of its gradient, or a random number.
+        active: how many are active; under vmap the mask's values cannot be read.
         rate: the share to prune.
 
     >>> mask = torch.tensor([True, True, False, False])

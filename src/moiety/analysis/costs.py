@@ -1,0 +1,210 @@
+"""What training costs, without running it: the memory of a device, and the bytes and FLOPs of a sparse run.
+
+Memory is that of Table 10 and section B.4 of Pillutla et al. (2022): 3 size(u) + 2 size(v) + size(backprop). That is
+the broadcast shared part, its current value and its gradient; the personal part and its gradient; and what autograd
+stores for one row between the forward and the backward pass. Full personalisation has u and v both as large as the
+model.
+
+Bytes and FLOPs are those of Table 1 of Huang et al. 2022 (FedSpa). Bytes are those of active values only, as the paper
+counts. Arithmetic is 2 operations for each multiply-add; a backward pass is twice the forward one, also in the first
+layer; a layer costs its density times what it costs dense. The search for a mask adds one dense batch to each client's
+turn. A run's ledger has what it really cost.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moiety import task as tasks
+from moiety.algorithms import fedspa
+from moiety.data import FederatedData
+from moiety.engines.base import RoundInfo
+from moiety.engines.sequential import Sequential
+from moiety.errors import must, number, whole
+from moiety.loop.costs import count_by_module
+from moiety.loop.evaluate import client_functions
+from moiety.run.build import make_problem
+from moiety.run.settings import Options, complete_options
+from moiety.split import Split
+from moiety.split.masks import layer_counts, maskable, volume
+from moiety.transport import device_memory
+from moiety.types import Algorithm, Batch, Params, Task
+
+NOTHING, EVERYTHING = "no personalisation", "full personalisation"
+
+
+def memory_rows(
+    model: nn.Module,
+    splits: Mapping[str, Split],
+    batch: Batch,
+    *,
+    loss: tasks.Loss = "cross_entropy",
+    inputs: Sequence[str] = ("x",),
+) -> list[dict[str, Any]]:
+    """A row for no personalisation, for each of ``splits``, and for full personalisation.
+
+    Args:
+        model: the model; a split that trains a changed copy of it (adapters) brings its own.
+        splits: by the name of the row.
+        batch: one row of data.
+        loss: as in ``fit``.
+        inputs: as in ``fit``.
+
+    Returns:
+        Rows with ``row``, numbers of ``shared`` and ``personal`` parameters, ``backprop`` and ``bytes`` in bytes,
+        ``megabytes`` (10^6 bytes), and ``saving``: the share of full personalisation's bytes that is not needed.
+    """
+    rows = len(next(iter(batch.values())))
+    must(rows == 1, "batch", "one row", f"{rows} rows", "The estimate is for batch size 1.")
+
+    def task_of(module: nn.Module, split: Split | None) -> Task:
+        return tasks.from_module(module, loss=loss, inputs=inputs, penalty=split.penalty if split else None)
+
+    def row(name: str, task: Task, shared: Params, personal: Params, trained: Sequence[str]) -> dict[str, Any]:
+        backprop = tasks.backprop_bytes(task, batch, trained)
+        counts = {k: sum(p.numel() for p in v.values()) for k, v in (("shared", shared), ("personal", personal))}
+        return {"row": name, **counts, "backprop": backprop, "bytes": device_memory(shared, personal, backprop)}
+
+    whole = task_of(model, None)
+    names = [name for name in whole.init if name not in whole.buffers]
+    table = [row(NOTHING, whole, whole.init, {}, names)]
+    for name, split in splits.items():
+        task = task_of(split.model or model, split)
+        must(task.init.keys() == split.sizes.keys(), f"splits[{name!r}]", "made for this model", "another's")
+        trained = (*split.trained_shared, *split.trained_personal)
+        table.append(row(name, task, *split.parts(task.init), trained))
+    table.append(row(EVERYTHING, whole, whole.init, whole.init, names))
+    full = table[-1]["bytes"]
+    return [{**r, "megabytes": r["bytes"] / 1e6, "saving": 1 - r["bytes"] / full} for r in table]
+
+
+def layer_flops(model: nn.Module, example: Tensor) -> dict[str, float]:
+    """Operations of one forward pass for one row, by the module that makes them, as ``FlopCounterMode`` counts them.
+
+    ``example`` is an input of one row. A module's number does not include those of the modules inside it; the model
+    itself has the name "".
+
+    >>> layer_flops(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)), torch.zeros(1, 3))
+    {'0': 30.0, '2': 20.0}
+    """
+    whole("example", len(example), 1, 1)
+    with torch.no_grad(), count_by_module() as (flops, _):
+        model(example)
+    return {path: flops[module] for path, module in model.named_modules() if flops.get(module)}
+
+
+def bytes_of_run(
+    model: nn.Module, *, rounds: int, clients: int, density: float = 1.0, up_density: float | None = None
+) -> dict[str, int]:
+    """Bytes of values that are sent in a run: to every client of a round, and back.
+
+    Args:
+        model: the shared model.
+        rounds: the number of rounds.
+        clients: the number of clients in a round.
+        density: the share of parameters that is active.
+        up_density: the share on the way up, where it differs.
+
+    Returns:
+        ``down``, ``up`` and ``total``.
+    """
+    for name, value in (("rounds", rounds), ("clients", clients)):
+        whole(name, value, 1)
+    size = next(model.parameters()).element_size()
+    number("density", density, "> 0 and <= 1", lambda d: 0 < d <= 1)
+    up = density if up_density is None else up_density
+    number("up_density", up, "> 0 and <= 1", lambda d: 0 < d <= 1)
+    parameters = sum(p.numel() for p in model.parameters())
+    down_bytes, up_bytes = (size * volume(parameters, share) * rounds * clients for share in (density, up))
+    return {"down": down_bytes, "up": up_bytes, "total": down_bytes + up_bytes}
+
+
+def flops_of_run(
+    model: nn.Module,
+    example: Tensor,
+    *,
+    rounds: int,
+    clients: int,
+    epochs: int,
+    examples: float,
+    density: float = 1.0,
+    densities: str = "erk",
+    search_batch: int = 0,
+) -> dict[str, float]:
+    """Operations of all local work of a run.
+
+    Args:
+        model: the shared model.
+        example: an input of one row.
+        rounds: the number of rounds.
+        clients: the number of clients in a round.
+        epochs: passes over a client's examples in a round.
+        examples: the examples of one client, or their mean.
+        density: the share of parameters that is active.
+        densities: how layers share the density, ``erk`` or ``uniform``.
+        search_batch: rows of the dense batch of the search for a mask in each turn; 0 where there is no search.
+
+    Returns:
+        ``training``, ``search`` and ``total``.
+    """
+    params = dict(model.named_parameters())
+    active = layer_counts(params, density, densities)
+    share = {name.rpartition(".")[0]: active[name] / params[name].numel() for name in maskable(params)}
+    dense = layer_flops(model, example)
+    forward = sum(share.get(layer, 1.0) * flops for layer, flops in dense.items())
+    turns = rounds * clients
+    training = 3 * forward * turns * epochs * examples
+    search = 3.0 * sum(dense.values()) * turns * search_batch
+    return {"training": training, "search": search, "total": training + search}
+
+
+def search_share(
+    model: nn.Module, data: FederatedData, *, clients: int = 3, repeats: int = 3, seed: int = 0, **options: Any
+) -> float:
+    """The time of a search for masks as a share of the time of local training (Huang et al. 2022: 5 to 20%).
+
+    Turns of a few clients are timed one by one, with the search and without, and the medians compared. The result
+    depends on the machine and on its other load.
+
+    Args:
+        model: the shared model.
+        data: the examples of all clients.
+        clients: the number of clients that take a turn, the first ones.
+        repeats: the number of turns of each.
+        seed: seed of their batches.
+        options: options of ``moiety.fedspa``, except ``search``.
+    """
+    whole("clients", clients, 1, len(data))
+    whole("repeats", repeats, 1)
+    with_search, without = (
+        _turn(model, data, fedspa(search=search, **options), seed, range(clients)) for search in ("dst", "rsm")
+    )
+    # In turns, so that other load of the machine slows both.
+    times = [(_seconds(with_search), _seconds(without)) for _ in range(repeats)]
+    one, other = statistics.median(t for t, _ in times), statistics.median(t for _, t in times)
+    return max(0.0, one - other) / other
+
+
+def _turn(
+    model: nn.Module, data: FederatedData, algorithm: Algorithm, seed: int, clients: range
+) -> Callable[[], object]:
+    """The local work of some clients, ready to be timed."""
+    options = complete_options(Options(rounds=1, seed=seed), model, data, algorithm)
+    problem = make_problem(model, data, algorithm, None, options)
+    received = algorithm.broadcast(problem.first_server(algorithm))
+    states = [problem.first_state(algorithm) for _ in clients]
+    jobs = problem.make_jobs(algorithm.phases, clients, states, "train", 0, part="train")
+    engine = Sequential(problem, client_functions(algorithm))
+    return lambda: engine.map("train", jobs, received, RoundInfo())
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

@@ -1,0 +1,90 @@
+"""``moiety compare``: ended runs side by side, and client by client against the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from moiety.analysis.versus import column, higher_is_better, versus
+from moiety.cli.output import say, show, table
+from moiety.cli.results import Result, read_result
+from moiety.cli.summary import SHARED_ALONE, count_changes, name_hurt, unit
+from moiety.errors import must
+from moiety.reports.words import amount, gain, names, printable, value
+
+
+def compare_folders(folders: Sequence[Path]) -> None:
+    """Read the folders and print both tables."""
+    must(len(folders) >= 2, "folders", "at least two", len(folders), "As in: moiety compare runs/a runs/b.")
+    labels = [folder.resolve().name for folder in folders]
+    unique = len(set(labels)) == len(labels)
+    results = [read_result(f, label if unique else str(f)) for f, label in zip(folders, labels, strict=True)]
+    show_results(results)
+
+
+def show_results(results: Sequence[Result]) -> None:
+    """Print one row per run, and the others client by client against the first."""
+    for other in results[1:]:
+        check_alike(results[0], other)
+    higher = higher_is_better(results[0].metric, *(result.clients for result in results))
+    show(_side_by_side(results))
+    say(SHARED_ALONE)
+    say("below shared: clients whose own model is worse than that")
+    say()
+    say(f"client by client against {printable(results[0].name)}, gains in {unit(results[0].metric)} (+ is better):")
+    show(_against_first(results, higher))
+
+
+def check_alike(first: Result, other: Result) -> None:
+    """Refuse runs that cannot be compared client by client."""
+    pair = f"{first.name} and {other.name}"
+    same = "the same in all runs"
+    for name in ("metric_name", "part"):
+        ours, theirs = first.last[name], other.last[name]
+        must(ours == theirs, name, same, f"{ours} and {theirs} in {pair}")
+    ours, theirs = first.config.get("data", {}), other.config.get("data", {})
+    odd = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
+    shown = " and ".join(f"{key} {_short(table.get(key))}" for key in odd[:1] for table in (ours, theirs))
+    must(not odd, "data", same, f"{shown} in {pair}", "Clients of different data cannot be compared.")
+    clients = [{str(row["client"]) for row in result.clients} for result in (first, other)]
+    unpaired = sorted(clients[0] ^ clients[1])
+    got = f"{names(unpaired, 3)} in only one of {pair}"
+    must(not unpaired, "clients", same, got, "Clients of different data cannot be compared.")
+
+
+def _side_by_side(results: Sequence[Result]) -> Table:
+    metric = results[0].metric
+    rows = []
+    for result in results:
+        personal, shared, cost = result.personal, result.shared, result.ledger
+        scores = (personal["metric"], personal["metric_unweighted"], personal["worst_decile"], shared["metric"])
+        rows.append(
+            [
+                printable(result.name),
+                printable(result.named("algorithm")),
+                printable(result.named("split")),
+                str(result.last["round"]),
+                *(value(score, metric) for score in scores),
+                str(len(result.versus_shared.hurt)),
+                amount(cost["down_payload"] + cost["up_payload"], "B"),
+            ]
+        )
+    columns = [metric, "client\nmean", "worst\ntenth", "shared\nalone"]
+    return table(["run", "algorithm", "split", "rounds", *columns, "below\nshared", "sent"], rows, text=(0, 1, 2))
+
+
+def _against_first(results: Sequence[Result], higher: bool) -> Table:
+    metric, base = results[0].metric, column(results[0].clients)
+    rows = []
+    for result in results[1:]:
+        change = versus(column(result.clients), base, higher_is_better=higher)
+        worst = name_hurt(change, metric) or "none"
+        rows.append([printable(result.name), *count_changes(change), gain(change.mean, metric), worst])
+    return table(["run", "better", "equal", "worse", "mean gain", "worst off"], rows, text=(0, 5))
+
+
+def _short(setting: Any) -> str:
+    return "none" if setting is None else str(setting)[:40]

@@ -1,0 +1,144 @@
+"""``moiety run``: a recipe or a file, begun or continued, watched, and summed up at its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from moiety.cli.commands import Request
+from moiety.cli.config import Config, Table, assign, check_same, check_tables, make_parts, read_assignment, read_file
+from moiety.cli.folders import folder_for, is_run, keep_assignments, name_of, read_assignments
+from moiety.cli.output import say, show_page
+from moiety.cli.progress import show_progress
+from moiety.cli.summary import show_end
+from moiety.errors import must
+from moiety.experiments.registry import list_recipes, load_recipe
+from moiety.run.fit import fit
+from moiety.run.folder import CONFIG, PIPELINE, read_config
+from moiety.run.pipeline import Watch, pipeline
+from moiety.run.result import Run
+from moiety.run.resume import resume
+from moiety.run.settings import Settings
+
+T = TypeVar("T")
+OnFolder = Callable[[Path], None]
+"""Called with the folder once it is known where the run goes."""
+
+
+def run_target(request: Request, on_folder: OnFolder) -> None:
+    """Run the recipe or the file that was named, and print how it ended."""
+    must(bool(request.target), "target", "a recipe or a TOML file", "nothing")
+    if not request.target.endswith(".toml") and request.target in list_recipes():
+        return _run_recipe(request, on_folder)
+    return _run_file(request, on_folder)
+
+
+def _run_recipe(request: Request, on_folder: OnFolder) -> None:
+    name, hint = request.target, "A recipe chooses them by itself."
+    must(request.workers is None, "--workers", f"left out for the recipe {name}", request.workers, hint)
+    recipe = load_recipe(name)
+    changes = dict(read_assignment(each) for each in request.sets)
+    folder = folder_for(name, request.out, resume=request.resume)
+    must(not is_run(folder), "out", f"a folder of the recipe {name}", f"{folder}, a single run")
+    on_folder(folder)
+    outcome = _with_progress(
+        request,
+        lambda watch: recipe.run(
+            out=folder,
+            scale=request.scale,
+            rounds=request.rounds,
+            seed=request.seed,
+            seeds=request.seeds,
+            changes=changes,
+            engine=request.engine,
+            device=request.device,
+            resume=request.resume,
+            watch=watch,
+        ),
+    )
+    if not request.quiet:
+        say()
+        show_page(outcome.page)
+        say()
+    say(outcome.sentence)
+    say(f"results in {folder}")
+
+
+def _run_file(request: Request, on_folder: OnFolder) -> None:
+    for option, value in {"--scale": request.scale, "--seeds": request.seeds}.items():
+        must(value is None, option, "left out for a file", value, "Only recipes have it.")
+    path = Path(request.target)
+    name, tables = name_of(path), read_file(path)
+    folder = folder_for(name, request.out, resume=request.resume)
+    sets = _assignments(request)
+    before = read_assignments(folder) if request.resume else []
+    config, given = _configure(tables, before, sets)
+    on_folder(folder)
+
+    def work(watch: Watch) -> list[Run]:
+        # Interrupted in its first round, a run has not written down what it was told.
+        watch = watch if before else keep_assignments(watch, folder, sets)
+        if not request.resume:
+            return _begin(name, folder, config, watch)
+        check_same(_without_attackers(tables), read_config(folder, PIPELINE if "stage" in tables else CONFIG), folder)
+        return _continue(name, folder, config, given, watch)
+
+    show_end(_with_progress(request, work), name, folder, quiet=request.quiet)
+
+
+def _assignments(request: Request) -> list[str]:
+    """All that the command line sets, as --set has it."""
+    names = ("rounds", "seed", "engine", "workers", "device")
+    options = {name: getattr(request, name) for name in names}
+    return [*request.sets, *(f"run.{key}={value}" for key, value in options.items() if value is not None)]
+
+
+def _configure(tables: Table, before: list[str], sets: list[str]) -> tuple[Config, Table]:
+    """Put what was and is set into the file's tables and check them; also the ``[run]`` keys that are set now."""
+    given: Table = {}
+    for assignment in (*before, *sets):
+        assign(tables, assignment)
+    for assignment in sets:
+        if assignment.partition(".")[0].strip() == "run":
+            assign(given, assignment)
+    return check_tables(tables), given.get("run", {})
+
+
+def _begin(name: str, folder: Path, config: Config, watch: Watch) -> list[Run]:
+    """Run the file, in stages where it has any."""
+    options = vars(config.options)
+    if "stage" in config.tables:
+        model, data, *_, stages = make_parts(config)
+        common = {key: options[key] for key in ("seed", "engine", "loss", "metric", "settings")}
+        return pipeline(stages, model, data, out=folder, watch=watch, **common)
+    on_round = watch(name, folder)
+    model, data, algorithm, split, _ = make_parts(config)
+    assert algorithm is not None
+    return [fit(model, data, algorithm, split=split, out=folder, on_round=on_round, **options)]
+
+
+def _continue(name: str, folder: Path, config: Config, given: Table, watch: Watch) -> list[Run]:
+    """Continue the run or the pipeline in a folder; ``given`` are the keys of ``[run]`` that the command line sets."""
+    settings = Settings(workers=given.get("workers"), attackers=config.options.settings.attackers)
+    if "stage" in config.tables:
+        runs: list[Run] = resume(folder, engine=given.get("engine"), watch=watch, settings=settings)
+        return runs
+    rounds, engine = given.get("rounds"), given.get("engine")
+    return [resume(folder, rounds=rounds, engine=engine, on_round=watch(name, folder), settings=settings)]
+
+
+def _without_attackers(tables: Table) -> Table:
+    """The tables to compare: the folder names the attackers that a share or positions mean, and ``resume`` compares."""
+    return {**tables, "run": {key: value for key, value in tables.get("run", {}).items() if key != "attackers"}}
+
+
+def _with_progress(request: Request, work: Callable[[Watch], T]) -> T:
+    """Do the work while a bar or lines show how it goes on."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # a client's batches are small: more threads cost more than they give
+    with show_progress(request.quiet) as watch:
+        return work(watch)

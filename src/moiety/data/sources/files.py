@@ -1,0 +1,102 @@
+"""What a data set is to ``load``, and how its npz file is found, read and checked."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from moiety.data.federated import Array, Columns, FederatedData
+from moiety.errors import MoietyError, message, must, refuse
+
+AGAIN = "Get the file again."
+
+Shape = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A pool of rows before they are dealt to clients.
+
+    ``test`` is the data set's own test pool, if it has one. ``client`` is the natural client of each row, a number,
+    and ``names`` are the names of those clients. ``load`` brings the first ``standardise`` features of ``x`` to mean 0
+    and standard deviation 1 over all clients' training rows, and calls ``finish`` for other work that needs to know
+    the training rows.
+    """
+
+    columns: Columns
+    classes: int
+    test: Columns | None = None
+    client: Array | None = None
+    names: Array | None = None
+    standardise: int = 0
+    finish: Callable[[FederatedData], FederatedData] | None = None
+
+
+def read(file: str, shapes: Mapping[str, Shape]) -> dict[str, Array]:
+    """The named arrays of an npz file in the folder ``MOIETY_DATA``, each of its shape (a letter is any one length)."""
+    contents = ", ".join(f"{name} [{', '.join(map(str, shape))}]" for name, shape in shapes.items())
+    path = _find(file, contents)
+    try:
+        # Opened here and not by NumPy, which would leave a damaged file open.
+        with path.open("rb") as stream, zipfile.ZipFile(stream):
+            stream.seek(0)
+            archive = np.load(stream, allow_pickle=False)
+            missing = sorted(set(shapes) - set(archive.files))
+            must(not missing, file, f"an archive of {contents}", f"none called {', '.join(missing)}", AGAIN)
+            arrays = {name: archive[name] for name in shapes}
+    except MoietyError:
+        raise
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError):
+        refuse(file, "a readable npz archive", f"a damaged one, {path}", AGAIN)
+    lengths: dict[str, int] = {}
+    for name, shape in shapes.items():
+        _check_shape(f"{file}: {name}", arrays[name], shape, lengths)
+    return arrays
+
+
+def images(pixels: Array) -> Array:
+    """uint8 [n, height, width] as float32 [n, 1, height, width] from 0 to 1."""
+    return (pixels[:, None] / np.float32(255)).astype(np.float32, copy=False)
+
+
+def numbers(features: Array) -> Array:
+    """Features of any type as float32."""
+    return features.astype(np.float32)
+
+
+def check_range(name: str, values: Array, below: int) -> None:
+    """Raise unless all values are whole numbers from 0 to ``below`` - 1."""
+    inside = values.dtype.kind in "iu" and (len(values) == 0 or (int(values.min()) >= 0 and int(values.max()) < below))
+    must(inside, name, f"integers from 0 to {below - 1}", "others", AGAIN)
+
+
+def labelled(file: str, x: Array, y: Array, classes: int) -> dict[str, Array]:
+    """The two columns of a classification data set, after a check of the labels."""
+    check_range(f"{file}: labels", y, classes)
+    return {"x": x, "y": y.astype(np.int64)}
+
+
+def _find(file: str, contents: str) -> Path:
+    folder = os.environ.get("MOIETY_DATA", "")
+    path = Path(folder) / file
+    if path.is_file() and folder:
+        return path
+    got = f"{folder}, which does not" if Path(folder).is_dir() else f"{folder}, which is no folder"
+    hint = f"Set it to a folder that holds {file}, an npz archive of {contents}."
+    got = got if folder else "nothing: it is not set"
+    raise MoietyError(message("MOIETY_DATA", f"a folder that holds {file}", got, hint))
+
+
+def _check_shape(name: str, array: Array, shape: Shape, lengths: dict[str, int]) -> None:
+    fits = array.ndim == len(shape)
+    for length, want in zip(array.shape, shape, strict=False):
+        fits = fits and length == (lengths.setdefault(want, length) if isinstance(want, str) else want)
+    known = {letter: length for letter, length in lengths.items() if letter in shape}
+    wanted = f"of shape [{', '.join(map(str, shape))}]" + (f" with {known}" if known and not fits else "")
+    must(fits, name, wanted, list(array.shape), AGAIN)

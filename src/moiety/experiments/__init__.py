@@ -1,0 +1,51 @@
+"""Experiments: declared comparisons that are run, judged and written as a page by one runner.
+
+An ``Experiment`` says what is compared: a plan for each scale, cells that are each run once, and a page. A recipe is an
+experiment that a package brings under a name (entry-point group ``moiety.recipes``); ``moiety run NAME`` runs it.
+"""
+
+from moiety.analysis.intervals import FAILS, HOLDS, UNDECIDED, claim, interval, table_row
+from moiety.experiments.experiment import (
+    Cell,
+    Cells,
+    Experiment,
+    Outcome,
+    Page,
+    Results,
+    Row,
+    Section,
+    Watch,
+    keep_clients,
+)
+from moiety.experiments.judge import claim_row, compare, count_verdicts, score_row, show_interval
+from moiety.experiments.page import CI_NOTICE
+from moiety.experiments.plans import SCALES
+from moiety.experiments.registry import list_recipes, load_recipe
+
+__all__ = [
+    "CI_NOTICE",
+    "FAILS",
+    "HOLDS",
+    "SCALES",
+    "UNDECIDED",
+    "Cell",
+    "Cells",
+    "Experiment",
+    "Outcome",
+    "Page",
+    "Results",
+    "Row",
+    "Section",
+    "Watch",
+    "claim",
+    "claim_row",
+    "compare",
+    "count_verdicts",
+    "interval",
+    "keep_clients",
+    "list_recipes",
+    "load_recipe",
+    "score_row",
+    "show_interval",
+    "table_row",
+]

@@ -1,0 +1,106 @@
+"""Writes the page of an experiment: ``table.md``, ``table.json`` and the figures."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import json
+import math
+import platform
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from moiety.experiments.experiment import Experiment, Outcome, Page, Results, Row, Section
+from moiety.reports.tables import markdown
+
+CI_NOTICE = "Scale ci only shows that the recipe runs: scores of so little training say nothing about the methods."
+"""What the page says at that scale, and its closing sentence."""
+NIGHT_NOTICE = "This experiment has no sizes of its own for the scale night: these are the sizes of the scale laptop."
+NO_FIGURES = "No figure was drawn: figures need matplotlib, as in `pip install 'moiety[report]'`."
+
+
+def write_page(experiment: Experiment[Any], options: Row, page: Page, results: Results, out: Path | None) -> Outcome:
+    """The page as text; with a folder it is written there, with the numbers and the figures."""
+    head = describe_run(experiment.name, options, results)
+    parts = [*_opening(experiment, head), page.about, *(show_section(section) for section in page.sections)]
+    if out is not None:
+        from moiety.files import write_file
+
+        parts += _draw(page, out)
+        content = {**head, **page.more, "rows": page.rows}
+        write_file(out / "table.json", (json.dumps(_finite(content), indent=1, allow_nan=False) + "\n").encode())
+        write_file(out / "table.md", ("\n\n".join(parts) + "\n").encode())
+    sentence = CI_NOTICE if head["scale"] == "ci" else page.sentence
+    return Outcome("\n\n".join(parts), sentence, results)
+
+
+def describe_run(name: str, options: Row, results: Results) -> Row:
+    """What was run, by which command, with which engines and versions, when, and how long it took."""
+    import numpy
+    import torch
+
+    from moiety import __version__
+
+    words = ["moiety", "run", name, "--scale", options["scale"]]
+    for option in ("rounds", "seed", "seeds", "engine", "device"):
+        words += [f"--{option}", str(options[option])] if options[option] else []
+    for field, value in options["changes"].items():
+        words += ["--set", f"{field}={value if isinstance(value, str) else json.dumps(value)}"]
+    versions = {"moiety": __version__, "torch": torch.__version__, "numpy": numpy.__version__}
+    return {
+        "recipe": name,
+        **options,
+        "command": shlex.join(words),
+        "engines": sorted({row["engine"] for row in results.values() if row.get("engine")}),
+        "versions": {**versions, "Python": platform.python_version()},
+        "date": datetime.date.today().isoformat(),
+        "seconds": sum(row["seconds"] for row in results.values()),
+    }
+
+
+def _opening(experiment: Experiment[Any], head: Mapping[str, Any]) -> Iterator[str]:
+    yield f"# {head['recipe']}, scale {head['scale']}"
+    versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
+    engines = f"engine {' and '.join(head['engines'])}; " if head["engines"] else ""
+    yield f"`{head['command']}`, {head['date']}; {engines}{versions}; {head['seconds'] / 60:.1f} minutes in all."
+    if head["scale"] == "ci":
+        yield CI_NOTICE
+    if head["scale"] == "night" and not experiment.night:
+        yield NIGHT_NOTICE
+
+
+def show_section(section: Section) -> str:
+    """A section as Markdown."""
+    columns = section.columns
+    if columns is None and section.rows and "ours" not in section.rows[0]:
+        columns = {key: key for key in section.rows[0]}
+    table = markdown(section.rows, columns=columns, digits=section.digits) if section.rows else ""
+    title = f"{'#' * section.level} {section.title}" if section.title else ""
+    notes = "\n".join(f"- {note}" for note in section.notes)
+    return "\n\n".join(part for part in (title, section.text, table, notes) if part)
+
+
+def _draw(page: Page, out: Path) -> Iterator[str]:
+    """Draw the figures; the lines that show them."""
+    if not page.figures:
+        return
+    yield "## Figures"
+    if importlib.util.find_spec("matplotlib") is None:
+        yield NO_FIGURES
+        return
+    from moiety.reports.figures import save
+
+    for file, (title, draw) in page.figures.items():
+        save(draw(), out / file)
+        yield f"![{title}]({file})"
+
+
+def _finite(value: Any) -> Any:
+    """The value with null for numbers that are not finite, which JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,75 @@
+"""The scales of a plan, and how options change its fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from moiety.errors import must, near, whole
+
+SCALES = ("ci", "laptop", "night", "paper")
+"""``ci`` takes seconds and shows only that it runs, ``laptop`` minutes, ``night`` up to an hour; ``paper`` has the
+paper's sizes."""
+PLAIN = (bool, int, float)
+"""What can be set: numbers, flags and lists of them."""
+
+
+def plain_fields(plan: Any) -> dict[str, Any]:
+    """The fields that can be set, with their values: plain ones of the plan and of the dataclasses that it holds."""
+    named: dict[str, Any] = {}
+    for part in _parts(plan):
+        values = {field.name: getattr(part, field.name) for field in fields(part)}
+        named |= {name: value for name, value in values.items() if _plain(value)}
+    return named
+
+
+def change(plan: Any, name: str, value: Any) -> Any:
+    """The plan with another value of a field, wherever it or a dataclass that it holds has one of that name."""
+    known = plain_fields(plan)
+    must(name in known, "--set", "a field of the plan", name, near(name, known))
+    if name in ("rounds", "seeds"):
+        whole(name, value, 1)
+    _check_kind(name, known[name], value)
+    return _change(plan, name, tuple(value) if isinstance(value, list) else value)
+
+
+def _change(plan: Any, name: str, value: Any) -> Any:
+    if name == "rounds" and hasattr(plan, "with_rounds"):
+        return plan.with_rounds(value)
+    changed: dict[str, Any] = {}
+    for field in fields(plan):
+        held = getattr(plan, field.name)
+        if field.name == name and _plain(held):
+            changed[name] = value
+        elif is_dataclass(held):
+            changed[field.name] = _change(held, name, value)
+        elif isinstance(held, tuple) and any(is_dataclass(each) for each in held):
+            changed[field.name] = tuple(_change(each, name, value) for each in held)
+    return replace(plan, **changed)
+
+
+def _parts(plan: Any) -> Iterator[Any]:
+    yield plan
+    for field in fields(plan):
+        held = getattr(plan, field.name)
+        for each in held if isinstance(held, tuple) else (held,):
+            if is_dataclass(each) and not isinstance(each, type):
+                yield from _parts(each)
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, PLAIN) or (isinstance(value, tuple) and all(isinstance(each, PLAIN) for each in value))
+
+
+def _check_kind(name: str, old: Any, new: Any) -> None:
+    """Refuse a fraction for a whole number, a number for a list, and the like."""
+    if isinstance(old, tuple):
+        must(isinstance(new, list | tuple) and len(new) > 0, name, "a list", repr(new), f"As in {name}={list(old)}.")
+        for each in new:
+            _check_kind(name, old[0] if old else each, each)
+        return
+    if isinstance(old, bool) or isinstance(new, bool):
+        must(isinstance(old, bool) and isinstance(new, bool), name, f"of the kind of {old!r}", repr(new))
+    kinds = (int, float) if isinstance(old, float) else type(old)
+    must(isinstance(new, kinds), name, f"of the kind of {old!r}", repr(new))

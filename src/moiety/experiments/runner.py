@@ -1,0 +1,206 @@
+"""Runs an experiment: settles the options, runs each cell once and keeps its result, then writes the page."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moiety.errors import MoietyError, choice, message, must, whole
+from moiety.experiments.experiment import Cell, Experiment, Key, Outcome, Row, Watch
+from moiety.experiments.plans import SCALES, change, plain_fields
+
+if TYPE_CHECKING:
+    from moiety.run.result import Run
+
+RECIPE = "recipe.json"
+"""The file that says what an experiment was asked for."""
+AGAIN = ("model", "data", "split", "algorithm", "loss", "metric", "settings")
+"""The arguments of ``moiety.fit`` that a run needs again when it is continued."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an experiment was asked for. None is what was left out."""
+
+    scale: str | None = None
+    rounds: int | None = None
+    seed: int | None = None
+    seeds: int | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    engine: str | None = None
+    device: str | None = None
+    resume: bool = False
+
+    def lasting(self) -> Row:
+        """The options that must stay the same when the experiment is resumed."""
+        return {key: value for key, value in asdict(self).items() if key not in ("engine", "resume")}
+
+
+def run(experiment: Experiment[Any], request: Request, out: Path | None, watch: Watch) -> Outcome:
+    """Run what has not ended yet, and write the page."""
+    from moiety.engines.auto import check_engine
+    from moiety.experiments.page import write_page
+
+    _check_options(experiment, request)
+    settled = _settle(experiment, request, out)
+    check_engine(request.engine or experiment.engine)
+    plan, seeds = _plan(experiment, settled)
+    cells = experiment.cells(plan, seeds)
+    cell = next(cells)  # before anything is written: the data may not be at hand
+    _write_request(out, experiment, settled)
+    runner = Runner(experiment, plan, out, request.engine, settled["device"], watch)
+    with contextlib.suppress(StopIteration):
+        while True:
+            cell = cells.send(runner.run(cell))
+    page = experiment.page(plan, seeds, runner.results)
+    return write_page(experiment, {**settled, "engine": request.engine}, page, runner.results, out)
+
+
+def is_experiment(folder: Path) -> bool:
+    """Whether an experiment has begun in this folder."""
+    return (folder / RECIPE).is_file()
+
+
+def _check_options(experiment: Experiment[Any], request: Request) -> None:
+    for name, reason in experiment.refused.items():
+        value = getattr(request, name, None) or request.changes.get(name)
+        must(value is None, name, f"left out for {experiment.name}", value, reason)
+    for name in ("rounds", "seeds"):
+        if getattr(request, name) is not None:
+            whole(name, getattr(request, name), 1)
+    if request.seed is not None:
+        whole("seed", request.seed, 0)
+
+
+def _settle(experiment: Experiment[Any], request: Request, out: Path | None) -> Row:
+    """The options as given, else as the experiment began, else as they are by default."""
+    file = None if out is None else out / RECIPE
+    asked = request.lasting()
+    if file is None or not file.is_file():
+        settled = {**asked, "scale": asked["scale"] or "laptop", "seed": asked["seed"] or 0}
+        choice("scale", settled["scale"], SCALES)
+        return settled
+    must(request.resume, "out", "a folder that holds no run yet", out, "Resume it, or choose another folder.")
+    began = read_json(file, ("recipe", *asked), "Begin in another folder.")
+    must(began["recipe"] == experiment.name, "out", f"a folder of {experiment.name}", f"one of {began['recipe']}")
+    settled = {key: began[key] if value in (None, {}) else value for key, value in asked.items()}
+    for key, value in settled.items():
+        more = experiment.extensible and key == "rounds" and (began[key] or 0) < (value or 0)
+        hint = "Leave it out, or begin in another folder."
+        must(more or value == began[key], key, f"{began[key]}, as the recipe began", value, hint)
+    choice("scale", settled["scale"], SCALES)
+    return settled
+
+
+def _plan(experiment: Experiment[Any], settled: Row) -> tuple[Any, range]:
+    """The plan with all changes, and the seeds."""
+    scale = settled["scale"]
+    plan = experiment.plan("laptop" if scale == "night" and not experiment.night else scale)
+    for name, value in settled["changes"].items():
+        plan = change(plan, name, value)
+    for name in ("rounds", "seeds"):
+        if settled[name] is not None:
+            plan = change(plan, name, settled[name])
+    return plan, range(settled["seed"], settled["seed"] + plain_fields(plan).get("seeds", 1))
+
+
+def _write_request(out: Path | None, experiment: Experiment[Any], settled: Row) -> None:
+    """Keep what was asked for. Where nothing is new, the file's time still says when the experiment was continued."""
+    if out is not None:
+        write_json(out / RECIPE, {"recipe": experiment.name, **settled}, indent=1)
+
+
+def read_json(file: Path, keys: Iterable[str], hint: str) -> Row:
+    """A table from a file, which must have ``keys``; one clear line where it is damaged."""
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise MoietyError(message(file.name, "as it was written", f"{file}: {error}", hint)) from None
+    missing = [key for key in keys if not isinstance(content, dict) or key not in content]
+    must(not missing, file.name, "as it was written", f"{file}, which has no {', '.join(missing)}", hint)
+    return dict(content)
+
+
+def write_json(file: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
+    """Write a table to a file, whole or not at all."""
+    from moiety.files import report_failure, write_file
+
+    with report_failure(file.parent):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    write_file(file, (json.dumps(content, indent=indent) + "\n").encode())
+
+
+@dataclass
+class Runner:
+    """Runs the cells of one experiment, one after another. ``results`` holds what was kept of those that ended."""
+
+    experiment: Experiment[Any]
+    plan: Any
+    out: Path | None
+    engine: str | None
+    device: str | None
+    watch: Watch
+    results: dict[Key, Row] = field(default_factory=dict)
+    runs: dict[Key, Run] = field(default_factory=dict)
+    """Runs by key where nothing is written, for those that start from them."""
+    measured: dict[str, str] = field(default_factory=dict)
+    """The engine that the first cell of a group chose."""
+
+    def run(self, cell: Cell) -> Row:
+        """What is kept of a cell: read where it has ended, else after beginning or continuing its run."""
+        must(cell.key not in self.results, "key", "that of one cell only", cell.key)
+        file = None if self.out is None else self.out / f"{cell.place}.json"
+        row = None
+        if file is not None and file.is_file():
+            row = read_json(file, ("seconds",), "Remove the file: the cell is then run again.")
+        if row is None or (self.experiment.extensible and row["rounds"] < self.plan.rounds):
+            began = time.perf_counter()
+            row = cell.work() if cell.work else self._fit(cell)
+            row["seconds"] = time.perf_counter() - began
+            row = json.loads(json.dumps(row))  # the same as when it is read again
+            if file is not None:
+                write_json(file, row)
+        self.results[cell.key] = row
+        if cell.group is not None and cell.vectorise:
+            self.measured.setdefault(cell.group, row["engine"])
+        return self.results[cell.key]
+
+    def _fit(self, cell: Cell) -> Row:
+        from moiety.run.fit import fit
+        from moiety.run.resume import resume
+        from moiety.run.settings import Settings
+
+        must(cell.fit is not None, "cell", "one with fit or work", cell.key)
+        folder = self.out / cell.place if self.out is not None and cell.stored else None
+        options = dict(cell.fit())  # type: ignore[misc]
+        options |= {"engine": self._engine(cell), "on_round": self.watch(cell.label, folder)}
+        if self.device is not None:
+            options["settings"] = replace(options.get("settings") or Settings(), device=self.device)
+        if folder is not None and (folder / "config.toml").is_file():
+            again = {key: options[key] for key in (*AGAIN, "engine", "on_round") if key in options}
+            run: Run = resume(folder, rounds=options["rounds"], **again)
+        else:
+            run = fit(**options, out=folder, start=self._start(cell))
+        if folder is None and cell.stored:
+            self.runs[cell.key] = run
+        return {**cell.keep(run), "engine": run.engine}
+
+    def _engine(self, cell: Cell) -> str:
+        """The engine asked for; where it is left open, the one that the cell's group has measured."""
+        from moiety.engines.auto import OPEN
+
+        engine = self.engine or cell.engine or self.experiment.engine
+        if engine in OPEN and cell.group is not None:
+            engine = self.measured.get(cell.group, engine)
+        return engine if cell.vectorise else engine.replace("vectorised", "sequential")
+
+    def _start(self, cell: Cell) -> Run | Path | None:
+        if cell.start is None or cell.start in self.runs:
+            return self.runs.get(cell.start or ())
+        must(self.out is not None, "start", "an earlier cell that is stored", cell.start)
+        return self.out / Cell(key=cell.start).place  # type: ignore[operator]

@@ -1,0 +1,143 @@
+"""Figures of lines: means with bands, scores along runs, curves on logarithmic axes; and a heat map of cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from moiety.errors import must
+from moiety.reports.figures import COLOURS, MARKS, Rows, legend_below, panels, single
+
+if TYPE_CHECKING:
+    from moiety.reports.figures import Figure
+
+Points = Sequence[tuple[float, float]]
+Line = tuple[Sequence[float], Sequence[float]]
+"""The two coordinates of a line's points."""
+
+STROKES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+MARKED = 20
+"""Lines of up to this many points have marks."""
+
+
+def bands(series: Mapping[str, Mapping[str, Rows]], *, x: str, y: str, columns: int = 3) -> Figure:
+    """Means as lines and their intervals as bands, in panels; a name has its colour and mark in all of them.
+
+    Args:
+        series: for each panel its lines by name: rows with ``x``, ``mean`` and, where they are known, ``low`` and
+            ``high``.
+        x: label of the horizontal axes.
+        y: label of the vertical axes.
+        columns: the most panels in a row.
+    """
+    must(len(series) > 0 and all(series.values()), "series", "panels with at least one line each", "none")
+    names = list(dict.fromkeys(name for lines in series.values() for name in lines))
+    must(len(names) <= len(COLOURS), "series", f"lines of at most {len(COLOURS)} names", len(names))
+    figure, places = panels(series, columns=columns, margin=0.8, height=2.9, x=x, y=y)
+    for axes, lines in places:
+        for name, points in lines.items():
+            colour, mark = COLOURS[names.index(name)], MARKS[names.index(name)]
+            across, mean = [p["x"] for p in points], [p["mean"] for p in points]
+            axes.plot(across, mean, color=colour, marker=mark if len(points) <= MARKED else None, markersize=5)
+            if all(p.get("low") is not None for p in points):
+                low, high = ([p[key] for p in points] for key in ("low", "high"))
+                axes.fill_between(across, low, high, color=colour, alpha=0.15, linewidth=0)
+    for name, colour, mark in zip(names, COLOURS, MARKS, strict=False):
+        places[0][0].plot([], [], color=colour, marker=mark, markersize=5, label=name)
+    legend_below(figure, len(names))
+    return figure
+
+
+def courses(
+    series: Mapping[str, Sequence[Line]],
+    *,
+    across: str,
+    label: str,
+    scale: float = 1.0,
+    title: str = "",
+) -> Figure:
+    """A score along runs: lines in the colour and stroke of their name, one for every seed.
+
+    Args:
+        series: lines by name, one for each seed.
+        across: label of the horizontal axis.
+        label: label of the vertical axis.
+        scale: what values are multiplied by.
+        title: above the figure.
+    """
+    must(bool(series) and all(series.values()), "series", "at least one, each with a line", "none")
+    must(len(series) <= len(STROKES), "series", f"at most {len(STROKES)}", len(series))
+    figure, axes = single(5.5, x=across, y=label, title=title)
+    for (name, lines), colour, stroke in zip(series.items(), COLOURS, STROKES, strict=False):
+        for seed, (x, y) in enumerate(lines):
+            once = name if seed == 0 else None
+            axes.plot(x, [scale * v for v in y], color=colour, linestyle=stroke, linewidth=1.6, label=once)
+    axes.grid(alpha=0.3, linewidth=0.6)
+    legend_below(figure, len(series))
+    return figure
+
+
+def log_panels(
+    series: Mapping[str, Mapping[str, Points]], *, x: str = "rounds", y: str, columns: int = 2, title: str = ""
+) -> Figure:
+    """Lines in panels with a logarithmic vertical axis, on which numbers that are not positive are left out.
+
+    Args:
+        series: for each panel its lines by name, each as points (round, number).
+        x: label of the horizontal axes.
+        y: label of the vertical axes.
+        columns: the most panels in a row.
+        title: above all panels.
+    """
+    must(len(series) > 0 and all(series.values()), "series", "panels with at least one line each", "none")
+    figure, places = panels(series, columns=columns, margin=0.4, height=3.6, x=x, y=y, title=title)
+    for axes, lines in places:
+        for i, (label, points) in enumerate(lines.items()):
+            positive = [(a, b) for a, b in points if b > 0]
+            # Later lines are thinner, so that a line below another can still be seen.
+            width = 3.6 - 2.4 * i / max(1, len(lines) - 1)
+            style, colour = STROKES[i % 4], COLOURS[i % len(COLOURS)]
+            coordinates = [a for a, _ in positive], [b for _, b in positive]
+            axes.plot(*coordinates, linestyle=style, color=colour, linewidth=width, label=label)
+        axes.set_yscale("log")
+        axes.grid(visible=True, which="major", linewidth=0.4, color="#CCCCCC")
+        axes.legend(fontsize=10, loc="best")
+    return figure
+
+
+def heat_map(
+    rows: Mapping[str, Sequence[float]],
+    columns: Sequence[str],
+    *,
+    label: str,
+    marks: Mapping[str, Sequence[str]] | None = None,
+    digits: int = 1,
+    title: str = "",
+) -> Figure:
+    """A matrix of numbers as colours, each written into its cell; brighter is more.
+
+    Args:
+        rows: by name, from the top, a number for each column.
+        columns: their names, from the left.
+        label: what the numbers are.
+        marks: a word below each number, in the shape of ``rows``; none by default.
+        digits: decimals.
+        title: above the figure.
+    """
+    must(len(rows) > 0 and len(columns) > 0, "rows", "at least one, with a column", "none")
+    odd = [name for name, values in rows.items() if len(values) != len(columns)]
+    must(not odd, "rows", f"of {len(columns)} numbers each", f"another in {', '.join(odd)}")
+    figure, axes = single(1.8 + 0.62 * len(rows), x="", y="", title=title)
+    numbers = list(rows.values())
+    image = axes.imshow(numbers, cmap="cividis", aspect="auto")
+    middle = (min(map(min, numbers)) + max(map(max, numbers))) / 2
+    for at, (name, values) in enumerate(rows.items()):
+        for column, value in enumerate(values):
+            word = "" if marks is None else f"\n{marks[name][column]}"
+            colour = "white" if value < middle else "black"
+            axes.text(column, at, f"{value:.{digits}f}{word}", ha="center", va="center", fontsize=9, color=colour)
+    axes.set_xticks(range(len(columns)), [name.replace(", ", ",\n") for name in columns], fontsize=10)
+    axes.set_yticks(range(len(rows)), list(rows), fontsize=11)
+    axes.tick_params(axis="x", labelrotation=35)
+    figure.colorbar(image, ax=axes).set_label(label, fontsize=12)
+    return figure

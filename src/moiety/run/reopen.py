@@ -1,0 +1,162 @@
+"""A run is opened from its folder: what its configuration names is made again, the newest checkpoint is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from moiety import task as tasks
+from moiety.data import FederatedData, from_spec
+from moiety.errors import must
+from moiety.files import lock_folder
+from moiety.loop.round import begin_progress
+from moiety.models import MODELS
+from moiety.run import folder as files
+from moiety.run.build import (
+    algorithm_from,
+    make_loop,
+    make_problem,
+    module_to_export,
+    own_part,
+    split_from,
+    upload_rules,
+)
+from moiety.run.checkpoint import begin_with, latest, load_checkpoint, run_identity, same_run
+from moiety.run.checks import check_kinds
+from moiety.run.result import Run
+from moiety.run.settings import (
+    LEFT_OUT,
+    RUN_KEYS,
+    Options,
+    Settings,
+    change_settings,
+    complete_options,
+    pick_attackers,
+    read_options,
+)
+from moiety.run.train import OnRound, train
+from moiety.spec import Spec, build
+from moiety.split import Split
+from moiety.types import Metric
+
+
+class Given(NamedTuple):
+    """What a user gives again because a folder cannot name it."""
+
+    model: Any = None
+    data: Any = None
+    algorithm: Any = None
+    split: Split | None = None
+    loss: tasks.Loss | None = None
+    metric: str | Metric | None = None
+    settings: Settings | None = None
+
+
+MAKERS: dict[str, Callable[[Spec], Any]] = {
+    "model": lambda table: build("model", MODELS, table),
+    "data": from_spec,
+    "algorithm": algorithm_from,
+}
+"""What makes the parts of a run from their tables."""
+
+
+def continue_run(
+    path: Path, given: Given, *, rounds: int | None = None, engine: str | None = None, on_round: OnRound | None = None
+) -> Run:
+    """Continue the run in a folder; ``resume`` says what the arguments are."""
+    config = files.read_config(path)
+    began = stored_options(config, path, given)
+    options = replace(
+        began,
+        rounds=began.rounds if rounds is None else rounds,
+        engine=began.engine if engine is None else engine,
+    )
+    with lock_folder(path):
+        run = reopen(path, config, options, given)
+        done = run._loop.progress.round
+        must(run._loop.rounds >= done, "rounds", f">= {done}, the rounds already trained", options.rounds)
+        run.history = files.read_history(path, done, config["run"]["evaluate_every"])
+        files.tidy(path)
+        files.write_history(path, run.history)
+        if options.engine != began.engine:
+            config["run"]["engine_reason"] = "as asked"
+        config["run"].update(rounds=options.rounds, engine=options.engine)
+        files.write_config(path, config)
+        return train(run, on_round)
+
+
+RUN_TABLES = ("data", "model", "split", "algorithm", "run")
+REQUIRED = tuple(key for key in RUN_KEYS if key not in LEFT_OUT)
+
+
+def stored_options(
+    config: Mapping[str, Any],
+    path: Path,
+    given: Given,
+    *,
+    file: str = files.CONFIG,
+    tables: Sequence[str] = RUN_TABLES,
+    keys: Sequence[str] = REQUIRED,
+) -> Options:
+    """The options that a folder's file names, with what was ``given`` again; it must have these tables and keys."""
+    for table in tables:
+        must(isinstance(config.get(table), dict), file, f"one with a table [{table}]", f"none in {path}")
+    for key in keys:
+        must(key in config["run"], f"run.{key}", "given", f"nothing in {path}")
+    began = read_options(config, given.settings)
+    loss, metric = given.loss or began.loss, given.metric or began.metric
+    must(loss is not None, "loss", "given again", "nothing", "It was the user's own.")
+    return replace(began, loss=loss, metric=metric, settings=change_settings(began.settings, given.settings))
+
+
+def remake(config: Mapping[str, Any], given: Given, parts: Sequence[str], what: str) -> Given:
+    """Make again the parts that the configuration names and that were not given; the others must be given."""
+    missing = [part for part in parts if getattr(given, part) is None]
+    own = {part: own_part(config, part) for part in missing if own_part(config, part)}
+    began = f"The {what} began with " + " and ".join(f"its own {name}" for name in own.values()) + "."
+    must(not own, "`, `".join(own), "given again", "nothing", began)
+    return given._replace(**{part: MAKERS[part](config[part]) for part in missing})
+
+
+def reopen(path: Path, config: dict[str, Any], options: Options, given: Given) -> Run:
+    """The run in a folder as its newest checkpoint left it; its history is not read."""
+    given = remake(config, given, ("model", "data", "algorithm"), "run")
+    model, data, algorithm, split = given.model, given.data, given.algorithm, given.split
+    check_kinds(model, data, algorithm, split)
+    if split is None and isinstance(model, nn.Module) and "own" not in config["split"]:
+        split = split_from(config["split"], model)
+    options = complete_options(options, model, data, algorithm)
+    _check_attackers(data, options, given.settings)
+    problem = make_problem(model, data, algorithm, split, options)
+    clock = options.settings.clock
+    identity, stored = run_identity(problem, algorithm, clock), files.read_identity(path)
+    digests = {name: stored.pop(name, "") for name in ("initial", "start")}
+    same_run(stored, identity, path)
+    device = torch.device(options.settings.device)
+    initial = files.read_initial(path, digests["initial"], problem.task.init)
+    problem = replace(problem, task=replace(problem.task, init={name: p.to(device) for name, p in initial.items()}))
+    progress = begin_progress(problem, algorithm, path, clock)
+    newest = latest(path)
+    if newest is not None:
+        load_checkpoint(newest, progress, identity)
+    else:
+        progress.store.restart(0)
+        begin_with(progress, files.read_start(path, digests["start"], progress.store.first()))
+    rules = upload_rules(options, data)
+    loop = make_loop(rules.poison_labels(problem), algorithm, progress, options, rules)
+    return Run(config, path, loop, module_to_export(model, problem.split))
+
+
+def _check_attackers(data: FederatedData, options: Options, given: Settings | None) -> None:
+    """Check attackers that are given again: the folder names them."""
+    if given is None or given.attackers is None:
+        return
+    known = options.settings.attackers
+    again = sorted(str(data.ids[client]) for client in pick_attackers(data, given.attackers, options.seed))
+    hint = "Leave them out, or begin another run."
+    must(known == again, "attackers", "those that the run began with", given.attackers, hint)

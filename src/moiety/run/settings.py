@@ -1,0 +1,314 @@
+"""The options of a run, said once: their types, their defaults, their checks, and how files write them.
+
+``Settings`` holds the rare options, ``Options`` all of them. A file has them as keys of ``[run]``; what a builder makes
+(``BUILDERS``) has a table of its own, ``[codec]`` for instance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, get_type_hints
+
+import numpy as np
+import torch
+from torch import nn
+
+from moiety import task as tasks
+from moiety.clients.clock import Asynchronous, Clock, Delayed, check_clock, clock_from
+from moiety.data import FederatedData
+from moiety.engines.auto import check_engine
+from moiety.errors import MoietyError, choice, kind, message, must, number, whole
+from moiety.loop.virtual_time import COLLUDING
+from moiety.random import generator
+from moiety.server.aggregators import aggregator_from
+from moiety.server.attacks import ATTACKS, Attack
+from moiety.server.robust import Aggregator
+from moiety.spec import Spec, build, check_types, nearest, plain, spec_of, writable
+from moiety.transport import CODECS
+from moiety.types import Algorithm, Codec, Metric, Task
+
+PARTS = ("test", "validation", "train")
+PARTICIPATION = ("fixed", "bernoulli")
+DEVICES = ("cpu", "cuda", "mps")
+BUILDERS: dict[str, Callable[[Spec], Any]] = {
+    "aggregator": aggregator_from,
+    "codec": lambda table: build("codec", CODECS, table),
+    "attack": lambda table: build("attack", ATTACKS, table),
+    "clock": clock_from,
+}
+"""The settings that have a table of their own in a file, and what makes them from it."""
+EXAMPLES: dict[str, tuple[Any, str]] = {
+    "aggregator": (Aggregator, "trimmed_mean(byzantine=2)"),
+    "codec": (Codec, "qsgd(levels=16)"),
+    "attack": (Attack, "sign_flip()"),
+    "clock": (Clock, "asynchronous(active=4)"),
+}
+"""Their types, and a call that makes one."""
+SECTIONS = ("data", "model", "split", "algorithm", *BUILDERS)
+"""All tables of a file that name a builder."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The rare options of a run, for ``fit``, ``pipeline`` and ``resume``.
+
+    Args:
+        participation: ``fixed`` cohorts, drawn without replacement, or ``bernoulli``: each client takes part by itself
+            with the probability cohort / clients, so that ``cohort`` is the expected number and a round may be empty.
+        inputs: the columns that go into the model, in order.
+        evaluate_on: ``test``, ``validation`` or ``train``; by default the first of these that has rows.
+        evaluate_every: rounds between evaluations; by default a twentieth of the run. The last round always has one.
+        checkpoint_every: rounds between checkpoints; by default as evaluations. The last round always has one.
+        evaluate_clients: evaluate this many clients, the same sample each time; all by default.
+        device: where the arithmetic happens.
+        workers: how many processes, for the engines that have any; all cores by default.
+        partial: compute once per row what the trained parameters do not reach, where rows come round again; the
+            numbers are the same either way.
+        aggregator: joins uploads in the place of the algorithm's own mean, for instance
+            ``moiety.aggregator.trimmed_mean(byzantine=2)``.
+        codec: compresses uploads, for instance ``moiety.codec.qsgd(levels=16)``.
+        attack: what Byzantine clients do, for instance ``moiety.attack.sign_flip()``: what they send in the place of
+            their uploads, or what they do to the labels they train on.
+        attackers: who they are, as a list of clients (names or positions) or as a share of all, drawn.
+        clock: when broadcasts and uploads arrive, for instance ``moiety.clock.asynchronous(active=4)``; at once by
+            default.
+
+    >>> Settings(evaluate_every=0)
+    Traceback (most recent call last):
+    moiety.errors.MoietyError: `evaluate_every` must be >= 1, got 0.
+    """
+
+    participation: str = "fixed"
+    inputs: Sequence[str] = ("x",)
+    evaluate_on: str | None = None
+    evaluate_every: int | None = None
+    checkpoint_every: int | None = None
+    evaluate_clients: int | None = None
+    device: str = "cpu"
+    workers: int | None = None
+    partial: bool = True
+    aggregator: Aggregator | None = None
+    codec: Codec | None = None
+    attack: Attack | None = None
+    attackers: float | Sequence[int | str] | None = None
+    clock: Clock | None = None
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without the data."""
+        choice("participation", self.participation, PARTICIPATION)
+        kind("inputs", self.inputs, (list, tuple), "a list of column names")
+        must(len(self.inputs) > 0, "inputs", "at least one column of the data", "none")
+        if self.evaluate_on is not None:
+            choice("evaluate_on", self.evaluate_on, PARTS)
+        for name in ("evaluate_every", "checkpoint_every", "evaluate_clients", "workers"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), 1)
+        check_device(self.device)
+        kind("partial", self.partial, bool, "true or false")
+        for name, (wanted, example) in EXAMPLES.items():
+            if getattr(self, name) is not None:
+                hint = f"For instance moiety.{name}.{example}."
+                kind(name, getattr(self, name), wanted, f"what moiety.{name} makes", hint)
+        if self.attackers is not None and not isinstance(self.attackers, list | tuple | range | np.ndarray):
+            hint = "Names and positions make a list, as in attackers=[0, 3]."
+            wanted_share = "a share >= 0 and < 1, or a list of clients"
+            number("attackers", self.attackers, wanted_share, lambda share: 0 <= share < 1, hint)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything a run is told besides its model, data, algorithm and split: arguments of ``fit``, by their names."""
+
+    rounds: int | None = None
+    cohort: int | None = None
+    seed: int = 0
+    engine: str = "auto"
+    loss: tasks.Loss | None = None
+    metric: str | Metric | None = None
+    start: Any = None
+    settings: Settings = field(default_factory=Settings)
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without the data."""
+        for name in ("rounds", "cohort"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), 1)
+        whole("seed", self.seed, 0, 2**63)
+        check_engine(self.engine)
+        kind("settings", self.settings, Settings, "moiety.Settings(...)")
+
+
+_TYPES = {**get_type_hints(Options), **get_type_hints(Settings), "engine_reason": str}
+_TYPES |= {"loss": str, "metric": str, "start": str, "inputs": list[str], "attackers": Any}
+RUN_KEYS: dict[str, Any] = {key: _TYPES[key] for key in _TYPES if key not in ("settings", *BUILDERS)}
+"""The keys of ``[run]`` and their types. A run writes ``engine_reason`` down; it says nothing to a new run."""
+LEFT_OUT = ("loss", "metric", "start", "evaluate_clients", "workers", "attackers", "engine_reason")
+"""Those that the ``[run]`` of a run's folder may lack; all others are filled in when it begins."""
+
+
+def check_table(where: str, table: Any, types: Mapping[str, Any]) -> Spec:
+    """A table of a file, if its keys are known and their values of the right types."""
+    must(isinstance(table, dict), where, "a table", repr(table))
+    known = [key for key in types if key != "engine_reason"]
+    for key in table:
+        hint = f"It is a section of its own, [{key}]." if key in SECTIONS else nearest(key, known)
+        must(key in types, where, "a table of known keys", key, hint)
+    return check_types(where, types, table, strict=True)
+
+
+def read_options(config: Mapping[str, Any], given: Settings | None = None) -> Options:
+    """The options that the tables of a file name; ``given`` has what a file cannot name, as it was given at first."""
+    values = check_table("run", config["run"], RUN_KEYS)
+    values.pop("engine_reason", None)
+    for name, make in BUILDERS.items():
+        table, thing = config.get(name), getattr(given, name, None)
+        own = isinstance(table, dict) and "own" in table
+        must(not own or thing is not None, name, "given again", "nothing", f"The run began with {name} of its own.")
+        same = thing is None or own or table == spec_of(thing)
+        must(same, name, "as the run began with", "another", "Leave it out, or begin another run.")
+        values[name] = thing if own else None if table is None else make(table)
+    rare = {each.name: values.pop(each.name) for each in fields(Settings) if each.name in values}
+    return Options(**values, settings=Settings(**rare))
+
+
+def option_tables(options: Options) -> dict[str, Spec]:
+    """The options as a file says them. What no file can hold, and what is None, is left out."""
+    values = {**vars(options), **vars(options.settings)}
+    things = {name: values.pop(name) for name in BUILDERS}
+    tables = {name: dict(spec_of(thing) or {"own": name}) for name, thing in things.items() if thing is not None}
+    return {**tables, "run": {k: plain(v) for k, v in values.items() if v is not None and writable(v)}}
+
+
+def change_settings(settings: Settings, given: Settings | None) -> Settings:
+    """The settings of a run that is continued: of those ``given`` again, only ``workers`` may differ.
+
+    ``read_options`` compares what a builder makes, ``resume`` the attackers.
+    """
+    if given is None:
+        return settings
+    kind("settings", given, Settings, "moiety.Settings(...)")
+    hint = "Only workers may change; begin another run for the rest."
+    for each in fields(Settings):
+        value, began = getattr(given, each.name), getattr(settings, each.name)
+        if each.name not in ("workers", "attackers", *BUILDERS) and value != each.default:
+            must(plain(value) == plain(began), each.name, f"{plain(began)!r}, as the run began", plain(value), hint)
+    return replace(settings, workers=given.workers or settings.workers)
+
+
+def complete_options(options: Options, model: nn.Module | Task, data: FederatedData, algorithm: Algorithm) -> Options:
+    """Check the options against the data and the algorithm, and fill in what was left out."""
+    settings, clients = options.settings, len(data)
+    whole("rounds", options.rounds, 1)
+    assert options.rounds is not None
+    check_data(data)
+    if settings.evaluate_clients is not None:
+        whole("evaluate_clients", settings.evaluate_clients, 1, clients)
+    cohort = clients if options.cohort is None else options.cohort
+    if settings.clock is not None:
+        cohort = _cohort_with_clock(settings, options.cohort, data, algorithm) or cohort
+    must(cohort <= clients, "cohort", f"<= {clients}, the number of clients", cohort)
+    _check_uploads(settings, algorithm, clients if settings.participation == "bernoulli" else cohort)
+    every = settings.evaluate_every or max(1, options.rounds // 20)
+    evil = None if settings.attackers is None else pick_attackers(data, settings.attackers, options.seed)
+    settings = replace(
+        settings,
+        evaluate_on=check_part(data, settings.evaluate_on),
+        evaluate_every=every,
+        checkpoint_every=settings.checkpoint_every or every,
+        attackers=None if evil is None else sorted(str(data.ids[client]) for client in evil),
+    )
+    return replace(options, cohort=cohort, loss=options.loss or default_loss(model, data), settings=settings)
+
+
+def default_loss(model: nn.Module | Task, data: FederatedData) -> str:
+    """The loss that goes with the labels ``y``: cross-entropy for whole numbers, else mean squared error.
+
+    A task of plain functions has its own.
+    """
+    if isinstance(model, Task):
+        return "its own"
+    must("y" in data.columns, "data", "columns with y, or a loss of your own", ", ".join(data.columns))
+    return "cross_entropy" if data.columns["y"].dtype.kind in "iub" else "mse"
+
+
+def _cohort_with_clock(settings: Settings, cohort: int | None, data: FederatedData, algorithm: Algorithm) -> int | None:
+    """Check the clock against what else the run is told; the cohort that it sets, if it does."""
+    clock = settings.clock
+    check_clock(clock, data.ids)
+    if isinstance(clock, Delayed):
+        longest = clock.longest()[1]
+        room, at = algorithm.delay or (None, None)
+        hint = f"Make {algorithm.name} with room for {longest}."
+        must(room is None or longest <= room, "clock", f"of round trips of at most {room} rounds", longest, hint)
+        must(at in (None, clock.at) or longest == 0, "clock.at", f"{at} for this {algorithm.name}", clock.at)
+    if not isinstance(clock, Asynchronous):
+        return None
+    hint = "The clock's `active` says how many work at a time."
+    must(cohort in (None, 1), "cohort", "1 or left out with an asynchronous clock", cohort, hint)
+    one_by_one = "left out with an asynchronous clock, where uploads arrive one by one"
+    must(settings.aggregator is None, "aggregator", one_by_one, "one")
+    must(settings.participation == "fixed", "participation", one_by_one, settings.participation)
+    name = (spec_of(settings.attack) or {}).get("name")
+    must(name not in COLLUDING, "attack", "one that needs no other upload of its round", name)
+    return 1
+
+
+def _check_uploads(settings: Settings, algorithm: Algorithm, most: int) -> None:
+    """Check what joins, compresses and attacks uploads; a round has at ``most`` so many."""
+    for name in ("aggregator", "codec", "attack"):
+        wanted = f"left out for {algorithm.name}, whose clients send nothing"
+        must(getattr(settings, name) is None or algorithm.aggregator is not None, name, wanted, name)
+    both = (settings.attack is None) == (settings.attackers is None)
+    must(both, "attackers", "given with an attack, and only then", settings.attackers)
+    rule = settings.aggregator
+    if rule is not None and most < rule.least:
+        got = f"{rule.spec.get('name', 'one')}, which needs at least {rule.least}"
+        hint = "Ask more clients in a round, or expect fewer Byzantine ones."
+        wanted = f"one that can join {most} uploads, the most that a round has"
+        raise MoietyError(message("aggregator", wanted, got, hint))
+
+
+def pick_attackers(data: FederatedData, attackers: Any, seed: int) -> frozenset[int]:
+    """The positions of the clients that were named, by names or positions, or of a share of all, drawn."""
+    if isinstance(attackers, list | tuple | range | np.ndarray):
+        named = frozenset(data.index(client) for client in attackers)
+        must(len(named) < len(data), "attackers", "some of the clients", f"all {len(data)}")
+        return named
+    share = float(attackers)
+    count = round(share * len(data))
+    some = 0 < count < len(data) or share == 0
+    must(some, "attackers", f"a share that comes to some of the {len(data)} clients", f"{share}, or {count} of them")
+    drawn = generator(seed, "attackers").choice(len(data), size=count, replace=False)
+    return frozenset(int(client) for client in drawn)
+
+
+def check_device(name: str) -> torch.device:
+    """The device of that name, if there is one to train on."""
+    hint = f"Known: {', '.join(DEVICES)}."
+    try:
+        device = torch.device(name)
+        must(device.type in DEVICES, "device", "a device to train on", name, hint)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise MoietyError(message("device", "a device of this machine", f"{name!r}: {error}", hint)) from None
+    return device
+
+
+def check_part(data: FederatedData, part: str | None, name: str = "evaluate_on") -> str:
+    """The part of the data to evaluate on, which must have rows; by default the first that has."""
+    if part is None:
+        return next(each for each in PARTS if data.sizes(each).any())
+    choice(name, part, PARTS)
+    has_rows = bool(data.sizes(part).any())
+    must(has_rows, name, "a part of the data that has rows", part, "Split the data so that it has some.")
+    return part
+
+
+def check_data(data: FederatedData) -> None:
+    """Check that every client has something to train on."""
+    empty = np.flatnonzero(data.sizes("train") == 0)
+    if len(empty):
+        names = ", ".join(str(data.ids[int(i)]) for i in empty[:3])
+        got = f"none for client {names}{' and others' if len(empty) > 3 else ''}"
+        raise MoietyError(message("data", "at least one training example for every client", got))

@@ -1,0 +1,239 @@
+"""From the rows of all runs to numbers: scores with intervals over seeds, claims with verdicts, who is hurt.
+
+What is claimed is the paper's; whether it holds comes from the differences between runs of the same seed. Everything
+here is plain numbers in the metric's own unit, ready for JSON.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import moiety as mo
+from moiety.experiments import FAILS, HOLDS, Results, Row, claim, compare, interval
+from moiety_recipes.fedalt_stages import FULL, LONGER, Families, Setting, Sweep, choose_rate, name_sweep, score
+
+COLUMNS = {"FT (part.)": "{}-finetune", "FedAlt": "{}-fedalt-final", "FedSim": "{}-fedsim-final"}
+"""The columns of Table 4 and their steps, for a split."""
+BASELINES = {
+    "FedAvg": "fedavg",
+    "FedAvg, longer": LONGER,
+    "Finetune": f"{FULL}-finetune",
+    "Ditto": f"{FULL}-ditto",
+    "pFedMe": f"{FULL}-pfedme-final",
+}
+"""The other columns of Table 2 and their steps."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that the runs of one setting gave."""
+
+    setting: Setting
+    seeds: Sequence[int]
+    results: Results
+
+    @property
+    def steps(self) -> dict[str, Row]:
+        """What was kept of the first seed, by step."""
+        return {str(key[2]): row for key, row in self.results.items() if key[:2] == (self.setting.name, self.seeds[0])}
+
+    @property
+    def metric(self) -> str:
+        """The metric's name."""
+        return str(self.steps["fedavg"]["metric"])
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by where they are shown."""
+        return 100 if mo.reports.per_cent(self.metric) else 1
+
+    @property
+    def sign(self) -> int:
+        """1 where a higher metric is better, else -1."""
+        higher = mo.analysis.higher_is_better(self.metric, *(row["clients"] for row in self.steps.values()))
+        return 1 if higher else -1
+
+    def rows(self, step: str) -> list[Row]:
+        """What was kept of a step for each seed."""
+        return [self.results[self.setting.name, seed, step] for seed in self.seeds]
+
+    def scores(self, step: str) -> list[float]:
+        """The score of a step for each seed."""
+        return [score(row) for row in self.rows(step)]
+
+    def gains(self, new: str, old: str) -> list[float]:
+        """How much better one step is than another, for each seed."""
+        return compare(self.scores(new), self.scores(old), scale=self.sign)
+
+    def changes(self, step: str) -> list[list[Row]]:
+        """What every client gained by a step against FedAvg, for each seed; on training rows too where known."""
+        changes = []
+        for new, old in zip(self.rows(step), self.rows("fedavg"), strict=True):
+            train = None if new["train"] is None or old["train"] is None else (new["train"], old["train"])
+            pair = new["clients"], old["clients"]
+            changes.append(mo.analysis.change_rows(*pair, train=train, higher_is_better=self.sign == 1))
+        return changes
+
+    def shares_hurt(self, step: str, column: str = "test") -> list[float]:
+        """The share of clients that lost by a step against FedAvg, for each seed."""
+        return [mo.analysis.share_hurt([rows], column=column).mean for rows in self.changes(step)]
+
+    def swept(self, sweep: Sweep) -> dict[float, str]:
+        """The step of each value of a sweep."""
+        return {value: name_sweep(self.setting.stages, sweep, value) for value in sweep.values}
+
+    def order(self, steps: Sequence[str]) -> list[str]:
+        """The steps, the best first, by their mean over seeds."""
+        return sorted(steps, key=lambda step: -self.sign * sum(self.scores(step)))
+
+    def rates(self, families: Families) -> tuple[dict[str, float], dict[str, dict[str, float | None]]]:
+        """The rate of each family, and the validation scores behind those that were chosen.
+
+        JSON has no place for the score of a rate at which training came apart: it is None.
+        """
+        rates, tried = {}, {}
+        for name, (grid, _) in families.items():
+            keys = {lr: (self.setting.name, "tuning", f"{name}-{lr:g}") for lr in grid}
+            rows = {lr: self.results[key] for lr, key in keys.items() if len(grid) > 1}
+            rates[name] = choose_rate(grid, rows)
+            scores = {f"{lr:g}": score(row) for lr, row in rows.items()}
+            if scores:
+                tried[name] = {lr: value if math.isfinite(value) else None for lr, value in scores.items()}
+        return rates, tried
+
+
+def summarise(comparison: Comparison, families: Families) -> Row:
+    """All numbers of one setting."""
+    setting, memory = comparison.setting, comparison.results[comparison.setting.name, "memory"]["rows"]
+    rates, tried = comparison.rates(families)
+    sweeps = {
+        sweep.option: {
+            "split": sweep.split,
+            "rows": mo.analysis.sweep({v: comparison.changes(step) for v, step in comparison.swept(sweep).items()}),
+        }
+        for sweep in setting.stages.sweeps
+    }
+    return {
+        "setting": setting.name,
+        "title": setting.title,
+        "metric": comparison.metric,
+        "higher_is_better": comparison.sign == 1,
+        "clients": len(comparison.steps["fedavg"]["clients"]),
+        "margin": setting.margin,
+        "seeds": list(comparison.seeds),
+        "scores": {step: _score(comparison, step) for step in comparison.steps},
+        "claims": judge(comparison, memory),
+        "memory": memory,
+        "sweeps": sweeps,
+        "rates": rates,
+        "tried": tried,
+    }
+
+
+def _score(comparison: Comparison, step: str) -> Row:
+    """Mean and interval over seeds; and, but for FedAvg, the share of clients that it hurts."""
+    each = comparison.scores(step)
+    row = {"each": each, **asdict(interval(each))}
+    if step == "fedavg":
+        return row
+    changes = comparison.changes(step)
+    when = {key: len(names) for key, names in mo.analysis.hurt_when(changes).items()}
+    return {**row, "hurt": asdict(mo.analysis.share_hurt(changes)), "hurt_when": when}
+
+
+def judge(comparison: Comparison, memory: Sequence[Row]) -> list[Row]:
+    """What the paper claims, each with its differences over seeds and the verdict they give."""
+    setting, gains = comparison.setting, comparison.gains
+    partly = comparison.order([f"{split}-fedalt-final" for split in setting.splits])
+    full = comparison.order([step for step in BASELINES.values() if step.startswith(FULL)])
+    best = _split(partly[0])
+    claims = [
+        _claim(f"FedAlt beats FedSim: {split}", gains(f"{split}-fedalt-final", f"{split}-fedsim-final"))
+        for split in setting.splits
+    ]
+    name = f"the best split ({best}) is as good as full personalisation ({full[0].split('-')[1]})"
+    claims.append(_claim(name, gains(partly[0], full[0]), above=-setting.margin))
+    for name, plain in (("FedAvg", "fedavg"), ("FedAvg trained as long", LONGER)):
+        claims.append(_claim(f"personalisation ({best}) beats {name}", gains(partly[0], plain)))
+    if len(partly) > 1:
+        name = f"the best split is {best}, ahead of {_split(partly[1])}"
+        claims.append(_claim(name, gains(partly[0], partly[1])))
+    for split in setting.splits:
+        for method in ("FedAlt", "FedSim"):
+            before = f"{split}-{method.lower()}"
+            name = f"final finetuning changes {method} little: {split}"
+            claims.append(_claim(name, gains(f"{before}-final", before), within=setting.margin))
+    least = min((row["saving"] for row in memory if row["row"] in setting.splits), default=0.0)
+    name = "every split needs less memory on a device than full personalisation"
+    saved = _look(name, [least], least > 0, "saved by each")
+    return [*claims, *_stateless(comparison), *_harm(comparison, partly[0]), saved]
+
+
+def _stateless(comparison: Comparison) -> list[Row]:
+    """Tables 13 and 14: clients that keep nothing between rounds."""
+    split, gains = comparison.setting.stages.stateless, comparison.gains
+    if split is None:
+        return []
+    alt, sim = f"{split}-fedalt-stateless", f"{split}-fedsim-stateless"
+    total, last = gains(f"{alt}-final", "fedavg"), gains(f"{alt}-final", alt)
+    most = [b - a / 2 for a, b in zip(total, last, strict=True)]
+    return [
+        _claim(f"stateless FedAlt beats FedSim: {split}", gains(f"{alt}-final", f"{sim}-final")),
+        _claim(f"keeping state helps FedAlt: {split}", gains(f"{split}-fedalt-final", f"{alt}-final")),
+        _claim(f"final finetuning is most of what stateless FedAlt gains: {split}", most),
+    ]
+
+
+def _harm(comparison: Comparison, partly: str) -> list[Row]:
+    """Section 4.2 and C.3: training scores rise on all clients, test scores fall on some; regularisation is no cure."""
+    some, none = "some of the clients", "none of the clients"
+    claims = []
+    for step in (partly, f"{FULL}-finetune"):
+        hurt, train = comparison.shares_hurt(step), comparison.shares_hurt(step, "train")
+        claims.append(_look(f"some clients are hurt ({_split(step)})", hurt, all(hurt), some))
+        claims.append(_look(f"no client is worse on its training rows ({_split(step)})", train, not any(train), none))
+    torn = mo.analysis.hurt_when(comparison.changes(partly))["sometimes"]
+    share = len(torn) / len(comparison.steps["fedavg"]["clients"])
+    name = f"whether a client is hurt depends on the seed ({_split(partly)})"
+    claims.append(_look(name, [share], share > 0, some))
+    for sweep in comparison.setting.stages.sweeps:
+        before, *others = [comparison.shares_hurt(step) for step in comparison.swept(sweep).values()]
+        fewest = min(others, key=sum)
+        what = f"{sweep.option} ({sweep.split}, at the value that hurts fewest)"
+        claims.append(_look(f"{what} still leaves clients hurt", fewest, all(fewest), some))
+        claims.append(_claim(f"{what} lowers the share of clients hurt", compare(before, fewest)))
+    return claims
+
+
+def _claim(name: str, differences: Sequence[float], **rule: float) -> Row:
+    judged: Any = claim(name, differences, **rule)
+    return {"claim": name, "verdict": judged.verdict, **asdict(judged.interval), "each": list(differences), **rule}
+
+
+def _look(name: str, shares: Sequence[float], holds: bool, claimed: str) -> Row:
+    """A claim about clients that a look at them settles."""
+    verdict = HOLDS if holds else FAILS
+    return {"claim": name, "verdict": verdict, **asdict(interval(shares)), "each": list(shares), "share": claimed}
+
+
+def _split(step: str) -> str:
+    return step.split("-")[0]
+
+
+def flatten(table: Mapping[str, Any], comparison: Comparison) -> list[Row]:
+    """One after the other: every score with the paper's number beside it, then every claim with its verdict."""
+    paper, scale = comparison.setting.paper, comparison.scale
+    theirs: dict[str, float | None] = {step: paper.baselines.get(name.lower()) for name, step in BASELINES.items()}
+    for split, numbers in paper.table.items():
+        theirs |= {step.format(split): number for step, number in zip(COLUMNS.values(), numbers, strict=True)}
+    rows = [_flat_row(step, row, scale) | {"paper": theirs.get(step)} for step, row in table["scores"].items()]
+    rows += [_flat_row(c["claim"], c, 100 if "share" in c else scale) for c in table["claims"]]
+    return [{"setting": table["setting"], **row} for row in rows]
+
+
+def _flat_row(name: str, row: Mapping[str, Any], scale: float) -> Row:
+    ends = None if row["low"] is None else [scale * row["low"], scale * row["high"]]
+    return {"row": name, "paper": None, "ours": scale * row["mean"], "interval": ends, "verdict": row.get("verdict")}

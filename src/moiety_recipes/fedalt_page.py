@@ -1,0 +1,284 @@
+"""The tables of Pillutla et al. 2022 as sections of a page, the paper's numbers beside ours, and the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import moiety as mo
+from moiety.experiments import FAILS, HOLDS, UNDECIDED, Page, Results, Row, Section, count_verdicts
+from moiety_recipes.fedalt_claims import BASELINES, COLUMNS, Comparison, flatten, summarise
+from moiety_recipes.fedalt_stages import FULL, Plan, list_families
+
+ABOUT = (
+    'Pillutla et al. 2022, "Federated Learning with Partial Model Personalization", Tables 2 to 4 and 10 to 13. All'
+    " runs of a seed start from the same run of FedAvg. A score is the mean over clients, weighted by their test"
+    " rows, or by the words in these where words are counted; in brackets is the 95% interval of its mean over"
+    " seeds (Student's t). The paper's numbers are of another data set, named in brackets. Rates are chosen on"
+    " validation rows of the first seed, from grids that were narrowed before, like the sizes, by validation scores"
+    " of wider ones. What is called the best split, the best full personalisation or the best value of a sweep is"
+    " so by the test scores shown here, which favours it."
+)
+HURT = "Clients whose test score is worse than with FedAvg in the same seed; the last three columns count clients."
+
+
+def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
+    """A part for each setting."""
+    sections: list[Section] = []
+    tables: list[Row] = []
+    rows: list[Row] = []
+    figures: dict[str, tuple[str, Callable[[], Any]]] = {}
+    for setting in plan.settings:
+        comparison = Comparison(setting, setting.seeds(seeds), results)
+        table = summarise(comparison, list_families(setting))
+        tables.append(table)
+        sections += show_setting(table, comparison)
+        rows += flatten(table, comparison)
+        figures |= list_figures(comparison)
+    sections += [compare_settings(tables)] if len(tables) > 1 else []
+    claims = [claim for table in tables for claim in table["claims"]]
+    return Page(
+        about=ABOUT,
+        rows=rows,
+        sections=sections,
+        sentence=count_verdicts(claims),
+        figures=figures,
+        more={"settings": tables},
+    )
+
+
+def show_setting(table: Row, comparison: Comparison) -> list[Section]:
+    """One setting: its tables, claims and notes."""
+    setting = comparison.setting
+    tables = {
+        "Claims": _claims(table, comparison.scale),
+        "Before the final finetuning (Table 12)": _final(table, comparison),
+        "Clients without state (Table 13)": _stateless(table, comparison),
+        "Memory on one device (Table 10)": _memory(table, comparison),
+        "Who is hurt": _hurt(table, comparison),
+        **{
+            f"{option}, finetuning of {sweep['split']} (Figure 10)": _sweep(sweep["rows"], comparison.scale)
+            for option, sweep in table["sweeps"].items()
+        },
+        "Learning rates": show_rates(table["rates"], table["tried"], comparison.scale),
+    }
+    return [
+        Section(title=setting.name, text=describe(table, comparison), rows=_splits(table, comparison)),
+        Section(rows=_baselines(table, comparison)),
+        *(
+            Section(title=title, rows=rows, level=3, text=HURT if title == "Who is hurt" else "")
+            for title, rows in tables.items()
+            if rows
+        ),
+        Section(title="Notes", notes=setting.notes(setting.stages), level=3),
+    ]
+
+
+def describe(table: Row, comparison: Comparison) -> str:
+    """What a setting is, and what its numbers are."""
+    unit = "per cent" if comparison.scale == 100 else "its own unit"
+    better = "higher" if comparison.sign == 1 else "lower"
+    seeds, name = ", ".join(map(str, table["seeds"])), table["metric"].replace("_", " ")
+    return f"{table['title']} {table['clients']} clients; seeds {seeds}; {name} in {unit}, {better} is better."
+
+
+def _splits(table: Row, comparison: Comparison) -> list[Row]:
+    """Table 4."""
+    sizes, paper = {row["row"]: row for row in table["memory"]}, comparison.setting.paper
+    rows = []
+    for split in comparison.setting.splits:
+        personal, shared = sizes[split]["personal"], sizes[split]["shared"]
+        row = {"personal part": split, "personal parameters": f"{personal:,} ({personal / (personal + shared):.2%})"}
+        theirs = paper.table.get(split, (None, None, None))
+        for (column, step), number in zip(COLUMNS.items(), theirs, strict=True):
+            row[column] = show(table["scores"][step.format(split)], comparison.scale)
+            row[f"{column}, paper ({paper.task})"] = _plain(number)
+        rows.append(row)
+    return rows
+
+
+def _baselines(table: Row, comparison: Comparison) -> list[Row]:
+    """Table 2."""
+    paper, scores = comparison.setting.paper, table["scores"]
+    ours = {name: show(scores[step], comparison.scale) for name, step in BASELINES.items()}
+    theirs = {name: _plain(paper.baselines.get(name.lower())) for name in BASELINES}
+    return [{"": "here", **ours}, {"": f"paper ({paper.task})", **theirs}]
+
+
+def _claims(table: Row, scale: float) -> list[Row]:
+    rows = []
+    for claim in table["claims"]:
+        claimed = claim.get("share", "> 0")
+        if "within" in claim:
+            claimed = f"within ±{scale * claim['within']:.2f}"
+        elif "above" in claim:
+            claimed = f"> {scale * claim['above']:.2f}"
+        shown = show_share(claim) if "share" in claim else show(claim, scale, sign="+")
+        row = {"claim": claim["claim"], "verdict": f"**{claim['verdict']}**", "difference, or share": shown}
+        rows.append({**row, "claimed": claimed})
+    return rows
+
+
+def _final(table: Row, comparison: Comparison) -> list[Row]:
+    paper, claims = comparison.setting.paper, {claim["claim"]: claim for claim in table["claims"]}
+    rows = []
+    for split in comparison.setting.splits:
+        row = {"personal part": split}
+        theirs = paper.final.get(split, (None, None))
+        for method, number in zip(("FedAlt", "FedSim"), theirs, strict=True):
+            change = claims[f"final finetuning changes {method} little: {split}"]
+            row[f"{method} before"] = show(table["scores"][f"{split}-{method.lower()}"], comparison.scale)
+            row[f"change of {method} by finetuning"] = show(change, comparison.scale, sign="+")
+            row[f"change of {method}, paper ({paper.task})"] = _plain(number)
+        rows.append(row)
+    return rows
+
+
+def _stateless(table: Row, comparison: Comparison) -> list[Row]:
+    split, paper = comparison.setting.stages.stateless, comparison.setting.paper
+    if split is None:
+        return []
+    steps = {"FT (part.)": "{}-finetune", "FedAlt": "{}-fedalt-stateless-final", "FedSim": "{}-fedsim-stateless-final"}
+    scores = [show(table["scores"][step.format(split)], comparison.scale) for step in steps.values()]
+    theirs = map(_plain, paper.stateless.get(split, (None, None, None)))
+    return [
+        {"": f"{split}, here", **dict(zip(steps, scores, strict=True))},
+        {"": f"{split}, paper ({paper.task})", **dict(zip(steps, theirs, strict=True))},
+    ]
+
+
+def _memory(table: Row, comparison: Comparison) -> list[Row]:
+    paper, names = comparison.setting.paper, {"no personalisation": "none", "full personalisation": FULL}
+    return [
+        {
+            "personal part": row["row"],
+            "megabytes": f"{row['megabytes']:.2f}",
+            "saved against full": f"{row['saving']:.0%}",
+            f"megabytes, paper ({paper.task})": f"{paper.memory.get(names.get(row['row'], row['row']), '-')}",
+        }
+        for row in table["memory"]
+    ]
+
+
+def _hurt(table: Row, comparison: Comparison) -> list[Row]:
+    splits = comparison.setting.splits
+    steps = {f"{column}, {split}": step.format(split) for split in splits for column, step in COLUMNS.items()}
+    steps |= {name: step for name, step in BASELINES.items() if step != "fedavg"}
+    rows = []
+    for name, step in steps.items():
+        score, when = table["scores"][step], table["scores"][step]["hurt_when"]
+        counts = {"in all seeds": when["always"], "in some": when["sometimes"], "in none": when["never"]}
+        rows.append({"": name, "share hurt": show_share(score["hurt"]), **counts})
+    return rows
+
+
+def _sweep(rows: Sequence[Row], scale: float) -> list[Row]:
+    return [
+        {
+            "value": f"{float(row['value']):g}",
+            "mean change against FedAvg": show(_pick(row, "mean"), scale, sign="+"),
+            "spread over clients": f"{scale * row['spread']:.2f}",
+            "share hurt": show_share(_pick(row, "share_hurt")),
+        }
+        for row in rows
+    ]
+
+
+def _pick(row: Row, name: str) -> Row:
+    return {"mean": row[name], "low": row[f"{name}_low"], "high": row[f"{name}_high"]}
+
+
+def show_rates(rates: Mapping[str, float], tried: Mapping[str, Any], scale: float) -> list[Row]:
+    """The rate of each run, and what it was chosen by."""
+    heading = "rates tried, and their scores on validation rows (first seed)"
+    rows = []
+    for step, rate in rates.items():
+        scores = [f"{lr}: {_plain(s if s is None else scale * s)}" for lr, s in tried.get(step, {}).items()]
+        rows.append({"run": step, "rate": f"{rate:g}", heading: ", ".join(scores) or "fixed"})
+    return rows
+
+
+def compare_settings(tables: Sequence[Row]) -> Section:
+    """Whether the best split depends on the task, as far as these settings can say."""
+    notes, best = [], []
+    for table in tables:
+        for claim in table["claims"]:
+            if claim["claim"].startswith("the best split is "):
+                notes.append(f"{table['setting']}: {claim['claim']}: {claim['verdict']}.")
+                best += [claim["claim"].split(",")[0]] if claim["verdict"] == HOLDS else []
+    verdict = UNDECIDED if len(best) < len(tables) else HOLDS if len(set(best)) > 1 else FAILS
+    last = f"The best split depends on the task: **{verdict}** between these settings."
+    return Section(title="Across the settings", notes=[*notes, last])
+
+
+def show(row: Mapping[str, Any], scale: float, *, sign: str = "") -> str:
+    """A mean with its interval."""
+    ends = "" if row["low"] is None else f" [{scale * row['low']:{sign}.2f}, {scale * row['high']:{sign}.2f}]"
+    return f"{scale * row['mean']:{sign}.2f}{ends}"
+
+
+def show_share(row: Mapping[str, Any]) -> str:
+    """A share of clients in per cent; the interval does not know that there are none below 0 or above 100."""
+    if row["low"] is None:
+        return f"{row['mean']:.1%}"
+    return f"{row['mean']:.1%} [{max(0.0, row['low']):.1%}, {min(1.0, row['high']):.1%}]"
+
+
+def _plain(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def list_figures(comparison: Comparison) -> dict[str, tuple[str, Callable[[], Any]]]:
+    """The figures of one setting, in its folder."""
+    name = comparison.setting.name
+    return {f"{name}/{file}.png": (f"{name}: {title}", draw) for file, title, draw in _figures(comparison)}
+
+
+def _figures(comparison: Comparison) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+    setting, reports = comparison.setting, mo.reports
+    how: dict[str, Any] = {"scale": comparison.scale, "unit": "pp" if comparison.scale == 100 else comparison.metric}
+    best = comparison.order([f"{split}-fedalt-final" for split in setting.splits])[0]
+    best_name = best.split("-")[0]
+    steps = {"full, finetuned": f"{FULL}-finetune"}
+    steps |= {f"{split}, FedAlt": f"{split}-fedalt-final" for split in setting.splits}
+
+    title = "change against FedAvg by the number of personal parameters (Figure 4)"
+    points = _by_parameters(comparison)
+    yield "figure4", title, partial(reports.accuracy_against_parameters, points, **how, title=setting.name)
+
+    title = "change of every client by its training rows, first seed (Figures 5 and 8)"
+    shown = {"full, finetuned": f"{FULL}-finetune", f"{best_name}, FedAlt": best}
+    first = {name: comparison.changes(step)[0] for name, step in shown.items()}
+    yield "figure5", title, partial(reports.scatter_change, first, **how)
+
+    for column in ("train", "test"):
+        title = f"change of clients on {column} rows, all seeds (Figure 7)"
+        changes = {name: _all_changes(comparison, step, column) for name, step in steps.items()}
+        yield f"figure7-{column}", title, partial(reports.violins, changes, label="personal part", **how)
+
+    title = f"change of every client over seeds, {best_name} with FedAlt (Figure 11)"
+    yield "figure11", title, partial(reports.seed_bands, mo.analysis.over_seeds(comparison.changes(best)), **how)
+
+    for sweep in setting.stages.sweeps:
+        title = f"change of clients by {sweep.option}, {sweep.split} finetuned (Figure 10)"
+        changes = {f"{v:g}": _all_changes(comparison, step, "test") for v, step in comparison.swept(sweep).items()}
+        yield f"figure10-{sweep.option}", title, partial(reports.violins, changes, label=sweep.option, **how)
+
+
+def _all_changes(comparison: Comparison, step: str, column: str) -> list[float]:
+    return [row[column] for rows in comparison.changes(step) for row in rows]
+
+
+def _by_parameters(comparison: Comparison) -> list[Row]:
+    def clients(step: str) -> list[Any]:
+        return [row["clients"] for row in comparison.rows(step)]
+
+    parts = {}
+    for row in comparison.results[comparison.setting.name, "memory"]["rows"]:
+        personal, name = row["personal"], row["row"]
+        full = name == "full personalisation"
+        if personal:
+            step = f"{FULL}-finetune" if full else f"{name}-fedalt-final"
+            parts[name] = (personal, personal if full else personal + row["shared"], clients(step), clients("fedavg"))
+    return mo.analysis.against_parameters(parts, higher_is_better=comparison.sign == 1)

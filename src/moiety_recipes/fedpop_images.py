@@ -1,0 +1,271 @@
+"""Methods on pictures dealt by classes, for the recipes of Kotelevskii et al. 2022 on CIFAR-10: runs, tables, claims.
+
+The network is LeNet-5, a convolutional network of five layers as the paper's; its last layer is personal where a method
+has a personal part. FedSOUL is ``moiety.fedpop`` with Langevin steps, Adam at the server and a normal prior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import moiety as mo
+from moiety.experiments import Cell, Cells, Page, Results, Row, Section, compare, table_row
+from moiety_recipes.fedpop_pages import build_page, count_claims, judge
+from moiety_recipes.pictures import average_pixels
+
+FEDSOUL = "FedSOUL"
+PERSONAL_HEAD = ("FedRep", FEDSOUL)
+"""The methods with a personal last layer."""
+NOISE = "noise"
+"""Numbers drawn in the place of pictures."""
+TUNED = (
+    "Rates: for each method the best of two or three, for FedSOUL of five, by the test accuracy of one run of 60 rounds"
+    " with 5 classes a client, on another deal of the same pictures and another seed (50)."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scarce:
+    """A share of the clients is left with so many training pictures each."""
+
+    share: float
+    pictures: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deal:
+    """Pictures dealt to clients by classes.
+
+    Args:
+        name: its folder and its name in ``table.json``.
+        title: its name on the page, filled in from the other fields.
+        source: a data set of ``moiety.data``.
+        clients: how many.
+        classes: of each client, which is tested on the same classes.
+        rows: at most so many of each client, drawn.
+        test_rows: test rows of each client, where the data set has a test set.
+        test_share: the share of a client's rows that are test rows, where it has none.
+        small: whether every 2 x 2 pixels are averaged.
+        scarce: which clients are left with fewer training rows.
+        strange: where pictures come from that no client has seen: a data set, or ``noise``.
+    """
+
+    name: str
+    title: str
+    source: str
+    clients: int
+    classes: int
+    rows: int
+    test_rows: int | None = None
+    test_share: float | None = None
+    small: bool = False
+    scarce: Scarce | None = None
+    strange: str = ""
+
+    @property
+    def shown(self) -> str:
+        """Its name on the page."""
+        return self.title.format(self)
+
+    def load(self, seed: int) -> mo.FederatedData:
+        """The data: pictures with numbers round 0."""
+        fed = mo.data.load(
+            self.source,
+            clients=self.clients,
+            partition=mo.data.classes_per_client(self.classes),
+            per_client=self.rows,
+            test=self.test_share,
+            test_per_client=self.test_rows,
+            seed=seed,
+        )
+        digits = self.source == "digits"  # rows of 64 numbers, standardised
+        fed = replace_pictures(fed, lambda x: np.repeat(x.reshape(-1, 1, 8, 8), 3, axis=1)) if digits else fed
+        fed = average_pixels(fed) if self.small else fed
+        fed = fed if digits else replace_pictures(fed, lambda x: (x - 0.5) * 4)
+        return shrink(fed, self.scarce, seed) if self.scarce else fed
+
+    def load_strange(self, seed: int) -> mo.FederatedData | None:
+        """The same clients with pictures that they have not seen; None where the deal has none."""
+        if self.strange == NOISE:
+            rng = mo.random.generator(seed, NOISE)
+            return replace_pictures(self.load(seed), lambda x: rng.normal(size=x.shape).astype("float32"))
+        return replace(self, source=self.strange).load(seed) if self.strange else None
+
+
+DIGITS = Deal(
+    name="digits",
+    title="Digits, {0.classes} classes a client",
+    source="digits",
+    clients=4,
+    classes=5,
+    rows=20,
+    test_share=0.4,
+    scarce=Scarce(share=0.5, pictures=5),
+)
+"""Small enough to end in seconds, for scale ``ci``."""
+
+
+def replace_pictures(fed: mo.FederatedData, change: Callable[[np.ndarray], np.ndarray]) -> mo.FederatedData:
+    """The data with changed pictures."""
+    return replace(fed, columns={**fed.columns, "x": change(fed.columns["x"])}, spec={})
+
+
+def shrink(fed: mo.FederatedData, scarce: Scarce, seed: int) -> mo.FederatedData:
+    """The data with a share of the clients, drawn, left with fewer training rows each, drawn as well."""
+    rng = mo.random.generator(seed, "shrunk")
+    clients = rng.permutation(len(fed))[: round(scarce.share * len(fed))]
+    order, bounds = np.arange(len(fed.columns["y"])), fed.bounds.copy()
+    for client in clients:
+        start, stop = fed.rows(int(client), "train")
+        order[start:stop] = start + rng.permutation(stop - start)
+        bounds[client, 1] = min(stop, start + scarce.pictures)  # the others count as validation rows, which are unused
+    columns = {name: column[order] for name, column in fed.columns.items()}
+    return replace(fed, columns=columns, bounds=bounds, spec={})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Deals, methods and sizes of one scale."""
+
+    deals: tuple[Deal, ...]
+    methods: tuple[str, ...]
+    seeds: int
+    rounds: int
+    cohort: int
+    batch_size: int = 10
+
+
+def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
+    """One run for each deal, seed and method; one deal of the data serves all seeds."""
+    for deal in plan.deals:
+        fed = deal.load(seeds[0])
+        yield from deal_cells(plan, deal, fed, seeds, keep_accuracy)
+
+
+def deal_cells(
+    plan: Plan, deal: Deal, fed: mo.FederatedData, seeds: Sequence[int], keep: Callable[[mo.Run], Row]
+) -> Cells:
+    """The cells of one deal."""
+    for seed in seeds:
+        for method in plan.methods:
+            fit = partial(fit_options, plan, fed, method, seed)
+            yield Cell(key=(deal.name, seed, method), fit=fit, keep=keep, stored=False)
+
+
+def fit_options(plan: Plan, fed: mo.FederatedData, method: str, seed: int) -> dict[str, Any]:
+    """The arguments of ``moiety.fit``."""
+    model = mo.models.lenet5(image=fed.columns["x"].shape[1:], classes=10, padding=4, seed=seed)
+    split = mo.split.output_layer(model) if method in PERSONAL_HEAD else None
+    if method == "LG-FedAvg":
+        split = mo.split.by_name(model, personal=["conv1", "conv2"])
+    return {
+        "model": model,
+        "data": fed,
+        "algorithm": build_algorithms(plan, seed)[method],
+        "split": split,
+        "rounds": plan.rounds,
+        "cohort": plan.cohort,
+        "seed": seed,
+        "settings": mo.Settings(evaluate_every=plan.rounds),
+    }
+
+
+def build_algorithms(plan: Plan, seed: int) -> dict[str, mo.Algorithm]:
+    """All methods; ``TUNED`` says how their rates were found.
+
+    FedSOUL has Langevin steps for a head of 850 numbers. L2GD makes about ten steps on all rows a round, and 0.3 of the
+    way to the mean.
+    """
+    batch = plan.batch_size
+    return {
+        "local": mo.local_only(personal=mo.sgd(0.15, epochs=5, batch_size=batch)),
+        "FedAvg": mo.fedavg(shared=mo.sgd(0.05, epochs=5, batch_size=batch)),
+        "SCAFFOLD": mo.scaffold(shared=mo.sgd(0.05, epochs=5, batch_size=batch)),
+        "LG-FedAvg": mo.lg_fedavg(shared=mo.sgd(0.05, epochs=5, batch_size=batch)),
+        "Per-FedAvg": mo.per_fedavg(
+            shared=mo.sgd(0.02, epochs=5, batch_size=batch), personal=mo.sgd(0.02, steps=5), form="first_order"
+        ),
+        "L2GD": mo.l2gd(personal=mo.sgd(0.15, pull=0.2), probability=0.1, coins=seed),
+        "APFL": mo.apfl(shared=mo.sgd(0.05, epochs=5, batch_size=batch), alpha=0.5),
+        "Ditto": mo.ditto(
+            shared=mo.sgd(0.05, epochs=5, batch_size=batch), personal=mo.sgd(0.05, pull=0.5, epochs=5, batch_size=batch)
+        ),
+        "FedRep": mo.fedrep(
+            shared=mo.sgd(0.15, epochs=1, batch_size=batch), personal=mo.sgd(0.15, epochs=10, batch_size=batch)
+        ),
+        FEDSOUL: mo.fedpop(
+            shared=1.0,
+            personal=mo.kernel.langevin(step=0.0005),
+            server=mo.server.adam(lr=0.003),
+            prior=mo.prior.gaussian(scale=0.3),
+            samples=10,
+            thinning=2,
+        ),
+    }
+
+
+def keep_accuracy(run: mo.Run) -> Row:
+    """The mean over clients of their accuracy."""
+    return {"accuracy": float(run.history[-1]["metric_unweighted"])}
+
+
+def score(
+    plan: Plan, seeds: Sequence[int], results: Results, paper: Mapping[str, Mapping[str, float]]
+) -> tuple[list[Row], list[Row]]:
+    """A row for each deal and method; and the claims that FedSOUL is more accurate than each of the others."""
+    rows, claims = [], []
+    for deal in plan.deals:
+        scores = {m: [results[deal.name, seed, m]["accuracy"] for seed in seeds] for m in plan.methods}
+        for method, values in scores.items():
+            number = paper.get(deal.name, {}).get(method)
+            row = table_row(f"{deal.shown}, {method}", values, paper=number, scale=100)
+            rows.append({"setting": deal.name, "method": method, **row})
+            if method != FEDSOUL:
+                title = f"{deal.shown}: {FEDSOUL} is more accurate than {method}"
+                ahead = compare(scores[FEDSOUL], values)
+                claims.append(judge(title, ahead, scale=100, setting=deal.name, against=method))
+    return rows, claims
+
+
+def page(
+    about: str,
+    notes: Sequence[str],
+    paper: Mapping[str, Mapping[str, float]],
+    plan: Plan,
+    seeds: Sequence[int],
+    results: Results,
+) -> Page:
+    """A table for each deal, the paper's numbers beside ours, and the claims.
+
+    Args:
+        about: the first paragraph.
+        notes: what the reader should know.
+        paper: what the paper prints by deal and method, in per cent.
+        plan: sizes.
+        seeds: all seeds.
+        results: of all cells.
+    """
+    rows, claims = score(plan, seeds, results, paper)
+    return build_page(
+        about=about,
+        size=f"{plan.rounds} rounds, {plan.cohort} clients a round, batches of {plan.batch_size}, {len(seeds)} seeds.",
+        tables=[
+            Section(
+                title=deal.shown,
+                text="Mean accuracy over clients, per cent.",
+                rows=[{**row, "row": row["method"]} for row in rows if row["setting"] == deal.name],
+            )
+            for deal in plan.deals
+        ],
+        rows=rows,
+        claims=claims,
+        notes=notes,
+        sentence=f"{FEDSOUL} is {count_claims(claims)}.",
+        unit="difference (points)",
+        digits=2,
+    )

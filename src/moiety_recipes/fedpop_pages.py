@@ -1,0 +1,88 @@
+"""What the pages of the FedPop recipes share: claims with their verdicts, wide tables, and reliability over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from moiety.experiments import FAILS, HOLDS, Page, Row, Section, claim, table_row
+
+SHARES = ("accuracy", "worst", "ece", "client_ece", "covered", "mass", "gap", "auroc")
+"""The measures that are shown in per cent, with one digit; others have two."""
+Figures = Mapping[str, tuple[str, Callable[[], Any]]]
+
+
+def measure_row(row: str, values: Sequence[float], measure: str, **labels: Any) -> Row:
+    """A row of one measure, in per cent where that is how it is shown."""
+    scale = 100 if measure in SHARES else 1
+    return {**labels, "measure": measure, **table_row(row, values, scale=scale)}
+
+
+def judge(row: str, differences: Sequence[float], *, scale: float = 1.0, **labels: Any) -> Row:
+    """A claim that the differences, one a seed, are above 0."""
+    verdict = claim(row, differences).verdict
+    return {**table_row(row, differences, scale=scale, verdict=verdict), **labels}
+
+
+def count_claims(claims: Sequence[Row]) -> str:
+    """How many comparisons are won and lost.
+
+    >>> count_claims([{"verdict": "holds"}, {"verdict": "does not hold"}, {"verdict": "not decided at this scale"}])
+    'ahead in 1 of 3 comparisons and behind in 1'
+    """
+    verdicts = [row["verdict"] for row in claims]
+    return f"ahead in {verdicts.count(HOLDS)} of {len(verdicts)} comparisons and behind in {verdicts.count(FAILS)}"
+
+
+def widen(rows: Sequence[Row], *, line: str, column: str, digits: int | None = None) -> list[Row]:
+    """One line for each value of ``line``, with the score and its interval in a column for each of ``column``."""
+    lines: dict[str, Row] = {}
+    for row in rows:
+        places = digits or (1 if row["measure"] in SHARES else 2)
+        ends = "" if row["low"] is None else f" ({row['low']:.{places}f} to {row['high']:.{places}f})"
+        cells = lines.setdefault(row[line], {line: row[line]})
+        cells[row[column]] = f"{row['ours']:.{places}f}{ends}"
+    return list(lines.values())
+
+
+def pool_bins(seeds: Sequence[Sequence[Row]]) -> list[Row]:
+    """The bins of reliability of several seeds, as if all their examples were one set."""
+    bins: dict[float, list[Row]] = {}
+    for row in (row for rows in seeds for row in rows):
+        bins.setdefault(row["low"], []).append(row)
+    pooled = []
+    for low, rows in sorted(bins.items()):
+        n = sum(row["n"] for row in rows)
+        means = {key: sum(row["n"] * row[key] for row in rows) / n for key in ("confidence", "accuracy")}
+        pooled.append({"low": low, "high": rows[0]["high"], "n": n, **means})
+    return pooled
+
+
+def build_page(
+    *,
+    about: str,
+    size: str,
+    tables: Sequence[Section],
+    rows: Sequence[Row],
+    claims: Sequence[Row],
+    notes: Sequence[str],
+    sentence: str,
+    figures: Figures | None = None,
+    unit: str = "difference",
+    digits: int = 3,
+) -> Page:
+    """The page: sizes, tables, claims, notes and figures; ``table.json`` has the rows, then the claims."""
+    columns = {"row": "claim", "ours": unit, "interval": "95% interval over seeds", "verdict": "verdict"}
+    return Page(
+        about=about,
+        rows=[*rows, *claims],
+        sections=[
+            Section(text=size),
+            *tables,
+            Section(title="Claims", rows=claims, columns=columns, digits=digits),
+            Section(title="Decided here", notes=notes),
+        ],
+        sentence=sentence,
+        figures=figures or {},
+        more={"notes": list(notes)},
+    )

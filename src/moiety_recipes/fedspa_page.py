@@ -1,0 +1,225 @@
+"""Rows, claims, sections and curves that the pages of FedSpa's recipes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import moiety as mo
+from moiety.experiments import (
+    Page,
+    Results,
+    Row,
+    Section,
+    claim_row,
+    compare,
+    count_verdicts,
+    interval,
+    score_row,
+    show_interval,
+)
+from moiety_recipes.fedspa_tasks import SETTINGS, Plan, Task
+
+Numbers = Mapping[str, Mapping[str, float]]
+"""The paper's, by setting and method."""
+Figures = dict[str, tuple[str, Callable[[], Any]]]
+COSTS = ("down_values", "up_values", "down_payload", "up_payload", "flops", "search_flops")
+GLOBAL = "global "
+"""Before the name of a method: its shared model, instead of the personal ones."""
+PAPER = 'Huang et al. 2022, "Achieving Personalized Federated Learning with Sparse Local Models"'
+CIFAR100_PAPER = (
+    "The paper's numbers are those of CIFAR-100 with ResNet-18 and Dirichlet(0.2) and (0.1), another data set."
+)
+VERDICTS = (
+    "A claim *holds* where the whole 95% interval of the difference (seed by seed, Student's t) says so, *does not"
+    " hold* where the whole interval says the opposite, and else is *not decided at this scale*. Each claim is judged"
+    " by itself: of twenty that are not so, one may come out by chance."
+)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A claim of the paper: one method is ahead of another in a setting, or ``within`` so many points of it.
+
+    ``method`` and ``other`` are names of methods; with ``global `` before the name it is their shared model.
+    """
+
+    setting: str
+    method: str
+    other: str
+    within: float | None = None
+
+    def __str__(self) -> str:
+        relation = "is ahead of" if self.within is None else f"is within {self.within:g} points of"
+        return f"{self.setting}: {self.method} {relation} {self.other}"
+
+
+@dataclass(frozen=True)
+class TaskResults:
+    """The results of one task, over seeds."""
+
+    task: Task
+    seeds: Sequence[int]
+    cells: Results
+
+    def courses(self, setting: str, method: str) -> list[Row]:
+        """What was kept of the runs of a method."""
+        return [self.cells[self.task.name, setting, seed, method.removeprefix(GLOBAL)] for seed in self.seeds]
+
+    def curves(self, setting: str, method: str) -> list[list[float]]:
+        """For every seed the accuracy at each evaluation, in per cent."""
+        key = "shared" if method.startswith(GLOBAL) else "scores"
+        return [[100 * score for score in course[key]] for course in self.courses(setting, method)]
+
+    def scores(self, setting: str, method: str) -> list[float]:
+        """For every seed the accuracy in the end, in per cent."""
+        return [curve[-1] for curve in self.curves(setting, method)]
+
+    def claim(self, row: str, differences: Sequence[float], within: float | None = None) -> Row:
+        """A claim with its verdict."""
+        return {"task": self.task.name, **claim_row(row, differences, within=within)}
+
+
+class Part(NamedTuple):
+    """What a page shows of one task."""
+
+    rows: Sequence[Row]
+    sections: Sequence[Section]
+    figures: Figures
+
+
+def build_page(
+    plan: Plan, seeds: Sequence[int], results: Results, *, about: str, part: Callable[[TaskResults], Part]
+) -> Page:
+    """The page of all tasks."""
+    parts = [part(TaskResults(task, seeds, results)) for task in plan.tasks]
+    rows = [row for part in parts for row in part.rows]
+    return Page(
+        about=about,
+        rows=rows,
+        sections=[section for part in parts for section in part.sections],
+        sentence=count_verdicts(rows),
+        figures={file: figure for part in parts for file, figure in part.figures.items()},
+    )
+
+
+def judge(results: TaskResults, statements: Iterable[Statement]) -> list[Row]:
+    """A row for each statement, in percentage points."""
+    return [
+        results.claim(
+            str(s), compare(results.scores(s.setting, s.method), results.scores(s.setting, s.other)), s.within
+        )
+        for s in statements
+    ]
+
+
+def accuracy_rows(results: TaskResults, paper: Numbers, methods: Sequence[str]) -> list[Row]:
+    """A row for each setting and method: accuracy, and the costs of a run, which are means over seeds."""
+    rows = []
+    for setting in SETTINGS:
+        for method in methods:
+            ledgers = [course["ledger"] for course in results.courses(setting, method)]
+            costs = {key: sum(ledger.get(key, 0) for ledger in ledgers) / len(ledgers) for key in COSTS}
+            score = score_row(method, results.scores(setting, method), paper=paper.get(setting, {}).get(method))
+            rows.append({"task": results.task.name, "setting": setting, **score, "verdict": None, **costs})
+    return rows
+
+
+ACCURACY = {
+    "row": "",
+    "paper": "paper",
+    "accuracy": "ours [95% interval]",
+    "values": "bytes, values",
+    "payload": "bytes, packed",
+    "training": "FLOPs",
+    "search": "of which search",
+}
+
+
+def show_accuracy(row: Row) -> Row:
+    """A row of ``accuracy_rows`` as a reader wants it."""
+    amount = mo.reports.amount
+    return {
+        **row,
+        "accuracy": show_interval(row, digits=1),
+        "values": amount(row["down_values"] + row["up_values"], "B"),
+        "payload": amount(row["down_payload"] + row["up_payload"], "B"),
+        "training": amount(row["flops"], "FLOP"),
+        "search": amount(row["search_flops"], "FLOP") if row["search_flops"] else None,
+    }
+
+
+def show_task(
+    results: TaskResults,
+    tables: Mapping[str, Sequence[Row]],
+    claims: Sequence[Row],
+    *,
+    columns: Mapping[str, str] = ACCURACY,
+    verdicts: str = VERDICTS,
+    source: str = "",
+    notes: Sequence[str] = (),
+) -> list[Section]:
+    """The sections of a task: a table for each setting, claims and notes. ``source`` says whose the paper's are."""
+    task, notes = results.task, [*list_departures(results.task), *notes]
+    count = mo.reports.count
+    size = (
+        f"{count(task.rounds, 'round')}, {task.cohort} clients a round, evaluated every"
+        f" {count(min(task.every, task.rounds), 'round')}; {count(len(results.seeds), 'seed')}. Every seed has a deal"
+        f" of the data, first weights and cohorts of its own. {source}"
+    )
+    lines = [{**row, "difference": show_interval(row, sign="+")} for row in claims]
+    headings = {"row": "claim", "difference": "difference [95% interval]", "verdict": "verdict"}
+    return [
+        Section(title=task.name, text=f"{task.title}\n\n{size.strip()}"),
+        *(
+            Section(title=task.describe(setting), rows=table, columns=columns, digits=1, level=3)
+            for setting, table in tables.items()
+        ),
+        Section(title="What the paper says", text=verdicts, rows=lines, columns=headings, level=3),
+        *([Section(title="Notes", notes=notes, level=3)] if notes else []),
+    ]
+
+
+def show_accuracies(results: TaskResults, rows: Sequence[Row], claims: Sequence[Row], **options: Any) -> list[Section]:
+    """The sections of a task whose tables are those of ``accuracy_rows``."""
+    tables = {s: [show_accuracy(row) for row in rows if row.get("setting") == s] for s in SETTINGS}
+    return show_task(results, tables, claims, **options)
+
+
+def list_departures(task: Task) -> list[str]:
+    """How the runs with LeNet-5 differ from the paper's."""
+    if task.network != "lenet5":
+        return []
+    steps = -(-task.rows // task.batch_size)
+    return [
+        f"{task.rows} rows in batches of {task.batch_size} make {steps} steps in an epoch; 500 rows in batches of 128,"
+        f" as the paper has with CIFAR-10, make 4. The paper trains for 1,000 rounds there. Here {task.cohort} of"
+        f" {task.clients} clients are asked in each of {task.rounds} rounds, so each of them in few: masks have few"
+        " turns to evolve in, and clients that were never asked still have the first ones.",
+        f"The learning rate is {task.lr:g} x {task.lr_factor:g}^t (the paper: 0.1 x 0.998^t). It hardly falls in so"
+        " few rounds.",
+        "Where clients begin with one mask, it is the same in all seeds.",
+    ]
+
+
+def curve_figure(results: TaskResults, methods: Sequence[str], name: str = "", title: str = "Accuracy") -> Figures:
+    """A figure of accuracy along the rounds."""
+    file = f"{results.task.name}{name and '-'}{name}.png"
+    return {file: (f"{title} along the rounds, {results.task.name}", partial(draw_curves, results, methods))}
+
+
+def draw_curves(results: TaskResults, methods: Sequence[str]) -> Any:
+    """A panel for each setting: the mean over seeds and its interval at each evaluation."""
+    panels = {
+        results.task.describe(setting): {method: _points(results, setting, method) for method in methods}
+        for setting in SETTINGS
+    }
+    return mo.reports.bands(panels, x="round", y="mean test accuracy (%)")
+
+
+def _points(results: TaskResults, setting: str, method: str) -> list[Row]:
+    rounds = results.courses(setting, method)[0]["rounds"]
+    spans = [interval(values) for values in zip(*results.curves(setting, method), strict=True)]
+    return [{"x": t, "mean": s.mean, "low": s.low, "high": s.high} for t, s in zip(rounds, spans, strict=True)]

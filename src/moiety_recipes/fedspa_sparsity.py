@@ -1,0 +1,98 @@
+"""Table 3 and Figure 4 of FedSpa (Huang et al. 2022): how sparse is best.
+
+``fedspa_tasks`` says what is trained at which scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import moiety as mo
+from moiety.experiments import Cells, Experiment, Page, Results, compare
+from moiety_recipes.fedspa_page import (
+    CIFAR100_PAPER,
+    PAPER,
+    Numbers,
+    Part,
+    Statement,
+    TaskResults,
+    accuracy_rows,
+    build_page,
+    curve_figure,
+    judge,
+    show_accuracies,
+)
+from moiety_recipes.fedspa_tasks import IID, A, B, Plan, Task, build_fedavg, build_fedspa, plan_resnet, run_cells
+
+SPARSITIES = (0.0, 0.2, 0.4, 0.5, 0.6, 0.8)
+"""Sparsity 0 is FedAvg."""
+
+
+def row_name(sparsity: float) -> str:
+    """The row of a sparsity."""
+    return f"sparsity {sparsity:g}"
+
+
+METHODS = tuple(row_name(sparsity) for sparsity in SPARSITIES)
+CIFAR100: Numbers = {
+    IID: dict(zip(METHODS, (55.7, 51.5, 45.5, 41.5, 38.4, 32.0), strict=True)),
+    A: dict(zip(METHODS, (49.3, 62.9, 61.4, 59.0, 57.3, 49.2), strict=True)),
+    B: dict(zip(METHODS, (45.0, 65.5, 67.2, 66.9, 65.2, 56.7), strict=True)),
+}
+"""The paper's, CIFAR-100 with ResNet-18: Table 3, and FedAvg from Table 1."""
+STATEMENTS = (
+    Statement(B, row_name(0.5), row_name(0)),
+    Statement(B, row_name(0.5), row_name(0.8)),
+    Statement(IID, row_name(0), row_name(0.5)),
+    Statement(IID, row_name(0.2), row_name(0.8)),
+)
+
+
+def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
+    """A run for each setting, seed and sparsity."""
+    return run_cells(plan, seeds, build_sparsities)
+
+
+def build_sparsities(task: Task) -> dict[str, mo.Algorithm]:
+    """FedSpa at every sparsity, and FedAvg."""
+    return {
+        row_name(sparsity): build_fedspa(task, density=round(1 - sparsity, 6)) if sparsity else build_fedavg(task)
+        for sparsity in SPARSITIES
+    }
+
+
+def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
+    """Accuracy at all sparsities."""
+    return build_page(plan, seeds, results, about=ABOUT, part=show_results)
+
+
+def show_results(results: TaskResults) -> Part:
+    """Accuracy and claims of one task, and whether the best sparsity moves."""
+    small = results.task.source == "digits"
+    rows = accuracy_rows(results, {} if small else CIFAR100, METHODS)
+    moves = results.claim(MOVES, compare(best_sparsities(results, B), best_sparsities(results, IID)))
+    claims = [*judge(results, STATEMENTS), moves]
+    sections = show_accuracies(results, rows, claims, source="" if small else CIFAR100_PAPER)
+    return Part([*rows, *claims], sections, curve_figure(results, METHODS))
+
+
+def best_sparsities(results: TaskResults, setting: str) -> list[float]:
+    """The sparsity with the highest accuracy, for every seed; the smaller one where two are equal."""
+    scores = {sparsity: results.scores(setting, row_name(sparsity)) for sparsity in SPARSITIES}
+    return [max(SPARSITIES, key=lambda s: scores[s][seed]) for seed in range(len(results.seeds))]
+
+
+ABOUT = (
+    f"{PAPER}: Table 3 and Figure 4. FedSpa (DST) at five sparsities, the share of parameters that a client does not"
+    " have. Sparsity 0 is FedAvg, which the paper does not put here. Accuracy is the mean over clients of that of their"
+    " personal models, in per cent."
+)
+MOVES = "the best sparsity is larger in B than in IID (difference of sparsities)"
+
+fedspa_sparsity = Experiment(
+    name="fedspa-sparsity",
+    summary="FedSpa at several sparsities, alike and unlike labels (Table 3 and Figure 4 of Huang et al. 2022).",
+    plan=plan_resnet,
+    cells=cells,
+    page=page,
+)

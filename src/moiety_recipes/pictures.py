@@ -1,0 +1,63 @@
+"""Pictures dealt to clients by label, and the networks that are trained on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import moiety as mo
+
+if TYPE_CHECKING:
+    from torch import nn
+
+NAMES = {"digits": "Handwritten digits (scikit-learn)", "fashion_mnist": "Pictures of clothes (Fashion-MNIST)"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """A data set dealt by Dirichlet(``alpha``), with a network.
+
+    A client has ``rows`` training rows and ``test`` test rows (0: the data set's share). ``small`` averages every 2 x 2
+    pixels. ``hidden`` are the hidden layers of a perceptron for so many ``pixels``; without any, the network is the CNN
+    of McMahan et al. (2017).
+    """
+
+    source: str
+    clients: int
+    rows: int
+    alpha: float
+    pixels: int
+    hidden: tuple[int, ...] = ()
+    test: int = 0
+    small: bool = False
+
+    @property
+    def title(self) -> str:
+        """What the data and the network are, in a sentence."""
+        side = round(self.pixels**0.5)
+        network = f"a network with hidden layers of {' and '.join(map(str, self.hidden))}" if self.hidden else "a CNN"
+        return (
+            f"{NAMES.get(self.source, self.source)}, {side} x {side} pixels, {network}; {self.clients} clients of"
+            f" {self.rows} training rows each, label ratios from Dirichlet({self.alpha:g})."
+        )
+
+    def load(self, seed: int) -> mo.FederatedData:
+        """The data, dealt by this seed."""
+        sizes: dict[str, Any] = {"clients": self.clients, "per_client": self.rows, "seed": seed}
+        sizes |= {"test_per_client": self.test} if self.test else {}
+        fed = mo.data.load(self.source, partition=mo.data.dirichlet(self.alpha), **sizes)
+        return average_pixels(fed) if self.small else fed
+
+    def model(self, seed: int) -> nn.Module:
+        """The network with its first weights."""
+        if self.hidden:
+            return mo.models.mlp(self.pixels, 10, hidden=self.hidden, seed=seed)
+        return mo.models.cnn(classes=10, seed=seed)
+
+
+def average_pixels(fed: mo.FederatedData) -> mo.FederatedData:
+    """The data with the mean of every 2 x 2 pixels."""
+    x = fed.columns["x"]
+    rows, channels, height, width = x.shape
+    small = x.reshape(rows, channels, height // 2, 2, width // 2, 2).mean(axis=(3, 5))
+    return replace(fed, columns={**fed.columns, "x": small}, spec={})

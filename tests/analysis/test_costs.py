@@ -1,0 +1,83 @@
+"""The bill of Huang et al. 2022, Table 1, without training anything."""
+
+import pytest
+import torch
+from oracle_problems import federated, image_clients
+
+import moiety as mo
+from moiety.analysis.costs import bytes_of_run, flops_of_run, layer_flops, search_share
+from moiety.split.masks import layer_counts
+
+VGG = mo.models.vgg11_gn()
+IMAGE = torch.zeros(1, 3, 32, 32)
+RUN = {"rounds": 1000, "clients": 10}
+WORK = {**RUN, "epochs": 5, "examples": 500}
+
+
+def test_bytes_of_table_1():
+    """9,231,114 parameters of 4 bytes to and from 10 clients in 1,000 rounds; the paper rounds to 0.1 GB."""
+    assert sum(p.numel() for p in VGG.parameters()) == 9_231_114
+    assert bytes_of_run(VGG, **RUN)["total"] == 9_231_114 * 4 * 2 * 10_000
+    assert round(bytes_of_run(VGG, **RUN)["total"] / 1e9, 1) == 738.5
+    assert round(bytes_of_run(VGG, density=0.5, **RUN)["total"] / 1e9, 1) == 369.2
+    assert round(bytes_of_run(VGG, up_density=0.5, **RUN)["total"] / 1e9, 1) == 553.9  # subsampling
+    params = dict(VGG.named_parameters())
+    active = {name: p.numel() for name, p in params.items()} | layer_counts(params, 0.5, "erk")
+    assert 8 * 10_000 * sum(active.values()) == bytes_of_run(VGG, density=0.5, **RUN)["total"]
+
+
+def test_flops_of_table_1():
+    dense = flops_of_run(VGG, IMAGE, **WORK)
+    assert dense["total"] == pytest.approx(229.3e14, rel=0.005)
+    assert dense["search"] == 0
+    sparse = flops_of_run(VGG, IMAGE, density=0.5, search_batch=128, **WORK)
+    assert sparse["total"] == pytest.approx(172.9e14, rel=0.005)
+    assert sparse["total"] == sparse["training"] + sparse["search"]
+
+
+def test_flops_of_vgg_by_hand():
+    """A 3x3 convolution of n to m channels on s x s pixels is 2 * 9 n m s^2 operations, the head 2 * 512 * 10."""
+    layers = [(3, 64, 32), (64, 128, 16), (128, 256, 8), (256, 256, 8), (256, 512, 4), (512, 512, 4)]
+    layers += [(512, 512, 2)] * 2
+    wanted = {f"conv{i}": 18.0 * n * m * s * s for i, (n, m, s) in enumerate(layers, start=1)} | {"head": 10240.0}
+    assert layer_flops(VGG, IMAGE) == wanted
+    assert flops_of_run(VGG, IMAGE, **WORK)["training"] == 3 * sum(wanted.values()) * 10_000 * 2500
+    search = flops_of_run(VGG, IMAGE, density=0.5, search_batch=128, **WORK)["search"]
+    assert search == 3 * sum(wanted.values()) * 10_000 * 128
+
+
+def test_a_model_that_computes_with_weights_of_its_own():
+    """x [1, 4] times w [4, 6] is 48 operations, the head 36; a layer alone is a model too."""
+
+    class Bare(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(4, 6))
+            self.head = torch.nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.head(x @ self.w)
+
+    assert layer_flops(Bare(), torch.zeros(1, 4)) == {"": 48.0, "head": 36.0}
+    listed = Bare()
+    listed.more = torch.nn.ModuleList([listed.head])
+    assert sum(layer_flops(listed, torch.zeros(1, 4)).values()) == 84.0
+    assert layer_flops(torch.nn.Linear(6, 3), torch.zeros(1, 6)) == {"": 36.0}
+    run = {"rounds": 1, "clients": 1, "epochs": 1, "examples": 1}
+    # 45 numbers, half of them are 23, 20 of them weights: 11 of 24 and 9 of 18.
+    found = flops_of_run(Bare(), torch.zeros(1, 4), density=0.5, densities="uniform", **run)
+    assert found["training"] == pytest.approx(3 * (48 * 11 / 24 + 36 * 9 / 18))
+
+
+def test_uniform_densities_cost_about_half_and_erk_more():
+    """As the paper's Table 4: small layers, which ERK keeps dense, see large images."""
+    erk, uniform = (flops_of_run(VGG, IMAGE, density=0.5, densities=d, **WORK)["training"] for d in ("erk", "uniform"))
+    dense = flops_of_run(VGG, IMAGE, **WORK)["training"]
+    assert uniform == pytest.approx(dense / 2, rel=2e-3)
+    assert 0.65 * dense < erk < 0.75 * dense
+
+
+def test_the_share_of_the_search_is_a_number():
+    data = federated(image_clients([30, 20]))
+    share = search_share(mo.models.mlp(4, 3, hidden=(6,)), data, clients=2, repeats=1, lr=0.1, epochs=2, batch_size=8)
+    assert share >= 0

@@ -1,0 +1,154 @@
+"""``moiety.Settings``: checked where it is made, written and read by files as one record, and given again on resume."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import tomllib
+from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from engine_cases import StopHereError, federation, mlp, refused, same_runs, stop_after, without_fsync
+from run_settings import with_settings
+
+import moiety as mo
+from moiety.run.folder import without_none
+from moiety.run.settings import BUILDERS, LEFT_OUT, RUN_KEYS, Options, complete_options, option_tables, read_options
+
+__all__ = ["without_fsync"]
+pytestmark = pytest.mark.usefixtures("without_fsync")
+FED = federation()
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "participation": ("some", "`participation` must be one of the known names"),
+    "inputs": ("x", "`inputs` must be a list of column names"),
+    "evaluate_on": ("exam", "`evaluate_on` must be one of the known names"),
+    "evaluate_every": (0, "`evaluate_every` must be >= 1"),
+    "checkpoint_every": (1.5, "`checkpoint_every` must be a whole number"),
+    "evaluate_clients": (True, "`evaluate_clients` must be a whole number"),
+    "device": ("meta", "`device` must be a device to train on"),
+    "workers": (-1, "`workers` must be >= 1"),
+    "partial": ("yes", "`partial` must be true or false"),
+    "aggregator": ("median", "`aggregator` must be what moiety.aggregator makes"),
+    "codec": (3, "`codec` must be what moiety.codec makes"),
+    "attack": ({}, "`attack` must be what moiety.attack makes"),
+    "attackers": ("c1", "`attackers` must be a share >= 0 and < 1, or a list of clients"),
+    "clock": (1.0, "`clock` must be what moiety.clock makes"),
+}
+
+
+def test_every_setting_is_checked_where_it_is_made() -> None:
+    assert set(WRONG) == {each.name for each in fields(mo.Settings)}
+    for name, (value, words) in WRONG.items():
+        refused(lambda name=name, value=value: mo.Settings(**{name: value}), words)  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        mo.Settings().device = "cuda"  # type: ignore[misc]
+
+
+def test_few_arguments_and_one_list_of_keys() -> None:
+    parameters = inspect.signature(mo.fit).parameters
+    assert len(parameters) <= 16
+    assert not any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    direct = {each.name for each in fields(Options)} - {"settings"}
+    assert direct < set(parameters)
+    assert set(RUN_KEYS) == (direct | set(WRONG) | {"engine_reason"}) - set(BUILDERS)
+
+
+ALL = mo.Settings(
+    participation="bernoulli",
+    inputs=["x"],
+    evaluate_on="train",
+    evaluate_every=3,
+    checkpoint_every=2,
+    evaluate_clients=4,
+    workers=2,
+    partial=False,
+    aggregator=mo.aggregator.bucketing(size=2, then=mo.aggregator.median()),
+    codec=mo.codec.qsgd(levels=7),
+    attack=mo.attack.sign_flip(scale=2.0),
+    attackers=["c1", "c4"],
+    clock=mo.clock.delayed(up=1),
+)
+
+
+def test_what_a_file_says_is_read_as_it_was() -> None:
+    """Every setting that can be written is there again, also after a way through TOML."""
+    options = Options(rounds=7, cohort=3, seed=5, engine="sequential", loss="mse", settings=ALL)
+    complete = complete_options(options, mlp(), FED, mo.fedavg(shared=0.1))
+    for each in (options, complete):
+        tables = option_tables(each)
+        again = read_options(tomllib.loads(tomli_w.dumps(without_none(tables))))
+        assert option_tables(again) == tables
+        same = {name: value for name, value in vars(each.settings).items() if name not in BUILDERS}
+        assert {name: value for name, value in vars(again.settings).items() if name not in BUILDERS} == same
+    assert set(option_tables(complete)["run"]) == set(RUN_KEYS) - {"metric", "start", "engine_reason"}
+
+
+def test_what_is_left_out_is_filled_in() -> None:
+    complete = complete_options(Options(rounds=100), mlp(), FED, mo.fedavg(shared=0.1))
+    settings = complete.settings
+    assert (complete.cohort, complete.loss, settings.evaluate_on) == (6, "cross_entropy", "test")
+    assert (settings.evaluate_every, settings.checkpoint_every) == (5, 5)
+    assert complete_options(complete, mlp(), FED, mo.fedavg(shared=0.1)) == complete
+    assert set(RUN_KEYS) - set(option_tables(complete)["run"]) <= set(LEFT_OUT)
+
+
+def test_on_resume_only_workers_may_change(tmp_path: Path) -> None:
+    algorithm, settings = mo.fedavg(shared=0.1), mo.Settings(evaluate_every=1, codec=mo.codec.qsgd(levels=7))
+
+    def begin(**options: Any) -> mo.Run:
+        return mo.fit(
+            mlp(),
+            FED,
+            algorithm,
+            **with_settings(rounds=3, cohort=2, engine="sequential", settings=settings, **options),
+        )
+
+    whole = begin()
+    with pytest.raises(StopHereError):
+        begin(out=tmp_path / "run", on_round=stop_after(1))
+    for given, words in (
+        (mo.Settings(evaluate_every=2), "`evaluate_every` must be 1, as the run began, got 2. Only workers may change"),
+        (mo.Settings(codec=mo.codec.qsgd(levels=3)), "`codec` must be as the run began with"),
+        (mo.Settings(aggregator=mo.aggregator.median()), "`aggregator` must be as the run began with"),
+        (mo.Settings(attackers=0.5), "`attackers` must be those that the run began with, got 0.5"),
+    ):
+        refused(lambda given=given: mo.resume(tmp_path / "run", data=FED, settings=given), words)  # type: ignore[misc]
+    refused(
+        lambda: mo.resume(tmp_path / "run", data=FED, settings={"workers": 2}), "`settings` must be moiety.Settings"
+    )
+    again = mo.resume(tmp_path / "run", data=FED, settings=replace(settings, workers=1))
+    same_runs(again, whole)
+
+
+def test_pipelines_refuse_what_their_stages_do_not_know() -> None:
+    stages = [mo.Stage(mo.fedavg(shared=0.1), rounds=1)]
+    for settings, name in (
+        (mo.Settings(evaluate_every=2), "evaluate_every"),
+        (mo.Settings(participation="bernoulli"), "participation"),
+        (mo.Settings(clock=mo.clock.synchronous()), "clock"),
+        (mo.Settings(codec=mo.codec.qsgd(levels=7)), "codec"),
+    ):
+        refused(
+            lambda settings=settings: mo.pipeline(stages, mlp(), FED, settings=settings),  # type: ignore[misc]
+            f"`{name}` must be left out where there are stages",
+        )
+
+
+def test_a_file_imports_no_recipe(tmp_path: Path) -> None:
+    text = """
+import sys
+from moiety.cli import main
+main(["run", "small.toml", "-q"])
+print([name for name in sys.modules if name.startswith(("moiety.recipes", "moiety_recipes"))])
+"""
+    (tmp_path / "small.toml").write_text(
+        'model = "linear"\n[data]\nname = "digits"\nclients = 4\npartition = "iid"\n'
+        '[algorithm]\nname = "fedavg"\nlr = 0.1\n[run]\nrounds = 1\nengine = "sequential"\n'
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
