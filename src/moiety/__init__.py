@@ -6,7 +6,7 @@ Names are looked up when first used, so that importing the package (and ``moiety
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -91,21 +91,24 @@ _WHERE = {
 """Where public names are; those of algorithms stand in the table of ``moiety.algorithms``."""
 
 
+def _algorithm_names() -> list[str]:
+    """The names of the files in ``algorithms/``: one paper, one file. Nothing is imported."""
+    files = pkgutil.iter_modules([f"{folder}/algorithms" for folder in __path__])
+    return [file.name for file in files if not file.name.startswith("_")]
+
+
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         module, _, attribute = _WHERE[name].partition(":")
         home = importlib.import_module(module)
         return getattr(home, attribute) if attribute else home
     if name == "__all__":
-        return __dir__()
-    # A module of the package is left to the import system: looking it up here would import algorithms in a circle.
-    if not name.startswith("_") and importlib.util.find_spec(f"moiety.{name}") is None:
-        algorithms = importlib.import_module("moiety.algorithms").ALGORITHMS
-        if name in algorithms:
-            return algorithms[name]
+        return sorted([*_WHERE, *_algorithm_names()])
+    # Only for these: ``from moiety import tree`` asks here first, while what algorithms import is half imported.
+    if name in _algorithm_names():
+        return getattr(importlib.import_module("moiety.algorithms"), name)
     raise AttributeError(f"module 'moiety' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    algorithms = importlib.import_module("moiety.algorithms").ALGORITHMS
-    return sorted([*_WHERE, *algorithms])
+    return sorted([*__getattr__("__all__"), "__version__"])

@@ -29,6 +29,7 @@ _WANTED = {
     "sequence": "a list",
     "dict": "a table",
     "model": "a table",
+    "dataclass": "a name or a table with a name",
 }
 """What pydantic's kinds of errors (``int_parsing``, ``int_type`` ...) require, by the first word of their names."""
 

@@ -27,7 +27,7 @@ ALGORITHM = mo.fedavg(shared=mo.sgd(0.1, shuffle=False))
 def uploads(order, round=0, seed=0):
     net = model()
     problem = problem_of(from_module(net, loss="cross_entropy"), DATA, mo.split.nothing(net), seed)
-    received = ALGORITHM.broadcast(ALGORITHM.init_server(*problem.first_shared()))
+    received = ALGORITHM.broadcast(ALGORITHM.init_server(*problem.first_shared(), {}))
     states = [ALGORITHM.init_client({}, {})] * len(order)
     jobs = problem.make_jobs(ALGORITHM.phases, order, states, "train", round, part="train")
     results = serve(Sequential, problem, ALGORITHM.client_update, jobs, received, RoundInfo(round))

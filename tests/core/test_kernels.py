@@ -141,7 +141,7 @@ def test_mala_refuses_what_is_not_finite():
         (lambda: mo.kernel.sgld(step=0.1, batch_size=0), "`batch_size` must be >= 1"),
         (lambda: mo.kernel.preconditioned_sgld(step=0.1, decay=1.5), "`decay` must be >= 0 and <= 1"),
         (lambda: mo.kernel.preconditioned_sgld(step=0.1, damping=0.0), "`kernel.damping` must be > 0"),
-        (lambda: mo.fedpop(shared=0.1, personal=3, prior_lr=0.1), "`kernel` must be a Markov kernel"),
+        (lambda: mo.fedpop(shared=0.1, personal=3, prior_lr=0.1), "`personal` must be a Markov kernel"),
     ],
 )
 def test_bad_input_is_one_line(make, text):

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from flat_options import flat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_problems import federated, scalar_task, split_of
@@ -12,17 +13,8 @@ from torch import nn
 
 import moiety as mo
 from moiety.errors import MoietyError
-from moiety.local import (
-    SgdOptions,
-    autograd_gradient,
-    clipped,
-    difference,
-    mean_loss,
-    phase,
-    positive_lr,
-    rates,
-    sgd,
-)
+from moiety.local.sgd import check_rate, sgd_work, train
+from moiety.local.verbs import autograd_gradient, clip_gradients, difference, mean_loss
 from moiety.task import from_module
 from moiety.task.block import block_gradient
 from moiety.types import Work
@@ -43,6 +35,11 @@ def work_for(task, gradient=autograd_gradient, shared=(), personal=(), scale=1.0
         scale=scale,
         examples=torch.tensor(1.0, dtype=dtype),
     )
+
+
+def parts(rates, momentum=0.0, decay=0.0, clip=None):
+    """How each parameter is trained, by its name and its rate."""
+    return {(n,): mo.sgd(lr, momentum=momentum, weight_decay=decay, clip=clip) for n, lr in rates.items()}
 
 
 def batches_of(count=5, size=6, seed=0):
@@ -88,7 +85,7 @@ def test_sgd_is_torch_sgd(gradient, momentum, decay, clip, block):
     work = work_for(from_module(module, loss="cross_entropy"), gradient)
     start = dict(work.task.init)
     with torch.no_grad():
-        found, loss = sgd(work, start, batches_of(), lr=lr, options=SgdOptions(momentum, decay, clip))
+        found, loss = train(work, start, batches_of(), parts(lr, momentum, decay, clip))
     wanted, mean = torch_sgd(module, batches_of(), lr, momentum, decay, clip, names)
     for name, p in wanted.items():
         torch.testing.assert_close(found[name], p, rtol=1e-12, atol=1e-14)
@@ -105,7 +102,7 @@ def test_clipped_is_clip_grad_norm(clip):
     for p, g in zip(params, gradients.values(), strict=True):
         p.grad = g.clone()
     nn.utils.clip_grad_norm_(params, clip)
-    for p, g in zip(params, clipped(gradients, clip).values(), strict=True):
+    for p, g in zip(params, clip_gradients(gradients, clip).values(), strict=True):
         torch.testing.assert_close(g, p.grad, rtol=1e-14, atol=0)
 
 
@@ -113,7 +110,7 @@ def test_clipped_is_clip_grad_norm(clip):
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=6), st.floats(1e-3, 1e3))
 def test_a_clipped_gradient_is_short_and_points_the_same_way(values, limit):
     g = np.array(values)
-    found = clipped({"p": torch.tensor(g)}, limit)["p"].numpy()
+    found = clip_gradients({"p": torch.tensor(g)}, limit)["p"].numpy()
     assert np.linalg.norm(found) <= min(limit, np.linalg.norm(g)) * (1 + 1e-12)
     np.testing.assert_allclose(found * np.linalg.norm(g), g * np.linalg.norm(found), rtol=1e-9, atol=1e-9)
 
@@ -131,9 +128,7 @@ def test_the_norm_clipped_in_the_shared_phase_is_that_of_u_alone(gradient):
     """
     work = work_for(scalar_task(1.0, 0.0), gradient)
     with torch.no_grad():
-        found, _ = sgd(
-            work, dict(work.task.init), [one_row(1, 100, 3)], lr={"u": 0.5}, options=SgdOptions(0.0, 0.0, 1.0)
-        )
+        found, _ = train(work, dict(work.task.init), [one_row(1, 100, 3)], parts({"u": 0.5}, clip=1.0))
     assert float(found["u"]) == pytest.approx(1 + 0.5, abs=1e-6)
     assert float(found["v"]) == 0.0
 
@@ -151,7 +146,7 @@ def test_fedalt_clips_each_block_alone_and_fedsim_both_together(engine):
     wanted = {"fedalt": (0.1, 0.1), "fedsim": (0.06, 0.08)}
     for name, build in (("fedalt", mo.fedalt), ("fedsim", mo.fedsim)):
         run = mo.fit(
-            scalar_task(0.0, 0.0), data, build(**common), split=split_of(["u"], ["v"]), rounds=1, engine=engine
+            scalar_task(0.0, 0.0), data, flat(build, **common), split=split_of(["u"], ["v"]), rounds=1, engine=engine
         )
         found = run.parameters(0)
         assert (float(found["u"]), float(found["v"])) == pytest.approx(wanted[name], abs=1e-7)
@@ -174,13 +169,13 @@ REAL = [masked(row, [True]) for row in ROWS]
 def test_a_step_that_is_all_padding_changes_nothing(gradient, momentum, decay, clip, places):
     """Neither the parameters (weight decay!), nor the momentum, nor the mean loss, wherever the padding stands."""
     work = work_for(scalar_task(1.0, -1.0), gradient)
-    options = SgdOptions(momentum, decay, clip)
+    how = parts({"u": 0.1, "v": 0.2}, momentum, decay, clip)
     steps = list(REAL)
     for place in sorted(places, reverse=True):
         steps.insert(place, PADDING)
     with torch.no_grad():
-        wanted, loss = sgd(work, dict(work.task.init), ROWS, lr={"u": 0.1, "v": 0.2}, options=options)
-        found, other = sgd(work, dict(work.task.init), steps, lr={"u": 0.1, "v": 0.2}, options=options)
+        wanted, loss = train(work, dict(work.task.init), ROWS, how)
+        found, other = train(work, dict(work.task.init), steps, how)
     for name in wanted:
         assert float(found[name]) == pytest.approx(float(wanted[name]), rel=1e-14)
     assert float(other) == pytest.approx(float(loss), rel=1e-14)
@@ -193,14 +188,8 @@ def test_rows_that_are_padding_count_for_nothing(gradient):
     two = {k: torch.cat([ROWS[0][k], ROWS[1][k]]) for k in ROWS[0]}
     three = {k: torch.cat([two[k], torch.tensor([1e6], dtype=torch.float64)]) for k in two}
     with torch.no_grad():
-        wanted, _ = sgd(work, dict(work.task.init), [two], lr={"u": 0.1}, options=SgdOptions(0, 0, None))
-        found, _ = sgd(
-            work,
-            dict(work.task.init),
-            [masked(three, [True, True, False])],
-            lr={"u": 0.1},
-            options=SgdOptions(0, 0, None),
-        )
+        wanted, _ = train(work, dict(work.task.init), [two], parts({"u": 0.1}))
+        found, _ = train(work, dict(work.task.init), [masked(three, [True, True, False])], parts({"u": 0.1}))
     assert float(found["u"]) == pytest.approx(float(wanted["u"]), rel=1e-14)
 
 
@@ -215,7 +204,9 @@ def test_an_empty_block_takes_no_step_and_moves_no_buffer():
     """A BatchNorm's statistics must not see a pass for a block that has nothing to train."""
     module = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
     work = work_for(from_module(module, loss="cross_entropy"))
-    found, loss = sgd(work, dict(work.task.init), batches_of(), lr={}, options=SgdOptions(0.9, 0.1, 1.0))
+    found, loss = train(
+        work, dict(work.task.init), batches_of(), {(): mo.sgd(0.1, momentum=0.9, weight_decay=0.1, clip=1.0)}
+    )
     assert found.keys() == work.task.init.keys()
     assert all(torch.equal(found[n], p) for n, p in work.task.init.items())
     assert float(loss) == 0.0
@@ -223,7 +214,7 @@ def test_an_empty_block_takes_no_step_and_moves_no_buffer():
 
 def test_no_batches_no_change():
     work = work_for(scalar_task(1.0, -1.0))
-    found, loss = sgd(work, dict(work.task.init), [], lr={"u": 0.1}, options=SgdOptions(0.9, 0.1, 1.0))
+    found, loss = train(work, dict(work.task.init), [], parts({"u": 0.1}, 0.9, 0.1, 1.0))
     assert {n: float(p) for n, p in found.items()} == {"u": 1.0, "v": -1.0}
     assert float(loss) == 0.0
 
@@ -237,42 +228,53 @@ def test_a_parameter_that_does_not_reach_the_loss_has_gradient_zero(gradient):
     assert (float(found["q"]), float(loss)) == (0.0, 7.0)
 
 
-def test_rates_and_difference():
-    work = work_for(scalar_task(), scale=0.25)
-    assert rates(work, ("u", "v"), 0.4) == {"u": 0.1, "v": 0.1}
+def test_the_schedule_scales_every_rate():
+    """F = (u + 2 v - 3)^2 / 2 at u = 1, v = -1: dF/du = -4, dF/dv = -8. A quarter of the rates 0.4 and 0.8."""
+    work = work_for(scalar_task(1.0, -1.0), scale=0.25)
+    found, _ = train(work, dict(work.task.init), [ROWS[0]], parts({"u": 0.4, "v": 0.8}))
+    assert {n: float(p) for n, p in found.items()} == pytest.approx({"u": 1 + 0.1 * 4, "v": -1 + 0.2 * 8}, rel=1e-14)
+
+
+def test_difference():
     found = difference({"u": torch.tensor(3.0)}, {"u": torch.tensor(5.0), "other": torch.tensor(0.0)})
     assert {n: float(p) for n, p in found.items()} == {"u": -2.0}
 
 
 def test_a_phase_is_one_epoch_unless_told():
-    assert phase("", None, None, 8, True)[:2] == (1, None)
-    assert phase("", None, 5, 8, True)[:2] == (None, 5)
-    assert phase("", 3, None, 8, True)[:2] == (3, None)
+    assert sgd_work("shared", 0.1).phase[:2] == (1, None)
+    assert sgd_work("shared", mo.sgd(0.1, batch_size=8)).phase == (1, None, 8, True, False, None, None, False)
+    assert sgd_work("shared", mo.sgd(0.1, steps=5)).phase[:2] == (None, 5)
+    assert sgd_work("shared", mo.sgd(0.1, epochs=3)).phase[:2] == (3, None)
     for wrong in ({"epochs": 1, "steps": 1}, {"epochs": 0, "steps": None}, {"epochs": None, "steps": 0}):
-        with pytest.raises(MoietyError, match=r"^`local_(epochs|steps)` must be "):
-            phase("local_", **wrong, batch_size=8, shuffle=True)
+        with pytest.raises(MoietyError, match=r"^`(epochs|steps)` must be "):
+            mo.sgd(0.1, **wrong)
     with pytest.raises(MoietyError, match=r"^`batch_size` must be >= 1, got 0"):
-        phase("", None, None, 0, True)
+        mo.sgd(0.1, batch_size=0)
     for odd in ("no", 1, None):
         with pytest.raises(MoietyError, match=r"^`shuffle` must be true or false, got "):
-            phase("", None, None, 8, odd)
+            mo.sgd(0.1, shuffle=odd)
 
 
 @pytest.mark.parametrize("lr", [0, -1, float("nan"), float("inf")])
 def test_a_learning_rate_is_positive_and_finite(lr):
     with pytest.raises(MoietyError, match=r"^`lr` must be > 0 and finite, got "):
-        positive_lr("lr", lr)
+        check_rate("lr", lr)
+    with pytest.raises(MoietyError, match=r"^`lr` must be > 0 and finite, got "):
+        mo.sgd(lr)
+    with pytest.raises(MoietyError, match=r"^`shared` must be > 0 and finite, got "):
+        mo.fedavg(shared=lr)
 
 
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ((1.0, 0, None), "momentum"),
-        ((-0.1, 0, None), "momentum"),
-        ((0, -1, None), "weight_decay"),
-        ((0, 0, 0.0), "clip"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"momentum": -0.1}, "momentum"),
+        ({"weight_decay": -1}, "weight_decay"),
+        ({"pull": -1}, "pull"),
+        ({"clip": 0.0}, "clip"),
     ],
 )
 def test_options_are_checked(options, name):
     with pytest.raises(MoietyError, match=f"^`{name}` must be "):
-        SgdOptions(*options)
+        mo.sgd(0.1, **options)

@@ -26,7 +26,7 @@ from moiety.engines.rows import Job, Rows
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 from moiety.engines.work import make_work
-from moiety.local import autograd_gradient, gradient_over_samples
+from moiety.local.verbs import autograd_gradient, gradient_over_samples
 from moiety.task import from_module
 from moiety.task.scores import cross_entropy
 from moiety.types import Partial

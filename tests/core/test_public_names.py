@@ -1,74 +1,36 @@
+"""The names of ``moiety``: all there, all named in the documentation, and none imported before it is used."""
+
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import moiety
+from moiety.algorithms import ALGORITHMS
 
-PUBLIC = [
-    "Algorithm",
-    "FederatedData",
-    "Metric",
-    "MoietyError",
-    "Run",
-    "Settings",
-    "Split",
-    "Stage",
-    "Task",
-    "advise",
-    "aggregator",
-    "apfl",
-    "attack",
-    "central",
-    "clock",
-    "codec",
-    "data",
-    "diagnose_split",
-    "ditto",
-    "fedalt",
-    "fedavg",
-    "fedper",
-    "fedpop",
-    "fedrep",
-    "fedsim",
-    "fedspa",
-    "ffgg",
-    "fictitious_play",
-    "finetune",
-    "fit",
-    "glocal_erm",
-    "glocal_sgd",
-    "independent",
-    "kernel",
-    "l2gd",
-    "lg_fedavg",
-    "local_ffgg",
-    "local_gd",
-    "local_only",
-    "models",
-    "per_fedavg",
-    "pfedme",
-    "pipeline",
-    "prior",
-    "resume",
-    "scaffold",
-    "schedule",
-    "server",
-    "solver",
-    "split",
-    "sub_fedavg",
-    "subsampling",
-]
+ROOT = Path(__file__).parents[2]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "algorithms").glob("*.md")]
+DOCUMENTED = "\n".join(page.read_text(encoding="utf-8") for page in PAGES if page.name != "CHANGELOG.md")
 
 
-def test_the_public_names_are_these():
-    assert moiety.__all__ == PUBLIC
-    assert dir(moiety) == sorted([*PUBLIC, "__version__"])
+def test_the_names_are_sorted_and_dir_shows_them():
+    assert moiety.__all__ == sorted(set(moiety.__all__))
+    assert dir(moiety) == sorted([*moiety.__all__, "__version__"])
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_name_is_there(name):
+@pytest.mark.parametrize("name", moiety.__all__)
+def test_every_public_name_is_there_and_documented(name):
+    """As a user writes it, ``mo.fit`` or ``moiety.fit``."""
     assert getattr(moiety, name) is not None
+    assert re.search(rf"\b(mo|moiety)\.{name}\b", DOCUMENTED)
+
+
+def test_what_the_documentation_names_is_there():
+    named = set(re.findall(r"\bmo\.([A-Za-z]\w*)", DOCUMENTED))
+    assert len(named) > 40
+    assert named <= set(moiety.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error():
@@ -76,36 +38,17 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = moiety.fedalt2
 
 
-def test_algorithms_by_their_public_names():
-    from moiety.algorithms import ALGORITHMS
-
-    assert sorted(ALGORITHMS) == [
-        "apfl",
-        "central",
-        "ditto",
-        "fedalt",
-        "fedavg",
-        "fedper",
-        "fedpop",
-        "fedrep",
-        "fedsim",
-        "fedspa",
-        "ffgg",
-        "finetune",
-        "glocal_sgd",
-        "independent",
-        "l2gd",
-        "lg_fedavg",
-        "local_ffgg",
-        "local_gd",
-        "local_only",
-        "per_fedavg",
-        "pfedme",
-        "scaffold",
-        "sub_fedavg",
-        "subsampling",
-    ]
+def test_every_file_of_an_algorithm_has_its_line_and_is_public():
+    """``dir`` knows algorithms by their files, so that it need not import them; the table knows the builders."""
+    files = (path.stem for path in (ROOT / "src" / "moiety" / "algorithms").glob("*.py"))
+    assert sorted(ALGORITHMS) == sorted(name for name in files if not name.startswith("_"))
     assert all(getattr(moiety, name) is builder for name, builder in ALGORITHMS.items())
+    assert set(ALGORITHMS) <= set(moiety.__all__)
+
+
+def test_every_algorithm_has_its_page():
+    for name in ALGORITHMS:
+        assert (ROOT / "docs" / "algorithms" / f"{name}.md").is_file(), name
 
 
 def test_importing_does_not_import_torch():
@@ -113,6 +56,12 @@ def test_importing_does_not_import_torch():
     code = f"import sys, moiety; dir(moiety); print([m for m in {heavy} if m in sys.modules], moiety.__version__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["[]", moiety.__version__]
+
+
+@pytest.mark.parametrize("module", ["tree", "local.verbs", "local.online", "clients.states", "server.mean", "spec"])
+def test_any_module_can_be_imported_first(module):
+    """A module that says ``from moiety import tree`` asks the package for a name while it is itself half imported."""
+    subprocess.run([sys.executable, "-c", f"import moiety.{module}"], check=True)
 
 
 def test_the_version_is_that_of_the_package():

@@ -54,7 +54,7 @@ def test_the_factor_is_on_both_client_rates(build):
     so 3/4 * 7/8 * 15/16 = 315/512.
     """
     data = federated([{"a": np.array([1.0, 0]), "b": np.array([0, 1.0]), "y": np.ones(2)}])
-    algorithm = build(shared_lr=1.0, personal_lr=0.5, schedule=mo.schedule.exponential(halve_every=1))
+    algorithm = build(shared=1.0, personal=0.5, schedule=mo.schedule.exponential(halve_every=1))
     run = mo.fit(scalar_task(0.0, 0.0), data, algorithm, split=split_of(["u"], ["v"]), rounds=3, engine="sequential")
     found = run.parameters(0)
     assert (float(found["u"]), float(found["v"])) == pytest.approx((1 - 21 / 64, 1 - 315 / 512), rel=1e-14)

@@ -11,7 +11,7 @@ from moiety.engines.base import RoundInfo
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 from moiety.errors import MoietyError
-from moiety.local.solvers import MOST, SOLVERS, started
+from moiety.local.solvers import MOST, SOLVERS, draw_start, solver_work
 from moiety.task import from_functions
 
 ENGINES = pytest.mark.parametrize("engine", [Sequential, Vectorised], ids=lambda e: e.name)
@@ -59,7 +59,7 @@ def test_they_find_the_least_squares_solution(solver, engine):
 @ENGINES
 def test_gradient_descent_in_closed_form(engine):
     """After tau steps on all data: w - w* = (I - gamma H)^tau (w0 - w*)."""
-    found, _ = solved(mo.sgd(0.3, steps=7), engine)
+    found, _ = solved(solver_work("personal", mo.sgd(0.3, steps=7)), engine)
     for data, w in zip(CLIENTS, found, strict=True):
         best = ref.inner(data, THETA)
         shrink = np.linalg.matrix_power(np.eye(4) - 0.3 * quadratic(data)[0], 7)
@@ -227,8 +227,8 @@ def test_a_random_start_has_the_scale_of_the_first_values_and_one_draw_for_all()
     class Work:
         personal = split.personal
 
-    drawn, again, other = (started(Work, first, seed) for seed in (3, 3, 4))
-    assert started(Work, first, None) is first
+    drawn, again, other = (draw_start(Work, first, seed) for seed in (3, 3, 4))
+    assert draw_start(Work, first, None) is first
     w, weight = drawn["head.weight"], first["head.weight"]
     assert torch.equal(w, again["head.weight"])
     assert not torch.equal(w, other["head.weight"])
@@ -240,9 +240,16 @@ def test_a_random_start_has_the_scale_of_the_first_values_and_one_draw_for_all()
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: mo.sgd(0, steps=1), r"`solver\.lr` must be > 0 and finite, got 0\."),
-        (lambda: mo.sgd(0.1), r"`solver\.steps` must be given, or solver\.epochs, got neither\."),
-        (lambda: mo.sgd(0.1, steps=1, epochs=1), r"`solver\.epochs` must be left out where solver\.steps is"),
+        (lambda: mo.sgd(0, steps=1), r"`lr` must be > 0 and finite, got 0\."),
+        (
+            lambda: mo.ffgg(shared=0.1, personal=mo.sgd(0.1)),
+            r"`personal\.steps` must be given, or personal\.epochs, got neither\.",
+        ),
+        (
+            lambda: mo.ffgg(shared=0.1, personal=0.1),
+            r"`personal` must be an inner solver or what moiety\.sgd makes, got 0\.1",
+        ),
+        (lambda: mo.sgd(0.1, steps=1, epochs=1), r"`epochs` must be left out where steps is"),
         (lambda: mo.sgd(0.1, steps=1, batch_size=0), r"`batch_size` must be >= 1, got 0\."),
         (lambda: mo.solver.conjugate_gradient(steps=0), r"`solver\.steps` must be >= 1, got 0\."),
         (

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import moiety as mo
 from moiety.errors import MoietyError
+from moiety.local.verbs import apply_masks
 from moiety.split.masks import (
     annealed_rate,
-    apply_masks,
     distance,
     highest,
     layer_counts,

@@ -13,8 +13,8 @@ so in one step, all of it from what was there before the step and on one batch,
     alpha_i <- alpha_i - eta <v_i - w_i, g>, then cut to [0, 1]
 
 Symbols: w what is received; v_i ``state.own.shared``; alpha_i ``state.alpha``; eta the learning rate of ``shared`` for
-w, of ``personal`` for v, ``alpha_lr`` for alpha; tau the length of ``shared``; U_t the cohort. The client's model is the
-mixture v-_i.
+w, of ``personal`` for v, ``alpha_lr`` for alpha; tau the length of ``shared``; U_t the cohort. The client's model is
+the mixture v-_i.
 
 Reduces to FedAvg where alpha is 0 (v then never moves), and to local training beside FedAvg where it is 1.
 

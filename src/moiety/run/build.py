@@ -12,7 +12,7 @@ from moiety import task as tasks
 from moiety.algorithms import ALGORITHMS
 from moiety.data import FederatedData
 from moiety.engines.problem import Problem, to_tensors
-from moiety.errors import must
+from moiety.errors import is_real, must
 from moiety.local.priors import PRIORS
 from moiety.local.schedules import SCHEDULES
 from moiety.local.work import LOCAL_WORK
@@ -55,7 +55,7 @@ def algorithm_from(spec: Spec | str, where: str = "algorithm") -> Algorithm:
 
 def _local_work(where: str, spec: Any) -> Any:
     """Local work as a file says it: a learning rate, or a table with a name."""
-    return build(where, LOCAL_WORK, spec) if isinstance(spec, str | dict) else spec
+    return spec if is_real(spec) else build(where, LOCAL_WORK, spec)
 
 
 def split_from(spec: Spec | str, model: nn.Module, where: str = "split") -> Split:
