@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from moiety import __version__
-from moiety.cli import Interrupted
 from moiety.cli.listing import KINDS
+from moiety.cli.request import Interrupted, Request
 from moiety.errors import must
 
 app = typer.Typer(
@@ -21,35 +19,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _HELP = {"help_option_names": ["-h", "--help"]}
-
-
-@dataclass(frozen=True)
-class Request:
-    """What ``moiety run`` was asked for."""
-
-    target: str
-    sets: tuple[str, ...] = ()
-    rounds: int | None = None
-    seed: int | None = None
-    engine: str | None = None
-    workers: int | None = None
-    scale: str | None = None
-    seeds: int | None = None
-    device: str | None = None
-    out: Path | None = None
-    resume: bool = False
-    quiet: bool = False
-
-    def again(self, folder: Path) -> str:
-        """The command line that continues this run in ``folder``."""
-        words = ["moiety", "run", self.target]
-        for assignment in self.sets:
-            words += ["--set", assignment]
-        for name in ("rounds", "seed", "engine", "workers", "scale", "seeds", "device"):
-            value = getattr(self, name)
-            words += [] if value is None else [f"--{name}", str(value)]
-        words += ["--quiet"] if self.quiet else []
-        return shlex.join([*words, "--resume", "--out", str(folder)])
 
 
 def _show_version(wanted: bool) -> None:

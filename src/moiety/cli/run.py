@@ -9,11 +9,11 @@ from typing import TypeVar
 
 import torch
 
-from moiety.cli.commands import Request
 from moiety.cli.config import Config, Table, assign, check_same, check_tables, make_parts, read_assignment, read_file
 from moiety.cli.folders import folder_for, is_run, keep_assignments, name_of, read_assignments
 from moiety.cli.output import say, show_page
 from moiety.cli.progress import show_progress
+from moiety.cli.request import Request
 from moiety.cli.summary import show_end
 from moiety.errors import must
 from moiety.experiments.registry import list_recipes, load_recipe

@@ -10,10 +10,13 @@ import platform
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from moiety.experiments.experiment import Experiment, Outcome, Page, Results, Row, Section
+from moiety.experiments.records import Outcome, Page, Results, Row, Section
 from moiety.reports.tables import markdown
+
+if TYPE_CHECKING:
+    from moiety.experiments.experiment import Experiment
 
 CI_NOTICE = "Scale ci only shows that the recipe runs: scores of so little training say nothing about the methods."
 """What the page says at that scale, and its closing sentence."""
