@@ -237,8 +237,8 @@ class Sparsity(NamedTuple):
 
     ``densities(state)`` gives the share of active weights by parameter name, by which arithmetic is counted.
     ``shared_model(received, state)`` gives the two parts of the shared model, where they are not those of a client in
-    its first state. ``first_mask(key, received, state)`` makes the state that a client predicts with, where a client that
-    was never asked draws a mask of its own. No engine runs it, so it may look at values.
+    its first state. ``first_mask(key, received, state)`` makes the state that a client predicts with, where a client
+    that was never asked draws a mask of its own. No engine runs it, so it may look at values.
     """
 
     densities: Callable[[Tree], dict[str, float]]

@@ -13,8 +13,8 @@ so in one step, all of it from what was there before the step and on one batch,
     alpha_i <- alpha_i - eta <v_i - w_i, g>, then cut to [0, 1]
 
 Symbols: w what is received; v_i ``state.own.shared``; alpha_i ``state.alpha``; eta the learning rate of ``shared`` for
-w, of ``personal`` for v, ``alpha_lr`` for alpha; tau the length of ``shared``; U_t the cohort. The client's model is the
-mixture v-_i.
+w, of ``personal`` for v, ``alpha_lr`` for alpha; tau the length of ``shared``; U_t the cohort. The client's model is
+the mixture v-_i.
 
 Reduces to FedAvg where alpha is 0 (v then never moves), and to local training beside FedAvg where it is 1.
 
@@ -135,7 +135,7 @@ def apfl(
         point = {**buffers, **{n: now.v[n] for n in work.shared}}
         v = descend(work, v_sgd, point, {n: now.alpha * g[n] for n in g})
         # The mixing weight: alpha_i <- alpha_i - eta <v_i - w_i, grad f_i(v-_i; xi)>
-        share = now.alpha
+        share = now.alpha.clone()  # a new state shares no memory with the old one
         if alpha_lr is not None:
             along = torch.stack([((now.v[n] - now.w[n]) * g[n]).sum() for n in work.shared]).sum()
             share = (share - alpha_lr * work.scale * along).clamp(0.0, 1.0)
