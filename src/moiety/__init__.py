@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -93,7 +94,7 @@ _WHERE = {
 
 def _algorithm_names() -> list[str]:
     """The names of the files in ``algorithms/``: one paper, one file. Nothing is imported."""
-    files = pkgutil.iter_modules([f"{folder}/algorithms" for folder in __path__])
+    files = pkgutil.iter_modules([f"{Path(__file__).parent}/algorithms"])
     return [file.name for file in files if not file.name.startswith("_")]
 
 

@@ -79,5 +79,6 @@ def test_uniform_densities_cost_about_half_and_erk_more():
 
 def test_the_share_of_the_search_is_a_number():
     data = federated(image_clients([30, 20]))
-    share = search_share(mo.models.mlp(4, 3, hidden=(6,)), data, clients=2, repeats=1, lr=0.1, epochs=2, batch_size=8)
+    work = mo.sgd(0.1, epochs=2, batch_size=8)
+    share = search_share(mo.models.mlp(4, 3, hidden=(6,)), data, clients=2, repeats=1, shared=work)
     assert share >= 0
