@@ -120,7 +120,7 @@ inputs = 64
 outputs = 10
 [algorithm]
 name = "fedavg"
-lr = 0.1
+shared = 0.1
 [codec]
 {codec}
 [run]

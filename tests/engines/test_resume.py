@@ -42,7 +42,7 @@ IMAGES = federation(image=True)
 
 
 def two(build: Callable[..., Algorithm], **options: Any) -> Callable[[], Algorithm]:
-    return lambda: build(shared_lr=0.1, personal_lr=0.2, batch_size=5, **options)
+    return lambda: flat(build, shared_lr=0.1, personal_lr=0.2, batch_size=5, **options)
 
 
 class Case(NamedTuple):

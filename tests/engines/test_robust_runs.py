@@ -281,9 +281,8 @@ partition = "iid"
 
 [algorithm]
 name = "fedalt"
-shared_lr = 0.5
-personal_lr = 0.5
-personal_steps = 2
+shared = 0.5
+personal = {name = "sgd", lr = 0.5, steps = 2}
 
 [aggregator]
 name = "bucketing"
@@ -365,7 +364,7 @@ def test_a_wrong_file_is_one_line(capsys, tmp_path, monkeypatch, change, text):
 def test_stages_know_no_aggregator(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     head, rest = SMALL.split("[algorithm]")[0].replace('split = "output_layer"', ""), "[[stage]]\nrounds = 1\n"
-    stage = rest + 'algorithm = {name = "fedavg", lr = 0.1}\n'
+    stage = rest + 'algorithm = {name = "fedavg", shared = 0.1}\n'
     for section, key in (('aggregator = "median"', "aggregator"), ("run = {attackers = 0.2}", "run.attackers")):
         Path("staged.toml").write_text(f"{section}\n{head}\n{stage}")
         code, shown = command(capsys, "run", "staged.toml")
