@@ -4,7 +4,7 @@ BIN := .venv/bin
 # The data sets that are too large to ship; tests that need them skip where the folder is absent.
 export MOIETY_DATA ?= $(wildcard $(CURDIR)/../shared/data)
 
-.PHONY: demo test pins bench install format clean
+.PHONY: demo test pins deviations bench install format clean
 
 demo: install
 	$(BIN)/moiety run quickstart
@@ -14,11 +14,16 @@ test: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python docs/deviations.py --check
 	$(BIN)/pytest -n 2
 
 # Where numbers change on purpose: writes them to tests/golden/pins and says which changed.
 pins: install
 	$(BIN)/python tests/golden/pin.py
+
+# Copies the deviations that stand in the algorithms' files into their docs pages.
+deviations: install
+	$(BIN)/python docs/deviations.py
 
 # Builds an environment for each peer and takes the better part of an hour; tables go to docs/benchmarks.md.
 bench: install

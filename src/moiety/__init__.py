@@ -6,6 +6,7 @@ Names are looked up when first used, so that importing the package (and ``moiety
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -97,7 +98,8 @@ def __getattr__(name: str) -> Any:
         return getattr(home, attribute) if attribute else home
     if name == "__all__":
         return __dir__()
-    if not name.startswith("_"):
+    # A module of the package is left to the import system: looking it up here would import algorithms in a circle.
+    if not name.startswith("_") and importlib.util.find_spec(f"moiety.{name}") is None:
         algorithms = importlib.import_module("moiety.algorithms").ALGORITHMS
         if name in algorithms:
             return algorithms[name]

@@ -74,17 +74,17 @@ def uniform(key: Tensor, shape: tuple[int, ...], *words: str | int) -> Tensor:
 
     places = torch.arange(1, math.prod(shape) + 1, device=key.device)
     bits = _mixed(_mixed(key + hashed(*words)) + places * _signed(_GOLDEN))
-    found: Tensor = ((bits >> 11) & ((1 << 53) - 1)).double()
+    whole: Tensor = ((bits >> 11) & ((1 << 53) - 1)).double()
     # The largest of them would be rounded to 1.
-    return ((found + 0.5) * 2.0**-53).clamp(max=1 - 2.0**-53).reshape(shape)
+    return ((whole + 0.5) * 2.0**-53).clamp(max=1 - 2.0**-53).reshape(shape)
 
 
 def normal(key: Tensor, like: Tensor, *words: str | int) -> Tensor:
     """Standard normal numbers in the shape and the type of ``like``."""
     import torch
 
-    found: Tensor = torch.special.ndtri(uniform(key, tuple(like.shape), *words))
-    return found.to(like.dtype)
+    quantiles: Tensor = torch.special.ndtri(uniform(key, tuple(like.shape), *words))
+    return quantiles.to(like.dtype)
 
 
 def _signed(bits: int) -> int:

@@ -22,8 +22,7 @@ partition = "iid"
 
 [algorithm]
 name = "fedavg"
-lr = 0.1
-steps = 1
+shared = {name = "sgd", lr = 0.1, steps = 1}
 
 [run]
 rounds = 2
@@ -33,7 +32,8 @@ engine = "sequential"
 """A run that takes no time."""
 
 PERSONAL = SMALL.replace('"linear"', '{name = "mlp", hidden = [8]}\nsplit = "output_layer"').replace(
-    '"fedavg"\nlr = 0.1\nsteps = 1', '"fedalt"\nshared_lr = 0.5\npersonal_lr = 0.5\npersonal_steps = 4'
+    '"fedavg"\nshared = {name = "sgd", lr = 0.1, steps = 1}',
+    '"fedalt"\nshared = {name = "sgd", lr = 0.5}\npersonal = {name = "sgd", lr = 0.5, steps = 4}',
 )
 
 

@@ -70,13 +70,13 @@ SETS = {
     "model={name='mlp', hidden=64}": "`model.hidden` must be a list, as in [64], got 64.",
     "model={name='mlp', hidden=[8, 'a']}": "`model.hidden.2` must be a whole number, got 'a'.",
     "model={name='mlp', hidden=[1000000000000000000000]}": "can be made",
-    "algorithm.lrr=3": "Did you mean lr?",
-    "algorithm.zzz=3": "schedule, server, shuffle, steps, weight_decay, weighting.",
-    "algorithm.lr=fast": "`algorithm.lr` must be a number, got 'fast'.",
-    "algorithm.batch_size=x": "`algorithm.batch_size` must be a whole number, got 'x'.",
-    "algorithm.shuffle=maybe": "`algorithm.shuffle` must be true or false, got 'maybe'.",
+    "algorithm.shared.lrr=3": "Did you mean lr?",
+    "algorithm.zzz=3": "schedule, server, shared, weighting.",
+    "algorithm.shared.lr=fast": "`algorithm.shared.lr` must be a number, got 'fast'.",
+    "algorithm.shared.batch_size=x": "`batch_size` must be a whole number, got 'x'.",
+    "algorithm.shared.shuffle=maybe": "`algorithm.shared.shuffle` must be true or false, got 'maybe'.",
     "algorithm.server=adm": "Did you mean adam?",
-    "algorithm={name='fedalt', shared_lr=0.1, personal_lr=0.1}": "`split` must be given for fedalt",
+    "algorithm={name='fedalt', shared=0.1, personal=0.1}": "`split` must be given for fedalt",
     "split=output_layer": "nothing personal for fedavg",
 }
 
@@ -91,7 +91,7 @@ FILES = {
     "section is a number": ("run = 5\n" + SMALL.partition("[run]")[0], "`run` must be a table, got 5."),
     "no rounds": (SMALL.replace("rounds = 2", ""), "use --rounds"),
     "no clients": (SMALL.replace("clients = 4", ""), "`clients`"),
-    "no learning rate": (SMALL.replace("lr = 0.1", ""), "no lr"),
+    "no learning rate": (SMALL.replace("lr = 0.1, ", ""), "no lr"),
 }
 
 
@@ -138,8 +138,8 @@ def test_what_no_longer_fits_a_run_is_refused_on_resume(capsys, here):
     (here / "own.toml").write_text(PERSONAL)
     assert call(capsys, "run", "own.toml", "--quiet").code == 0
     for assignment, words in {
-        "algorithm.shared_lr=0.1": "`algorithm.shared_lr` must be 0.5, as runs/own began, got 0.1.",
-        "algorithm.momentum=0.5": "`algorithm.momentum` must be left out, as runs/own began, got 0.5.",
+        "algorithm.shared.lr=0.1": "`algorithm.shared.lr` must be 0.5, as runs/own began, got 0.1.",
+        "algorithm.shared.momentum=0.5": "`algorithm.shared.momentum` must be left out, as runs/own began, got 0.5.",
         "data.partition=shards": "`data.partition.name` must be 'iid', as runs/own began, got 'shards'.",
         "model.hidden=[9]": "`model.hidden` must be [8]",
         "split=everything": "`split.name` must be 'output_layer'",

@@ -19,6 +19,7 @@ from moiety.local.kernels import KERNELS
 from moiety.local.priors import PRIORS
 from moiety.local.schedules import SCHEDULES
 from moiety.local.solvers import SOLVERS
+from moiety.local.work import LOCAL_WORK
 from moiety.models import MODELS
 from moiety.server.aggregators import AGGREGATORS
 from moiety.server.attacks import ATTACKS
@@ -30,7 +31,7 @@ from moiety.transport.codecs import CODECS
 TABLES = {"algorithms": ALGORITHMS, "datasets": SOURCES, "models": MODELS, "splits": SPLITS}
 TABLES |= {"aggregators": AGGREGATORS, "attacks": ATTACKS, "partitions": PARTITIONS, "servers": SERVERS}
 TABLES |= {"schedules": SCHEDULES, "solvers": SOLVERS, "kernels": KERNELS, "priors": PRIORS, "codecs": CODECS}
-TABLES |= {"clocks": CLOCKS, "times": TIMES, "losses": LOSSES}
+TABLES |= {"local": LOCAL_WORK, "clocks": CLOCKS, "times": TIMES, "losses": LOSSES}
 TABLES |= {"metrics": {name: metric.per_example for name, metric in METRICS.items()}}
 
 

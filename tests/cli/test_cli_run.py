@@ -58,7 +58,7 @@ def test_quiet_prints_the_sentence_and_the_folder(capsys, here):
 def test_dropped_updates_are_told_in_the_sentence(capsys, here):
     # Squared errors of a linear model: two steps at 1e30 leave weights near 1e60, which single precision has not.
     # So no upload of 2 rounds of 2 clients is kept.
-    wild = ["--set", "run.loss=mse", "--set", "algorithm.lr=1e30", "--set", "algorithm.steps=2"]
+    wild = ["--set", "run.loss=mse", "--set", "algorithm.shared.lr=1e30", "--set", "algorithm.shared.steps=2"]
     found = call(capsys, "run", "small.toml", "-q", *wild)
     assert found.code == 0
     assert found.out.splitlines()[0].endswith("with the shared model alone; 4 updates were dropped.")
@@ -72,10 +72,13 @@ def test_nothing_personal_is_said_so(capsys, here):
 
 def test_options_override_the_file(capsys, here):
     argv = ["--rounds", 3, "--seed", 7, "--engine", "vectorised", "--out", "there"]
-    assert call(capsys, "run", "small.toml", "-q", "--set", "run.rounds=9", "--set", "algorithm.lr=1", *argv).code == 0
+    assert (
+        call(capsys, "run", "small.toml", "-q", "--set", "run.rounds=9", "--set", "algorithm.shared.lr=1", *argv).code
+        == 0
+    )
     config = read_config(here / "there")
     assert [config["run"][k] for k in ("rounds", "seed", "engine")] == [3, 7, "vectorised"]
-    assert config["algorithm"]["lr"] == 1.0
+    assert config["algorithm"]["shared"]["lr"] == 1.0
     assert not (here / "runs").exists()
 
 
@@ -103,7 +106,7 @@ def test_resume_trains_on_from_where_it_was(capsys, here):
 
 
 def test_resume_remembers_what_was_set(capsys, here):
-    set_then = ["--set", "algorithm.personal_lr=0.2", "--set", "model.hidden=[6]", "--seed", 7]
+    set_then = ["--set", "algorithm.personal.lr=0.2", "--set", "model.hidden=[6]", "--seed", 7]
     call(capsys, "run", "own.toml", "-q", "--rounds", 3, "--out", "whole", *set_then)
     call(capsys, "run", "own.toml", "-q", "--rounds", 1, *set_then)
     found = call(capsys, "run", "own.toml", "-q", "--resume", "--rounds", 3)
@@ -111,22 +114,22 @@ def test_resume_remembers_what_was_set(capsys, here):
     assert read_clients(here / "whole") == read_clients(here / "runs/own")
     again = ["run", "own.toml", "-q", "--resume", "--out", "runs/own"]
     assert call(capsys, *again, *set_then).code == 0  # to repeat it is allowed
-    other = call(capsys, *again, "--set", "algorithm.personal_lr=0.3")
+    other = call(capsys, *again, "--set", "algorithm.personal.lr=0.3")
     assert "must be 0.2, as runs/own began, got 0.3" in other.err
     # What the file says otherwise by now, and the command line had not set, is refused still.
-    (here / "own.toml").write_text(PERSONAL.replace("shared_lr = 0.5", "shared_lr = 0.4"))
-    assert "`algorithm.shared_lr` must be 0.5, as runs/own began, got 0.4." in call(capsys, *again).err
+    (here / "own.toml").write_text(PERSONAL.replace("lr = 0.5}", "lr = 0.4}"))
+    assert "`algorithm.shared.lr` must be 0.5, as runs/own began, got 0.4." in call(capsys, *again).err
 
 
 def test_a_folder_that_does_not_remember_says_what_to_repeat(capsys, here):
-    call(capsys, "run", "own.toml", "-q", "--set", "algorithm.personal_lr=0.2")
+    call(capsys, "run", "own.toml", "-q", "--set", "algorithm.personal.lr=0.2")
     (here / "runs/own/command.json").unlink()
     found = call(capsys, "run", "own.toml", "-q", "--resume")
     assert found.code == 2
-    assert found.err.endswith("or keep it with --set algorithm.personal_lr=0.2.\n")
+    assert found.err.endswith("or keep it with --set algorithm.personal.lr=0.2.\n")
     # Once repeated, where rounds are left to train, it is remembered.
     again = ["run", "own.toml", "-q", "--resume", "--out", "runs/own"]
-    assert call(capsys, *again, "--set", "algorithm.personal_lr=0.2", "--rounds", 3).code == 0
+    assert call(capsys, *again, "--set", "algorithm.personal.lr=0.2", "--rounds", 3).code == 0
     assert call(capsys, *again, "--rounds", 4).code == 0
     (here / "runs/own/command.json").write_text("[1]")
     found = call(capsys, "run", "own.toml", "-q", "--resume")

@@ -13,7 +13,7 @@ def test_the_package_is_the_command():
 def test_warnings_are_one_line(tmp_path):
     (tmp_path / "wild.toml").write_text(
         '[data]\nname = "digits"\nclients = 3\nper_client = 8\n[model]\nname = "linear"\n'
-        '[algorithm]\nname = "fedavg"\nlr = 1e38\n[run]\nrounds = 3\nengine = "sequential"\n'
+        '[algorithm]\nname = "fedavg"\nshared = 1e38\n[run]\nrounds = 3\nengine = "sequential"\n'
     )
     words = [sys.executable, "-m", "moiety", "run", "wild.toml", "-q"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)

@@ -28,18 +28,18 @@ engine = "sequential"
 [[stage]]
 rounds = 2
 cohort = 2
-algorithm = {name = "fedavg", lr = 0.3}
+algorithm = {name = "fedavg", shared = 0.3}
 
 [[stage]]
 rounds = 3
 cohort = 2
 split = "output_layer"
 evaluate_every = 1
-algorithm = {name = "fedalt", shared_lr = 0.5, personal_lr = 0.5}
+algorithm = {name = "fedalt", shared = 0.5, personal = 0.5}
 
 [[stage]]
 rounds = 1
-algorithm = {name = "finetune", lr = 0.2, epochs = 2}
+algorithm = {name = "finetune", personal = {name = "sgd", lr = 0.2, epochs = 2}}
 """
 NAMES = ("1-fedavg", "2-fedalt", "3-finetune")
 
@@ -112,7 +112,7 @@ def test_quiet(capsys, here):
 @pytest.mark.filterwarnings("ignore:In some round no client's update was finite")
 def test_a_pipeline_remembers_what_was_set_and_tells_what_was_dropped(capsys, here):
     # Squared errors at such a rate come apart within two steps: of 2 rounds of 2 clients in stage 1 nothing is left.
-    wild = ["--set", "run.loss=mse", "--set", "stage.1.algorithm.lr=1e30", "--seed", 5]
+    wild = ["--set", "run.loss=mse", "--set", "stage.1.algorithm.shared=1e30", "--seed", 5]
     found = call(capsys, "run", "three.toml", "-q", *wild)
     dropped = [sum(len(row["dropped"]) for row in read_history(here / "runs/three" / name)) for name in NAMES]
     assert dropped[0] == 4
@@ -137,7 +137,7 @@ def test_the_folders_are_ordinary_and_say_where_they_started(capsys, here):
 
 
 def test_options_and_assignments(capsys, here):
-    sets = ["--set", "stage.1.rounds=1", "--set", "stage.2.algorithm.personal_lr=0.1", "--set", "stage.3.cohort=3"]
+    sets = ["--set", "stage.1.rounds=1", "--set", "stage.2.algorithm.personal=0.1", "--set", "stage.3.cohort=3"]
     assert call(capsys, "run", "three.toml", "-q", *sets, "--seed", 3, "--engine", "vectorised").code == 0
     configs = [read_config(here / "runs/three" / name) for name in NAMES]
     assert [(c["run"]["rounds"], c["run"]["seed"], c["run"]["engine"]) for c in configs] == [
@@ -145,7 +145,7 @@ def test_options_and_assignments(capsys, here):
         (3, 3, "vectorised"),
         (1, 3, "vectorised"),
     ]
-    assert configs[1]["algorithm"]["personal_lr"] == 0.1
+    assert configs[1]["algorithm"]["personal"] == 0.1
     assert configs[2]["run"]["cohort"] == 3
 
 
@@ -201,7 +201,7 @@ def test_a_single_run_from_where_another_has_ended(capsys, here):
 
 FILES = {
     "both": (
-        STAGED + '\n[algorithm]\nname = "fedavg"\nlr = 0.1\n',
+        STAGED + '\n[algorithm]\nname = "fedavg"\nshared = 0.1\n',
         "`algorithm` must be left out where there are stages",
     ),
     "a split": (STAGED + '\n[split]\nname = "norms"\n', "`split` must be left out where there are stages"),
@@ -215,16 +215,19 @@ FILES = {
     "near key": (STAGED.replace("evaluate_every", "evaluate_evry"), "Did you mean evaluate_every"),
     "no rounds": (STAGED.replace("rounds = 3", ""), "`stage.2.rounds` must be given, got nothing."),
     "no algorithm": (
-        STAGED.replace('algorithm = {name = "fedavg", lr = 0.3}', ""),
+        STAGED.replace('algorithm = {name = "fedavg", shared = 0.3}', ""),
         "`stage.1.algorithm` must be given, got nothing.",
     ),
     "odd rounds": (STAGED.replace("rounds = 3", 'rounds = "3"'), "`stage.2.rounds` must be a whole number, got '3'."),
     "no table": (STAGED.replace('split = "output_layer"', "split = 3"), "`stage.2.split` must be a table, got 3."),
     "unknown algorithm": (STAGED.replace('"fedalt"', '"fedlat"'), "`stage.2.algorithm.name`"),
-    "unknown option": (STAGED.replace("personal_lr", "personl_lr"), "Did you mean personal_lr"),
+    "unknown option": (STAGED.replace("personal = 0.5", "personl = 0.5"), "Did you mean personal"),
     "unknown split": (STAGED.replace('"output_layer"', '"output_lyer"'), "Did you mean output_layer?"),
-    "server is a number": (STAGED.replace("lr = 0.3", "lr = 0.3, server = 3"), "`stage.1.algorithm.server`"),
-    "its own": (STAGED.replace('{name = "fedavg", lr = 0.3}', '{own = "mine"}'), "`stage.1.algorithm` must be named"),
+    "server is a number": (STAGED.replace("shared = 0.3", "shared = 0.3, server = 3"), "`stage.1.algorithm.server`"),
+    "its own": (
+        STAGED.replace('{name = "fedavg", shared = 0.3}', '{own = "mine"}'),
+        "`stage.1.algorithm` must be named",
+    ),
     "no split": (STAGED.replace('split = "output_layer"', ""), "`stage.2.split` must be given for fedalt"),
     "large cohort": (STAGED.replace("cohort = 2", "cohort = 9"), "`stage.1.cohort` must be <= 4"),
     "no rounds at all": (STAGED.replace("rounds = 1", "rounds = 0"), "`rounds` must be >= 1, got 0."),
@@ -237,7 +240,7 @@ SETS = {
     "stage=3": "for a key of a stage",
     "stage.1.roundz=3": "`stage.1` must be a table of known keys, got roundz. Did you mean rounds?",
     "stage.1.rounds.x=3": "stage.1.rounds, which is none",
-    "algorithm.lr=3": "`algorithm` must be left out where there are stages",
+    "algorithm.shared=3": "`algorithm` must be left out where there are stages",
     "run.loss=mae": "`loss`",
 }
 
@@ -271,7 +274,7 @@ def test_what_no_longer_fits_is_refused_on_resume(capsys, here):
     refused(
         call(capsys, *again, "--set", "stage.2.rounds=5"), "`stage.2.rounds` must be 3, as runs/three began, got 5."
     )
-    refused(call(capsys, *again, "--set", "stage.1.algorithm.lr=1"), "`stage.1.algorithm.lr` must be 0.3")
+    refused(call(capsys, *again, "--set", "stage.1.algorithm.shared=1"), "`stage.1.algorithm.shared` must be 0.3")
     refused(call(capsys, *again, "--set", "stage.2.split=norms"), "`stage.2.split.name` must be 'output_layer'")
     refused(call(capsys, *again, "--seed", 3), "`run.seed` must be 0, as runs/three began, got 3.")
     refused(call(capsys, *again, "--out", "runs/small"), "a run folder with a pipeline.toml")

@@ -149,7 +149,7 @@ def test_resuming(ended: Path) -> None:
         ("seed = 0", 'seed = "0"', "`run.seed` must be a whole number, got '0'"),
         ("rounds = 1", "roundz = 1", "`stage.1` must be a table of known keys, got roundz.*rounds"),
         ('name = "fedavg"', 'name = "fedavgg"', "`stages` must be given again.*algorithm of stage 1"),
-        ("shared = 0.1", "sharred = 0.1", "`stage.1.algorithm`.*shared"),
+        ("shared = 0.1", "sharde = 0.1", "`stage.1.algorithm`.*shared"),
         ("[data]", "[data", "readable TOML"),
     ],
 )

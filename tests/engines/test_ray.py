@@ -34,6 +34,7 @@ def cluster():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # by default workers give way to all else, and wait under load
         _, own = connect(None, 2)
         assert own
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not know where tests lie
@@ -295,6 +296,41 @@ def test_where_an_engine_connects(monkeypatch):
     assert [call.get("address", "end") for call in calls] == ["there:1", "end", "here:2", "end", "local", "end"]
     assert "num_cpus" not in calls[0]
     assert calls[4]["num_cpus"] == 1
+
+
+class HalfStarted:
+    """Stands for Ray's node, which gives up on processes that take longer than thirty seconds to start."""
+
+    def __init__(self) -> None:
+        self.ended: list[dict[str, bool]] = []
+
+    def start(self) -> None:
+        raise Exception("The current node timed out\nduring startup.")
+
+    def kill_all_processes(self, **options: bool) -> None:
+        self.ended.append(options)
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+def test_a_cluster_that_is_slow_to_start_is_begun_again(failures, monkeypatch):
+    """Twice too slow is made good; three times is one line. What was begun is ended each time."""
+    nodes: list[HalfStarted] = []
+
+    def init(**options: Any) -> None:
+        if len(nodes) < failures:
+            nodes.append(HalfStarted())
+            nodes[-1].start()
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    if failures == 2:
+        assert connect(None, 1) == (ray, True)
+    else:
+        text = refusal(lambda: connect(None, 1))
+        assert text.startswith("`engine` must be ray with a cluster that starts, got 3 that did not: The current node")
+    assert [len(node.ended) for node in nodes] == [1] * failures
+    assert all(node.ended[0]["wait"] for node in nodes)
 
 
 def test_states_are_held_up_to_a_limit():

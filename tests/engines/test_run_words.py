@@ -47,7 +47,7 @@ class Own(nn.Module):
 def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
     """Also an algorithm of a name that moiety does not have."""
     made = mo.fedavg(shared=0.1)
-    own = replace(made, spec={"name": "mine", "shared": 0.1})
+    own = replace(made, spec={"name": "mine", "lr": 0.1})
     mo.fit(Own(), FED, own, rounds=1, engine="sequential", out=tmp_path / "run")
     wanted = r"`model`, `data`, `algorithm` must be given again, got nothing\. The run began with its own Own and its"
     with pytest.raises(mo.MoietyError, match=wanted):
@@ -70,7 +70,7 @@ def test_a_run_without_an_evaluation_is_one_line_too(tmp_path: Path) -> None:
 
 
 def test_an_algorithm_from_elsewhere_in_a_pipeline_and_as_a_start(tmp_path: Path) -> None:
-    own = replace(mo.fedavg(shared=0.1), spec={"name": "mine", "shared": 0.1})
+    own = replace(mo.fedavg(shared=0.1), spec={"name": "mine", "lr": 0.1})
     options: dict[str, Any] = {"engine": "sequential"}
     mo.pipeline([mo.Stage(own, rounds=1)], mlp(), FED, **with_settings(out=tmp_path / "stages", **options))
     with pytest.raises(mo.MoietyError, match=r"`stages` must be given again, got nothing for the algorithm of stage 1"):

@@ -148,7 +148,7 @@ print([name for name in sys.modules if name.startswith(("moiety.recipes", "moiet
 """
     (tmp_path / "small.toml").write_text(
         'model = "linear"\n[data]\nname = "digits"\nclients = 4\npartition = "iid"\n'
-        '[algorithm]\nname = "fedavg"\nlr = 0.1\n[run]\nrounds = 1\nengine = "sequential"\n'
+        '[algorithm]\nname = "fedavg"\nshared = 0.1\n[run]\nrounds = 1\nengine = "sequential"\n'
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr

@@ -13,7 +13,7 @@ from engine_cases import federation, mlp
 import moiety as mo
 
 HOME = str(Path(mo.__file__).parent)
-DEEPEST = 11
+DEEPEST = 10
 """Frames from ``moiety.fit`` to the call of autograd. To be ten."""
 
 

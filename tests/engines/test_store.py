@@ -18,7 +18,7 @@ from scipy import stats
 from torch import Tensor
 
 from moiety import tree
-from moiety.clients import DiskStore, MemoryStore, uniform_cohort
+from moiety.clients import DiskStore, Store, uniform_cohort
 
 
 @pytest.fixture(autouse=True)
@@ -293,7 +293,7 @@ def test_stores_that_are_gone_hold_no_files_open(tmp_path):
 
 
 def test_memory():
-    store = MemoryStore(state)
+    store = Store(state)
     store.put([3], [state(3)])
     store.settle(1)
     assert same(*store.get([3]), state(3))

@@ -13,6 +13,7 @@ import pytest
 import moiety as mo
 from moiety.cli import main
 from moiety.errors import MoietyError
+from moiety.run.folder import read_clients, read_config
 from moiety_recipes.fedalt_images import fedalt_images, plan
 from moiety_recipes.fedalt_stages import list_steps
 

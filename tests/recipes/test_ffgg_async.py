@@ -16,6 +16,7 @@ from moiety.cli import main
 from moiety.errors import MoietyError
 from moiety.experiments import CI_NOTICE
 from moiety.reports import courses
+from moiety.run.folder import read_clients, read_config, read_history
 from moiety_recipes import ffgg_async as module
 from moiety_recipes.ffgg_async import FORMS, METHODS, ffgg_async, judge, plan, sentence
 

@@ -16,6 +16,7 @@ from moiety.cli import main
 from moiety.errors import MoietyError
 from moiety.experiments import CI_NOTICE
 from moiety.reports import heat_map
+from moiety.run.folder import read_clients, read_config
 from moiety_recipes.ffgg_byzantine import NONE, build_aggregators, build_attacks, ffgg_byzantine, plan, sentence
 
 needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_DATA is not set")

@@ -11,6 +11,7 @@ import pytest
 
 from moiety.errors import MoietyError
 from moiety.experiments import list_recipes, load_recipe
+from moiety.run.folder import read_clients, read_config
 from moiety_recipes.quickstart import quickstart, sentence
 
 

@@ -1,6 +1,6 @@
 """Clients as the simulation sees them: who is asked, and where their own state lives."""
 
 from moiety.clients.cohorts import bernoulli_cohort, uniform_cohort
-from moiety.clients.store import DiskStore, MemoryStore, Store
+from moiety.clients.store import DiskStore, Store
 
-__all__ = ["DiskStore", "MemoryStore", "Store", "bernoulli_cohort", "uniform_cohort"]
+__all__ = ["DiskStore", "Store", "bernoulli_cohort", "uniform_cohort"]

@@ -159,13 +159,13 @@ CLOCKS: dict[str, Callable[..., Clock]] = {
 def clock_from(spec: Spec | str) -> Clock:
     """The clock that a table of a configuration describes.
 
-    >>> made = clock_from({"name": "asynchronous", "active": 4, "compute": {"name": "exponential", "mean": 2.0}})
-    >>> made.active, made.travel.compute.seconds, made.travel.up.seconds
+    >>> clock = clock_from({"name": "asynchronous", "active": 4, "compute": {"name": "exponential", "mean": 2.0}})
+    >>> clock.active, clock.travel.compute.seconds, clock.travel.up.seconds
     (4, 2.0, 0.0)
     """
     inner = {what: partial(times_from, what) for what in ("compute", "up", "down")}
-    made: Clock = build("clock", CLOCKS, spec, inner)
-    return made
+    clock: Clock = build("clock", CLOCKS, spec, inner)
+    return clock
 
 
 def check_clock(clock: object, names: Names) -> None:

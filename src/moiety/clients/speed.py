@@ -171,13 +171,13 @@ TIMES: dict[str, Callable[..., Times]] = {
 }
 
 
-def times(name: str, given: Times | float) -> Times:
-    """The times given; a mere number is a constant."""
-    if isinstance(given, Times):
-        return given
+def times(name: str, value: Times | float) -> Times:
+    """The value as times; a mere number is a constant."""
+    if isinstance(value, Times):
+        return value
     hint = "For instance moiety.clock.exponential(1.0)."
-    number(name, given, "seconds >= 0, or times of moiety.clock", lambda x: 0 <= x < math.inf, hint)
-    return constant(float(given))
+    number(name, value, "seconds >= 0, or times of moiety.clock", lambda x: 0 <= x < math.inf, hint)
+    return constant(float(value))
 
 
 def times_from(name: str, spec: Any) -> Any:

@@ -11,7 +11,6 @@ import os
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,42 +21,16 @@ from moiety.files import write_file
 from moiety.types import Tree
 
 
-class Store(Protocol):
-    """Personal states by client, each made when its client is first asked."""
-
-    first: Callable[[], Tree]
-    pending: dict[int, Tree]
-
-    def get(self, clients: Iterable[int]) -> list[Tree]:
-        """The states of ``clients``; one never seen has the first state."""
-        ...
-
-    def put(self, clients: Iterable[int], states: Iterable[Tree]) -> None:
-        """Keep copies of the new states of ``clients``: an engine's results may lie in memory that it uses again."""
-        ...
-
-    def owners(self) -> list[int]:
-        """The clients that have a state of their own, ascending."""
-        ...
-
-    def settle(self, round: int) -> None:
-        """What is pending is in the checkpoint of that round now."""
-        ...
-
-    def restart(self, round: int) -> None:
-        """Go on from the checkpoint of that round; 0 where there is none."""
-        ...
-
-
-class MemoryStore:
-    """States in memory; all of them are pending always, so a checkpoint holds them all."""
+class Store:
+    """Personal states by client, in memory. All of them are always pending, so a checkpoint holds them all."""
 
     def __init__(self, first: Callable[[], Tree]) -> None:
+        """``first`` makes the state of a client that was never asked."""
         self.first = first
         self.pending: dict[int, Tree] = {}
 
     def get(self, clients: Iterable[int]) -> list[Tree]:
-        """The states of ``clients``; one never seen has the first state."""
+        """The states of ``clients``; a client never asked has the first state."""
         return [self.pending[c] if c in self.pending else self._read(c) for c in map(int, clients)]
 
     def _read(self, client: int) -> Tree:
@@ -65,7 +38,7 @@ class MemoryStore:
         return self.first()
 
     def put(self, clients: Iterable[int], states: Iterable[Tree]) -> None:
-        """Keep copies of the new states of ``clients``."""
+        """Keep copies of the new states of ``clients``: an engine's results may lie in memory that it uses again."""
         for client, state in zip(map(int, clients), states, strict=True):
             self.pending[client] = tree.clone(state)
 
@@ -74,13 +47,13 @@ class MemoryStore:
         return sorted(self.pending)
 
     def settle(self, round: int) -> None:
-        """Nothing to do: memory is all there is."""
+        """Called when the checkpoint of that round, which holds what is pending, is written."""
 
     def restart(self, round: int) -> None:
-        """Nothing to do: a new store is empty."""
+        """Go on from the checkpoint of that round; 0 where there is none."""
 
 
-class DiskStore(MemoryStore):
+class DiskStore(Store):
     """States in one sparse file, a record per client, read and written where it lies: O(cohort) per round.
 
     Reads and writes are by position, not through a map of the file, so that resident memory does not grow with the

@@ -14,6 +14,7 @@ import hashlib
 import os
 import pickle
 import socket
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -31,6 +32,9 @@ from moiety.engines.rows import Job, Rows
 from moiety.engines.sequential import Sequential
 from moiety.errors import MoietyError, message, must
 from moiety.types import Params, Tree
+
+STARTS = 3
+"""How often to begin a cluster on this machine before giving up."""
 
 
 class Ray(Engine):
@@ -189,7 +193,7 @@ def connect(address: str | None, workers: int | None) -> tuple[Any, bool]:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address in (None, "", "local"):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anyone that was not asked for
-        ray.init(address="local", num_cpus=workers or cores(), include_dashboard=False, **quiet)
+        _start(ray, address="local", num_cpus=workers or cores(), include_dashboard=False, **quiet)
         return ray, True
     host, _, port = str(address).removeprefix("ray://").rpartition(":")
     try:
@@ -200,6 +204,28 @@ def connect(address: str | None, workers: int | None) -> tuple[Any, bool]:
         hint = f"The reason: {error}"[:250]
         raise MoietyError(message("address", "that of a running Ray cluster", address, hint)) from error
     return ray, True
+
+
+def _start(ray: Any, **options: Any) -> None:
+    """Begin a cluster on this machine.
+
+    Ray gives its own processes thirty seconds to start and then raises a bare ``Exception``; a busy machine may need
+    longer, and has most of what it needs in memory the next time. What was begun is ended before the next try: left
+    alone it would live as long as this process.
+    """
+    for attempt in range(1, STARTS + 1):
+        try:
+            ray.init(**options)
+            return
+        except Exception as error:
+            nodes: list[Any] = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+            for node in nodes:
+                if hasattr(node, "kill_all_processes"):
+                    node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+            if attempt == STARTS:
+                got = f"{STARTS} that did not: {error}"
+                text = message("engine", "ray with a cluster that starts", got, "Is the machine too busy?")
+                raise MoietyError(text) from error
 
 
 def shifts(bounds: np.ndarray, actors: int) -> np.ndarray:

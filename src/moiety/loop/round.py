@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from moiety import tree
-from moiety.clients import DiskStore, MemoryStore, Store, bernoulli_cohort, uniform_cohort
+from moiety.clients import DiskStore, Store, bernoulli_cohort, uniform_cohort
 from moiety.clients.clock import Clock
 from moiety.engines.auto import OPEN, make_engine, pick_fastest
 from moiety.engines.base import Engine, RoundInfo
@@ -54,7 +54,7 @@ def begin_progress(problem: Problem, algorithm: Algorithm, folder: Path | None, 
         return problem.first_state(algorithm)
 
     on_disk = folder is not None and algorithm.stateful and bool(tree.leaves(first()))
-    store = DiskStore(first, Path(str(folder)) / "clients", len(problem.data)) if on_disk else MemoryStore(first)
+    store = DiskStore(first, Path(str(folder)) / "clients", len(problem.data)) if on_disk else Store(first)
     ledger = Ledger(device_memory=memory_on_device(problem, first()))
     transit = None if clock is None else InTransit()
     return Progress(problem.first_server(algorithm), store, ledger, in_transit=transit)

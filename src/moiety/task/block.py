@@ -41,10 +41,10 @@ PRIVATE = {
 def find_private() -> SimpleNamespace | None:
     """The private functions of this torch; None where one is missing."""
     try:
-        found = {name: getattr(import_module(module), name) for module, names in PRIVATE.items() for name in names}
+        modules = {import_module(module): names for module, names in PRIVATE.items()}
+        return SimpleNamespace(**{name: getattr(module, name) for module, names in modules.items() for name in names})
     except (ImportError, AttributeError):
         return None
-    return SimpleNamespace(**found)
 
 
 functorch = find_private()

@@ -38,7 +38,7 @@ def from_module(
     training, evaluating = (Call(block.for_blocks(copy.deepcopy(model)).train(mode)) for mode in (True, False))
     init = {n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
     buffers = frozenset(n for n, _ in model.named_buffers())
-    per_example, chosen = _loss(loss), _metric(loss, metric)
+    per_example, metric = _loss(loss), _metric(loss, metric)
 
     def add_penalty(losses: Tensor, params: Params) -> Tensor:
         return losses if penalty is None else losses + penalty(params)
@@ -52,7 +52,7 @@ def from_module(
 
     def scores(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         output = predict(params, batch)
-        return per_example(output, batch), chosen.per_example(output, batch)
+        return per_example(output, batch), metric.per_example(output, batch)
 
     return Task(
         init=init,
@@ -60,9 +60,9 @@ def from_module(
         loss=train,
         predict=predict,
         scores=scores,
-        metric=chosen,
+        metric=metric,
         mixes_examples=any(mixes(m) for m in model.modules()),
-        unvectorised=next((why for f, why in UNVECTORISED.items() if f in (per_example, chosen.per_example)), None),
+        unvectorised=next((why for f, why in UNVECTORISED.items() if f in (per_example, metric.per_example)), None),
         partial=_partial(training.module, inputs, per_example, add_penalty),
     )
 
@@ -118,15 +118,15 @@ def from_functions(
     """
     must(bool(init), "init", "a dict with at least one parameter", init)
     predict = predict or loss
-    chosen = metric or Metric("loss", False, lambda output, batch: output)
-    judged = loss if metric is None else predict
+    output_of = loss if metric is None else predict
+    metric = metric or Metric("loss", False, lambda output, batch: output)
     return Task(
         init={n: torch.as_tensor(p).detach().clone() for n, p in init.items()},
         buffers=frozenset(),
         loss=lambda params, batch: (loss(params, batch), {}),
         predict=predict,
-        scores=lambda params, batch: (loss(params, batch), chosen.per_example(judged(params, batch), batch)),
-        metric=chosen,
+        scores=lambda params, batch: (loss(params, batch), metric.per_example(output_of(params, batch), batch)),
+        metric=metric,
     )
 
 

@@ -90,8 +90,8 @@ def output_frames(output: Tensor, batch: Batch) -> Tensor:
     stride), that is the number itself if the input's width is a multiple of the stride, and one more at the most if it
     is not; without padding in the convolutions it is never less than what the real frames alone would give.
     """
-    width, made = batch["x"].shape[1], output.shape[1]
-    return (-(-batch["frames"] * made // width)).clamp(1, made)
+    width, frames = batch["x"].shape[1], output.shape[1]
+    return (-(-batch["frames"] * frames // width)).clamp(1, frames)
 
 
 def accuracy(output: Tensor, batch: Batch) -> Tensor:
@@ -123,8 +123,8 @@ def word_error_rate(output: Tensor, batch: Batch) -> Tensor:
     rates = []
     for path, length, labels in zip(paths, frames, batch["y"].tolist(), strict=True):
         heard = [label for label, _ in itertools.groupby(path[:length]) if label != BLANK]
-        said = [label for label in labels if label != IGNORED]
-        rates.append(edit_distance(heard, said) / max(1, len(said)))
+        words = [label for label in labels if label != IGNORED]
+        rates.append(edit_distance(heard, words) / max(1, len(words)))
     return torch.tensor(rates, dtype=torch.float64, device=output.device)
 
 

@@ -105,8 +105,8 @@ def rand_k(*, k: int | float) -> Codec:
         widest = functools.reduce(torch.promote_types, [p.dtype for p in floats.values()])
         flat = torch.cat([p.detach().reshape(-1).to(widest) for p in floats.values()])
         seed = int(rng.integers(1 << 63))
-        chosen = torch.from_numpy(places(seed, len(flat), count_kept(len(flat))))
-        return {SEED: torch.tensor([seed]), VALUES: flat[chosen.to(flat.device)]}
+        kept = torch.from_numpy(places(seed, len(flat), count_kept(len(flat))))
+        return {SEED: torch.tensor([seed]), VALUES: flat[kept.to(flat.device)]}
 
     def decode(packed: Params, like: Params) -> Params:
         count = sum(p.numel() for p in like.values())
