@@ -62,7 +62,7 @@ def finetune(arrays: Arrays, model: nn.Module, fed: mo.FederatedData, options: N
     problem = Problem(task, mo.split.output_layer(model), fed, columns, SEED, partial=options.partial)
     # Engines choose by what is called train: here that is the personal phase alone.
     functions = client_functions(algorithm) | {"train": ClientFunction(algorithm.adapt, ("personal",))}
-    received = algorithm.broadcast(algorithm.init_server(*problem.first_shared()))
+    received = algorithm.broadcast(problem.first_server(algorithm))
     states = [problem.first_state(algorithm) for _ in range(work.clients)]
     phases = {"personal": algorithm.phases["personal"]}
     jobs = problem.make_jobs(phases, range(work.clients), states, "adapt", 0, part="train")

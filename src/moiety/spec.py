@@ -10,6 +10,7 @@ import functools
 import inspect
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, ParamSpec, TypeVar
 
 from pydantic import ConfigDict, ValidationError, create_model
@@ -54,6 +55,15 @@ def recorded(builder: Callable[P, R]) -> Callable[P, R]:
         return value
 
     return build_and_record
+
+
+def spec_from_fields(name: str, value: Any) -> Spec:
+    """The description of a frozen dataclass that the builder ``name`` makes: its fields that are not the default.
+
+    A value that sets it in ``__post_init__`` has the right one after ``dataclasses.replace`` too.
+    """
+    given = [each.name for each in fields(value) if each.init and getattr(value, each.name) != each.default]
+    return {"name": name, **{option: plain(getattr(value, option)) for option in given}}
 
 
 def writable(value: object) -> bool:

@@ -38,7 +38,7 @@ def one_turn(engine, task, split, data, v, **options):
     """What one client's turn makes of a model of its own that is not the shared one: change of w, v, alpha."""
     problem = problem_of(task, data, split)
     algorithm = flat(mo.apfl, batch_size=100, steps=1, **options)
-    received = algorithm.broadcast(algorithm.init_server(*problem.first_shared()))
+    received = algorithm.broadcast(problem.first_server(algorithm))
     state = problem.first_state(algorithm)
     state = state._replace(own=state.own._replace(shared=v))
     jobs = problem.make_jobs(algorithm.phases, [0], [state], "train", 0, part="train")
@@ -276,18 +276,21 @@ def test_shared_running_statistics_are_mixed_twice():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "name"),
+    ("name", "build"),
     [
-        ({"lr": 0}, "lr"),
-        ({"personal_lr": -1}, "personal_lr"),
-        ({"alpha": 1.5}, "alpha"),
-        ({"alpha": float("nan")}, "alpha"),
-        ({"alpha_lr": 0}, "alpha_lr"),
-        ({"steps": 0}, "steps"),
-        ({"shuffle": 1}, "shuffle"),
-        ({"weighting": "size"}, "weighting"),
+        ("shared", lambda: mo.apfl(shared=0)),
+        ("lr", lambda: mo.apfl(shared=mo.sgd(0))),
+        ("personal", lambda: mo.apfl(shared=0.1, personal=-1)),
+        ("alpha", lambda: mo.apfl(shared=0.1, alpha=1.5)),
+        ("alpha", lambda: mo.apfl(shared=0.1, alpha=float("nan"))),
+        ("alpha_lr", lambda: mo.apfl(shared=0.1, alpha_lr=0)),
+        ("steps", lambda: mo.apfl(shared=mo.sgd(0.1, steps=0))),
+        ("shuffle", lambda: mo.apfl(shared=mo.sgd(0.1, shuffle=1))),
+        ("weighting", lambda: mo.apfl(shared=0.1, weighting="size")),
+        ("shared.momentum", lambda: mo.apfl(shared=mo.sgd(0.1, momentum=0.5))),
+        ("personal.steps", lambda: mo.apfl(shared=0.1, personal=mo.sgd(0.1, steps=2))),
     ],
 )
-def test_wrong_hyper_parameters_are_one_line(wrong, name):
+def test_wrong_hyper_parameters_are_one_line(name, build):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        flat(mo.apfl, **{"lr": 0.1, **wrong})
+        build()

@@ -20,8 +20,8 @@ def followed(task, clients, algorithm, rounds, split, clock):
     """Theta before every round and after the last, and the records."""
     thetas, records = [task.init["u"].numpy()], []
 
-    def server_update(server, change):
-        after = algorithm.server_update(server, change)
+    def server_update(server, change, share):
+        after = algorithm.server_update(server, change, share)
         thetas.append(after.shared["u"].numpy().copy())
         return after
 

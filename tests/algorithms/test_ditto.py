@@ -235,28 +235,27 @@ def test_it_refuses_a_split_with_something_personal():
         mo.fit(net, DATA, algorithm, split=mo.split.output_layer(net), rounds=1, engine="sequential")
 
 
-FINETUNE = {"form": "finetune", "lr": None}
-
-
 @pytest.mark.parametrize(
-    ("wrong", "name"),
+    ("name", "build"),
     [
-        ({"lr": None}, "lr"),
-        ({"lr": 0}, "lr"),
-        ({"personal_lr": 0}, "personal_lr"),
-        ({"pull": -1}, "pull"),
-        ({"pull": float("inf")}, "pull"),
-        ({"form": "both"}, "form"),
-        ({"steps": 0}, "steps"),
-        ({"personal_epochs": 1, "personal_steps": 1}, "personal_epochs"),
-        ({"weighting": "size"}, "weighting"),
-        ({"form": "finetune"}, "lr"),
-        ({**FINETUNE, "epochs": 2}, "epochs"),
-        ({**FINETUNE, "steps": 2}, "steps"),
-        ({**FINETUNE, "weighting": "uniform"}, "weighting"),
-        ({**FINETUNE, "server": mo.server.adam(lr=0.1)}, "server"),
+        ("shared", lambda: mo.ditto(personal=0.1)),
+        ("shared", lambda: mo.ditto(shared=0, personal=0.1)),
+        ("lr", lambda: mo.ditto(shared=mo.sgd(0), personal=0.1)),
+        ("personal", lambda: mo.ditto(shared=0.1, personal=0)),
+        ("pull", lambda: mo.ditto(shared=0.1, personal=mo.sgd(0.1, pull=-1))),
+        ("pull", lambda: mo.ditto(shared=0.1, personal=mo.sgd(0.1, pull=float("inf")))),
+        ("form", lambda: mo.ditto(shared=0.1, personal=0.1, form="both")),
+        ("steps", lambda: mo.ditto(shared=mo.sgd(0.1, steps=0), personal=0.1)),
+        ("epochs", lambda: mo.ditto(shared=0.1, personal=mo.sgd(0.1, epochs=1, steps=1))),
+        ("weighting", lambda: mo.ditto(shared=0.1, personal=0.1, weighting="size")),
+        ("shared.pull", lambda: mo.ditto(shared=mo.sgd(0.1, pull=1.0), personal=0.1)),
+        ("shared", lambda: mo.ditto(shared=0.1, personal=0.1, form="finetune")),
+        ("shared", lambda: mo.ditto(shared=mo.sgd(0.1, epochs=2), personal=0.1, form="finetune")),
+        ("shared", lambda: mo.ditto(shared=mo.sgd(0.1, steps=2), personal=0.1, form="finetune")),
+        ("weighting", lambda: mo.ditto(personal=0.1, form="finetune", weighting="uniform")),
+        ("server", lambda: mo.ditto(personal=0.1, form="finetune", server=mo.server.adam(lr=0.1))),
     ],
 )
-def test_wrong_hyper_parameters_are_one_line(wrong, name):
+def test_wrong_hyper_parameters_are_one_line(name, build):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        flat(mo.ditto, **{"lr": 0.1, "personal_lr": 0.1, "pull": 1.0, **wrong})
+        build()

@@ -69,14 +69,21 @@ def test_it_refuses_a_split_with_something_personal():
         )
 
 
-def test_wrong_hyper_parameters_are_one_line():
-    for wrong in (
-        {"lr": 0},
-        {"lr": 0.1, "epochs": 0},
-        {"lr": 0.1, "epochs": 1, "steps": 2},
-        {"lr": 0.1, "batch_size": 0},
-    ):
-        with pytest.raises(MoietyError, match=r"^`\w+` must be .*, got "):
-            flat(mo.fedavg, **wrong)
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        ("shared", lambda: mo.fedavg(shared=0)),
+        ("lr", lambda: mo.fedavg(shared=mo.sgd(0))),
+        ("epochs", lambda: mo.fedavg(shared=mo.sgd(0.1, epochs=0))),
+        ("epochs", lambda: mo.fedavg(shared=mo.sgd(0.1, epochs=1, steps=2))),
+        ("batch_size", lambda: mo.fedavg(shared=mo.sgd(0.1, batch_size=0))),
+    ],
+)
+def test_wrong_hyper_parameters_are_one_line(name, build):
+    with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
+        build()
+
+
+def test_options_are_given_by_name():
     with pytest.raises(TypeError):
         mo.fedavg(0.1)

@@ -74,7 +74,15 @@ def test_personal_layers_begin_alike():
     assert sum(torch.equal(head, network().head.weight) for head in heads) == 3
 
 
-@pytest.mark.parametrize(("wrong", "name"), [({"lr": 0}, "lr"), ({"steps": 0}, "steps"), ({"clip": -1.0}, "clip")])
-def test_wrong_hyper_parameters_are_one_line(wrong, name):
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        ("shared", lambda: mo.fedper(shared=0)),
+        ("lr", lambda: mo.fedper(shared=mo.sgd(0))),
+        ("steps", lambda: mo.fedper(shared=mo.sgd(0.1, steps=0))),
+        ("clip", lambda: mo.fedper(shared=mo.sgd(0.1, clip=-1.0))),
+    ],
+)
+def test_wrong_hyper_parameters_are_one_line(name, build):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        flat(mo.fedper, **{"lr": 0.1, **wrong})
+        build()

@@ -332,9 +332,11 @@ def test_partial_evaluation_gives_the_same_numbers():
         ({"loss_weight": 0.0}, "`loss_weight` must be > 0"),
         ({"clients": 0}, "`clients` must be >= 1"),
         ({"radius": 0.0}, "`radius` must be > 0"),
-        ({"shared_decay": -1.0}, "`shared_decay` must be >= 0"),
+        ({"shared_decay": -1.0}, "`weight_decay` must be >= 0"),
         ({"prior": "normal"}, "`prior` must be a prior"),
-        ({"shared_lr": 0.0}, "`shared_lr` must be > 0"),
+        ({"shared_lr": 0.0}, "`lr` must be > 0"),
+        ({"shared_lr": None, "shared": 0.0}, "`shared` must be > 0"),
+        ({"kernel": 0.1}, "`personal` must be a Markov kernel, got 0.1"),
         ({"prior_lr": -0.1}, "`prior_lr` must be > 0"),
     ],
 )

@@ -23,6 +23,7 @@ from moiety.engines.base import RoundInfo
 from moiety.engines.vectorised import Vectorised
 from moiety.evaluation.calibration import coverage
 from moiety.evaluation.predictive import Predictive
+from moiety.loop.evaluate import adapt_phases
 from moiety.run.predict import newcomer_key
 
 S = 0.5
@@ -56,7 +57,7 @@ def adapted(clients, algorithm, u=U, mu=MU):
     """What the algorithm's rule for newcomers draws for each client, at known u and mu; [clients, samples, 2]."""
     problem = problem_of(vector_task(u, mu), federated(clients), SPLIT)
     states = [problem.first_state(algorithm)] * len(clients)
-    jobs = problem.make_jobs(algorithm.adapt_phases, range(len(clients)), states, "adapt", 0, part="train")
+    jobs = problem.make_jobs(adapt_phases(algorithm), range(len(clients)), states, "adapt", 0, part="train")
     received = algorithm.broadcast(problem.first_server(algorithm))
     found = serve(partial(Vectorised, block=1000), problem, algorithm.adapt, jobs, received, RoundInfo())
     return torch.stack([state.samples["v"] for state in found]).numpy()
@@ -257,7 +258,11 @@ def test_without_data_the_prior_predicts():
     u, mu, spread = server.shared["body.weight"].numpy()[0], server.prior["mean"].numpy(), server.prior["log_scale"]
     variance = float(spread.exp()) ** 2
     first = run._loop.problem.first_state(large)
-    drawn = large.population(torch.tensor(11), large.broadcast(server), first).samples["head.weight"].numpy()[:, 0]
+    drawn = (
+        large.posterior.population(torch.tensor(11), large.broadcast(server), first)
+        .samples["head.weight"]
+        .numpy()[:, 0]
+    )
     check_normal(drawn, mu, np.eye(2) * variance)
     x = {"a": np.array([[1.0, 2.0], [-3.0, 0.5]]), "b": np.array([[2.0, -1.0], [0.5, 1.5]])}
     outputs = run.predictive(None, x).outputs[:, :, 0]

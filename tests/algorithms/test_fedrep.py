@@ -77,10 +77,14 @@ def test_the_last_layer_is_personal_by_default():
     assert [n for n in ann if not torch.equal(ann[n], bob[n])] == ["head.weight", "head.bias"]
 
 
-WRONG = [({"lr": 0}, "lr"), ({"personal_epochs": 2, "personal_steps": 2}, "personal_epochs")]
-
-
-@pytest.mark.parametrize(("wrong", "name"), WRONG)
-def test_wrong_hyper_parameters_are_one_line(wrong, name):
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        ("shared", lambda: mo.fedrep(shared=0)),
+        ("lr", lambda: mo.fedrep(shared=mo.sgd(0))),
+        ("epochs", lambda: mo.fedrep(shared=0.1, personal=mo.sgd(0.1, epochs=2, steps=2))),
+    ],
+)
+def test_wrong_hyper_parameters_are_one_line(name, build):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        flat(mo.fedrep, **{"lr": 0.1, **wrong})
+        build()

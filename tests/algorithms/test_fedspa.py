@@ -5,7 +5,7 @@ import oracle_sparse as ref
 import pytest
 import torch
 from flat_options import flat
-from oracle_problems import federated, image_clients, problem_of, serve, split_of
+from oracle_problems import federated, image_clients, next_server, problem_of, serve, split_of
 from run_settings import with_settings
 from torch import nn
 
@@ -182,11 +182,11 @@ def test_volume_is_constant_and_the_server_moves_only_on_the_union_of_masks(mask
         jobs = problem.make_jobs(algorithm.phases, cohort, [held[k] for k in cohort], "train", t, part="train")
         done = serve(Sequential, problem, algorithm.client_update, jobs, received, RoundInfo(t, elapsed=t / 3))
         # What a client sent is 0 outside the mask it worked with.
-        begin = algorithm.begin or (lambda key, received, state: state)
+        begin = algorithm.sparsity.first_mask or (lambda key, received, state: state)
         worked = [begin(torch.tensor(job.key), received, job.state).mask for job in jobs]
         for mask, (update, _) in zip(worked, done, strict=True):
             assert all((update.upload[n][~m] == 0).all() for n, m in mask.items())
-        server = algorithm.server_update(server, algorithm.aggregator([u for u, _ in done]))
+        server = next_server(algorithm, server, [u for u, _ in done], share=2 / 3)
         after = algorithm.broadcast(server)
         for name in volumes:
             union = torch.stack([mask[name] for mask in worked]).any(0)

@@ -6,7 +6,6 @@ import numpy as np
 import oracle_bilevel as ref
 import pytest
 import torch
-from flat_options import flat
 from oracle_problems import federated, image_clients, scalar_task, split_of
 from torch import nn
 
@@ -207,15 +206,31 @@ def test_running_statistics_move_with_every_pass(solver, passes):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "text"),
+    ("build", "text"),
     [
-        ({"lr": 0}, r"`lr` must be > 0 and finite, got 0\."),
-        ({"solver": "exact"}, r"`solver` must be an inner solver, got 'exact' \(str\)\. For instance"),
-        ({"batch_size": 0}, r"`batch_size` must be >= 1, got 0\."),
-        ({"random_start": -1}, r"`random_start` must be >= 0, got -1\."),
-        ({"weighting": "rows"}, r"`weighting` must be one of the known names, got 'rows'\."),
+        (lambda: mo.ffgg(shared=0, personal=EXACT), r"`shared` must be > 0 and finite, got 0\.0\."),
+        (lambda: mo.ffgg(shared=mo.sgd(0), personal=EXACT), r"`lr` must be > 0 and finite, got 0\."),
+        (
+            lambda: mo.ffgg(shared=0.1, personal="exact"),
+            r"`personal` must be an inner solver or what moiety\.sgd makes, got 'exact' \(str\)\. For instance",
+        ),
+        (lambda: mo.ffgg(shared=mo.sgd(0.1, batch_size=0), personal=EXACT), r"`batch_size` must be >= 1, got 0\."),
+        (lambda: mo.ffgg(shared=0.1, personal=EXACT, random_start=-1), r"`random_start` must be >= 0, got -1\."),
+        (
+            lambda: mo.ffgg(shared=0.1, personal=EXACT, weighting="rows"),
+            r"`weighting` must be one of the known names, got 'rows'\.",
+        ),
+        (
+            lambda: mo.ffgg(shared=mo.sgd(0.1, steps=2), personal=EXACT),
+            r"`shared\.steps` must be 1 or left out, got 2\.",
+        ),
+        (
+            lambda: mo.ffgg(shared=mo.sgd(0.1, momentum=0.5), personal=EXACT),
+            r"`shared\.momentum` must be left out for this algorithm, got 0\.5\.",
+        ),
+        (lambda: mo.ffgg(shared=0.1, personal=mo.sgd(0.1)), r"`personal\.steps` must be given"),
     ],
 )
-def test_wrong_hyper_parameters_are_one_line(wrong, text):
+def test_wrong_hyper_parameters_are_one_line(build, text):
     with pytest.raises(MoietyError, match=rf"^{text}"):
-        flat(mo.ffgg, **{"lr": 0.1, "solver": EXACT, **wrong})
+        build()

@@ -47,8 +47,8 @@ def path(task=TASK, clients=CLIENTS, rounds=ROUNDS, rate=RATE, solver=None, spli
     algorithm = mo.ffgg(shared=rate, personal=solver or mo.solver.exact())
     found = [task.init["u"].numpy()]
 
-    def server_update(server, change):
-        after = algorithm.server_update(server, change)
+    def server_update(server, change, share):
+        after = algorithm.server_update(server, change, share)
         found.append(after.shared["u"].numpy().copy())
         return after
 

@@ -23,8 +23,8 @@ def followed(task, clients, algorithm, rounds, split, **options):
     start = task.init["u"].numpy()
     thetas, cohorts = [start], []
 
-    def server_update(server, change):
-        after = algorithm.server_update(server, change)
+    def server_update(server, change, share):
+        after = algorithm.server_update(server, change, share)
         thetas.append(after.shared["u"].numpy().copy())
         return after
 

@@ -163,7 +163,17 @@ def test_it_refuses_a_split_with_nothing_personal():
         mo.fit(net, DATA, mo.finetune(personal=0.1), split=mo.split.nothing(net), rounds=1, engine="sequential")
 
 
-@pytest.mark.parametrize("wrong", [{"lr": 0}, {"epochs": 0}, {"epochs": 1, "steps": 2}, {"batch_size": 0}, {"clip": 0}])
-def test_wrong_hyper_parameters_are_one_line(wrong):
-    with pytest.raises(MoietyError, match=r"^`\w+` must be .*, got "):
-        flat(mo.finetune, **{"lr": 0.1, **wrong})
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        ("personal", lambda: mo.finetune(personal=0)),
+        ("lr", lambda: mo.finetune(personal=mo.sgd(0))),
+        ("epochs", lambda: mo.finetune(personal=mo.sgd(0.1, epochs=0))),
+        ("epochs", lambda: mo.finetune(personal=mo.sgd(0.1, epochs=1, steps=2))),
+        ("batch_size", lambda: mo.finetune(personal=mo.sgd(0.1, batch_size=0))),
+        ("clip", lambda: mo.finetune(personal=mo.sgd(0.1, clip=0))),
+    ],
+)
+def test_wrong_hyper_parameters_are_one_line(name, build):
+    with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
+        build()

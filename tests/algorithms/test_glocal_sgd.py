@@ -218,13 +218,15 @@ def test_opposite_preferences():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"shared_radius": 0.0}, "`shared_radius` must be > 0 and finite, got 0.0."),
-        ({"personal_radius": float("inf")}, "`personal_radius` must be > 0 and finite, got inf."),
+        ({"shared_radius": 0.0}, "`radius` must be > 0 and finite, got 0.0."),
+        ({"personal_radius": float("inf")}, "`radius` must be > 0 and finite, got inf."),
         ({"longest_round_trip": -1}, "`longest_round_trip` must be >= 0, got -1."),
         ({"longest_round_trip": 2, "alignment": "asymmetric"}, "`longest_round_trip` must be left out, got 2."),
         ({"alignment": "align"}, "`alignment` must be one of the known names, got 'align'. Did you mean aligned?"),
         ({"rule": "adam"}, "`rule` must be one of the known names, got 'adam'."),
-        ({"shared_lr": 0}, "`shared_lr` must be > 0 and finite, got 0."),
+        ({"shared_lr": 0}, "`lr` must be > 0 and finite, got 0."),
+        ({"shared_lr": None, "shared": 0}, "`shared` must be > 0 and finite, got 0.0."),
+        ({"personal_steps": 2}, "`personal.steps` must be left out for this algorithm, got 2."),
     ],
 )
 def test_one_line_for_a_wrong_option(options, words):

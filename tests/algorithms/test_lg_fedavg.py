@@ -63,7 +63,14 @@ def test_the_last_layer_alone_is_shared_by_default():
     assert run.ledger["up_values"] == 3 * 18 * 8
 
 
-@pytest.mark.parametrize(("wrong", "name"), [({"lr": -1}, "lr"), ({"weighting": "size"}, "weighting")])
-def test_wrong_hyper_parameters_are_one_line(wrong, name):
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        ("shared", lambda: mo.lg_fedavg(shared=-1)),
+        ("lr", lambda: mo.lg_fedavg(shared=mo.sgd(-1))),
+        ("weighting", lambda: mo.lg_fedavg(shared=0.1, weighting="size")),
+    ],
+)
+def test_wrong_hyper_parameters_are_one_line(name, build):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        flat(mo.lg_fedavg, **{"lr": 0.1, **wrong})
+        build()

@@ -120,17 +120,36 @@ def test_nothing_personal_is_fedavg(engine):
     assert fits[1].history[-1]["train_loss"] == pytest.approx(fits[0].history[-1]["train_loss"], rel=1e-12)
 
 
+INNER = mo.solver.exact()
+
+
 @pytest.mark.parametrize(
-    ("wrong", "text"),
+    ("build", "text"),
     [
-        ({"shared_lr": -1}, r"`shared_lr` must be > 0 and finite, got -1\."),
-        ({"personal_lr": 0}, r"`personal_lr` must be > 0 and finite, got 0\."),
-        ({"solver": None}, r"`solver` must be an inner solver, got None \(NoneType\)\. For instance"),
-        ({"steps": 1, "epochs": 1}, r"`epochs` must be left out where steps is given, got 1\."),
-        ({"clip": 0}, r"`clip` must be > 0 or None, got 0\."),
-        ({"random_start": 0.5}, r"`random_start` must be a whole number, got 0\.5\."),
+        (lambda: mo.local_ffgg(shared=-1, personal=0.1, solver=INNER), r"`shared` must be > 0 and finite, got -1\.0\."),
+        (lambda: mo.local_ffgg(shared=0.1, personal=0, solver=INNER), r"`personal` must be > 0 and finite, got 0\.0\."),
+        (
+            lambda: mo.local_ffgg(shared=mo.sgd(-1), personal=0.1, solver=INNER),
+            r"`lr` must be > 0 and finite, got -1\.",
+        ),
+        (
+            lambda: mo.local_ffgg(shared=0.1, personal=0.1, solver=None),
+            r"`solver` must be an inner solver or what moiety\.sgd makes, got None \(NoneType\)\. For instance",
+        ),
+        (
+            lambda: mo.local_ffgg(shared=mo.sgd(0.1, steps=1, epochs=1), personal=0.1, solver=INNER),
+            r"`epochs` must be left out where steps is given, got 1\.",
+        ),
+        (
+            lambda: mo.local_ffgg(shared=mo.sgd(0.1, clip=0), personal=0.1, solver=INNER),
+            r"`clip` must be > 0 or None, got 0\.",
+        ),
+        (
+            lambda: mo.local_ffgg(shared=0.1, personal=0.1, solver=INNER, random_start=0.5),
+            r"`random_start` must be a whole number, got 0\.5\.",
+        ),
     ],
 )
-def test_wrong_hyper_parameters_are_one_line(wrong, text):
+def test_wrong_hyper_parameters_are_one_line(build, text):
     with pytest.raises(MoietyError, match=rf"^{text}"):
-        flat(mo.local_ffgg, **{"shared_lr": 0.1, "personal_lr": 0.1, "solver": mo.solver.exact(), **wrong})
+        build()

@@ -4,7 +4,6 @@ import numpy as np
 import oracle_numpy as ref
 import pytest
 import torch
-from flat_options import flat
 from oracle_problems import even_clients, federated, image_clients, split_of, vector_clients, vector_task
 
 import moiety as mo
@@ -104,8 +103,14 @@ def test_it_is_fedavg_on_full_batches():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "name"), [({"lr": -1}, "lr"), ({"steps": 0}, "steps"), ({"weighting": "batches"}, "weighting")]
+    ("name", "build"),
+    [
+        ("shared", lambda: mo.local_gd(shared=-1)),
+        ("lr", lambda: mo.local_gd(shared=mo.sgd(-1))),
+        ("steps", lambda: mo.local_gd(shared=mo.sgd(0.1, steps=0))),
+        ("weighting", lambda: mo.local_gd(shared=0.1, weighting="batches")),
+    ],
 )
-def test_wrong_hyper_parameters_are_one_line(wrong, name):
+def test_wrong_hyper_parameters_are_one_line(name, build):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        flat(mo.local_gd, **{"lr": 0.1, **wrong})
+        build()

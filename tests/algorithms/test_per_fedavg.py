@@ -75,7 +75,7 @@ def test_each_gradient_has_its_own_batches(engine, form, options):
     data, split = federated(clients), split_of(["u", "v"], [], {"u": 2, "v": 2})
     problem = problem_of(vector_task(start["u"], start["v"]), data, split)
     algorithm = flat(mo.per_fedavg, lr=0.2, personal_lr=0.15, steps=4, batch_size=4, form=form, **options)
-    received = algorithm.broadcast(algorithm.init_server(*problem.first_shared()))
+    received = algorithm.broadcast(problem.first_server(algorithm))
     jobs = problem.make_jobs(algorithm.phases, range(3), [problem.first_state(algorithm)] * 3, "train", 0, part="train")
     server = Sequential if engine == "sequential" else Vectorised
     results = serve(server, problem, algorithm.client_update, jobs, received, RoundInfo(0, scale=0.5))
@@ -280,17 +280,19 @@ def test_own_models_are_a_step_on_one_batch():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "name"),
+    ("name", "build"),
     [
-        ({"lr": 0}, "lr"),
-        ({"personal_lr": 0}, "personal_lr"),
-        ({"form": "second_order"}, "form"),
-        ({"personal_steps": 0}, "personal_steps"),
-        ({"steps": 1, "epochs": 1}, "epochs"),
-        ({"clip": 0}, "clip"),
-        ({"shuffle": "no"}, "shuffle"),
+        ("shared", lambda: mo.per_fedavg(shared=0, personal=0.1)),
+        ("lr", lambda: mo.per_fedavg(shared=mo.sgd(0), personal=0.1)),
+        ("personal", lambda: mo.per_fedavg(shared=0.1, personal=0)),
+        ("form", lambda: mo.per_fedavg(shared=0.1, personal=0.1, form="second_order")),
+        ("steps", lambda: mo.per_fedavg(shared=0.1, personal=mo.sgd(0.1, steps=0))),
+        ("epochs", lambda: mo.per_fedavg(shared=mo.sgd(0.1, steps=1, epochs=1), personal=0.1)),
+        ("clip", lambda: mo.per_fedavg(shared=mo.sgd(0.1, clip=0), personal=0.1)),
+        ("shuffle", lambda: mo.per_fedavg(shared=mo.sgd(0.1, shuffle="no"), personal=0.1)),
+        ("shared.momentum", lambda: mo.per_fedavg(shared=mo.sgd(0.1, momentum=0.5), personal=0.1)),
     ],
 )
-def test_wrong_hyper_parameters_are_one_line(wrong, name):
+def test_wrong_hyper_parameters_are_one_line(name, build):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        flat(mo.per_fedavg, **{"lr": 0.1, "personal_lr": 0.1, **wrong})
+        build()

@@ -256,17 +256,18 @@ def test_running_statistics_are_those_of_the_personal_model(stats):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "name"),
+    ("name", "build"),
     [
-        ({"lr": 0}, "lr"),
-        ({"personal_lr": -1}, "personal_lr"),
-        ({"pull": 0}, "pull"),
-        ({"inner_steps": 0}, "inner_steps"),
-        ({"epochs": 1, "steps": 1}, "epochs"),
-        ({"weighting": "size"}, "weighting"),
-        ({"momentum": 1.0}, "momentum"),
+        ("shared", lambda: mo.pfedme(shared=0, personal=mo.sgd(0.1, pull=1.0))),
+        ("lr", lambda: mo.pfedme(shared=0.1, personal=mo.sgd(-1, pull=1.0))),
+        ("personal.pull", lambda: mo.pfedme(shared=0.1, personal=mo.sgd(0.1, pull=0))),
+        ("personal.pull", lambda: mo.pfedme(shared=0.1, personal=0.1)),
+        ("steps", lambda: mo.pfedme(shared=0.1, personal=mo.sgd(0.1, pull=1.0, steps=0))),
+        ("epochs", lambda: mo.pfedme(shared=mo.sgd(0.1, epochs=1, steps=1), personal=mo.sgd(0.1, pull=1.0))),
+        ("weighting", lambda: mo.pfedme(shared=0.1, personal=mo.sgd(0.1, pull=1.0), weighting="size")),
+        ("momentum", lambda: mo.pfedme(shared=0.1, personal=mo.sgd(0.1, pull=1.0, momentum=1.0))),
     ],
 )
-def test_wrong_hyper_parameters_are_one_line(wrong, name):
+def test_wrong_hyper_parameters_are_one_line(name, build):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        flat(mo.pfedme, **{"lr": 0.1, "personal_lr": 0.1, "pull": 1.0, **wrong})
+        build()

@@ -54,7 +54,7 @@ def test_two_rounds_by_hand(engine, rounds, x, c):
     assert [float(s.control["w"]) for s in run._loop.progress.store.get([0, 1])] == pytest.approx(wanted, rel=1e-13)
 
 
-def flat(w):
+def vector(w):
     return np.concatenate([w["u"], w["v"]])
 
 
@@ -63,9 +63,9 @@ def algorithm_1(clients, cohorts, scales, batches, *, eta_l, eta_g, option, of, 
 
     def slope(x, data, rows):
         found, _ = ref.gradients(cut(x, clients, MATRICES), data, rows, MATRICES)
-        return flat(found)
+        return vector(found)
 
-    x = flat(W)
+    x = vector(W)
     c, own = 0 * x, [0 * x for _ in clients]
     for asked, scale in zip(cohorts, scales, strict=True):  # line 4
         eta, dys, dcs = eta_l * scale, [], []
@@ -129,19 +129,19 @@ def test_trajectory_in_numpy(engine, option, length, weighting):
     x, c = algorithm_1(clients, cohorts, (1, 1, 1, 0.5, 0.5), batches, **rates, of=4, weights=weights)
     control = run._loop.progress.server.control
     found = {k: p.numpy() for k, p in run.shared_parameters().items()}
-    np.testing.assert_allclose(flat(found), x, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(vector(found), x, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(np.concatenate([control["u"], control["v"]]), c, rtol=1e-10, atol=1e-12)
 
 
 DIFFERENT = even_clients((6, 9, 15), seed=4)
-BEST = flat(ref.minimiser(DIFFERENT, (1, 1, 1), MATRICES, ())[0])
+BEST = vector(ref.minimiser(DIFFERENT, (1, 1, 1), MATRICES, ())[0])
 
 
 def ended(algorithm, rounds=50, **options):
     task = vector_task(W["u"], W["v"])
     options = {"engine": "vectorised", "evaluate_every": rounds, **options}
     run = mo.fit(task, federated(DIFFERENT), algorithm, **with_settings(split=SPLIT, rounds=rounds, **options))
-    return flat({k: p.numpy() for k, p in run.shared_parameters().items()})
+    return vector({k: p.numpy() for k, p in run.shared_parameters().items()})
 
 
 @pytest.mark.parametrize("option", ["I", "II"])
@@ -200,7 +200,7 @@ def test_one_step_of_all_clients_is_gradient_descent(engine):
     """In the mean c - c_i cancels: x <- x - eta_g eta_l (mean gradient), whatever the option."""
     some = [joined(data, MATRICES) for data in DIFFERENT]
     a, b = np.mean([m for m, _ in some], axis=0), np.mean([v for _, v in some], axis=0)
-    x = flat(W)
+    x = vector(W)
     for _ in range(6):
         x = x - 0.4 * 0.1 * (a @ x - b)
     for option in ("I", "II"):
@@ -248,16 +248,18 @@ def test_running_statistics(stats):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "name"),
+    ("name", "build"),
     [
-        ({"lr": 0}, "lr"),
-        ({"option": "III"}, "option"),
-        ({"steps": 0}, "steps"),
-        ({"batch_size": 0}, "batch_size"),
-        ({"epochs": 1, "steps": 1}, "epochs"),
-        ({"weighting": "size"}, "weighting"),
+        ("shared", lambda: mo.scaffold(shared=0)),
+        ("lr", lambda: mo.scaffold(shared=mo.sgd(0))),
+        ("option", lambda: mo.scaffold(shared=0.1, option="III")),
+        ("steps", lambda: mo.scaffold(shared=mo.sgd(0.1, steps=0))),
+        ("batch_size", lambda: mo.scaffold(shared=mo.sgd(0.1, batch_size=0))),
+        ("epochs", lambda: mo.scaffold(shared=mo.sgd(0.1, epochs=1, steps=1))),
+        ("weighting", lambda: mo.scaffold(shared=0.1, weighting="size")),
+        ("shared.momentum", lambda: mo.scaffold(shared=mo.sgd(0.1, momentum=0.5))),
     ],
 )
-def test_wrong_hyper_parameters_are_one_line(wrong, name):
+def test_wrong_hyper_parameters_are_one_line(name, build):
     with pytest.raises(MoietyError, match=rf"^`{name}` must be [^\n]*, got [^\n]*$"):
-        flat(mo.scaffold, **{"lr": 0.1, **wrong})
+        build()

@@ -122,7 +122,7 @@ def test_local_work_hands_back_the_state_it_was_given(algorithm, one_round):
     problem = problem_of(scalar_task(), federated(CLIENTS), split_of(["u"], ["v"]))
     state = problem.first_state(algorithm)
     jobs = problem.make_jobs(algorithm.phases, [0], [state], "train", 0, part="train")
-    received = algorithm.broadcast(algorithm.init_server(*problem.first_shared()))
+    received = algorithm.broadcast(problem.first_server(algorithm))
     ((update, after),) = serve(Sequential, problem, algorithm.client_update, jobs, received, RoundInfo())
     assert float(after.personal["v"]) == 0.0
     assert float(update.upload["u"]) != 0.0

@@ -133,7 +133,7 @@ def _online(build: Callable[..., Algorithm], **rates: Any) -> Callable[..., Algo
     """
 
     def made(momentum: float = 0.0, weight_decay: float = 0.0, clip: float | None = None, **o: Any) -> Algorithm:
-        return build(**rates, **o)
+        return flat(build, **rates, **o)
 
     return made
 

@@ -18,7 +18,9 @@ from moiety.transport import pack
 CODECS = {"qsgd": mo.codec.qsgd(levels=7), "rand_k": mo.codec.rand_k(k=0.5)}
 DATA = federated(image_clients([3, 5, 2]))
 SENDS = {
-    name: row for row, name in zip(TABLE, NAMES, strict=True) if row.build().uploads and row.personal != ("u", "v")
+    name: row
+    for row, name in zip(TABLE, NAMES, strict=True)
+    if row.build().aggregator is not None and row.personal != ("u", "v")
 }
 
 
@@ -45,9 +47,9 @@ def test_every_algorithm_runs_and_pays_for_what_is_packed(row, codec):
     assert len(seen) == 2 * 3
     algorithm = row.build()
     layout = declare_layouts(run._loop.problem, algorithm)[1]
-    plain = {name: p for name, p in layout.items() if algorithm.uncompressed and algorithm.uncompressed(name)}
+    plain = {name: p for name, p in layout.items() if algorithm.wire.uncompressed(name)}
     masks = 0
-    if algorithm.search:
+    if any(phase.search for phase in algorithm.phases.values()):
         bits = {
             f"bits:{n}": torch.zeros(-(-p.numel() // 8), dtype=torch.uint8) for n, p in layout.items() if p.dim() > 1
         }

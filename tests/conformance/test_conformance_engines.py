@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conformance_table import NAMES, TABLE, mlp_problem
-from oracle_problems import engine_name, serve
+from oracle_problems import engine_name, next_server, serve
 
 from moiety import tree
 from moiety.engines.base import RoundInfo
@@ -39,7 +39,7 @@ def results(row, engine, dtype=torch.float32, order=None, rounds=2, **options):
         )
         found = [shuffled[i] for i in np.argsort(order)]
         states = [s for _, s in found]
-        server = algorithm.server_update(server, algorithm.aggregator([u for u, _ in found]))
+        server = next_server(algorithm, server, [u for u, _ in found])
     return found, server
 
 

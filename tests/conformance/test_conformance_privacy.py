@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 import moiety as mo
 from moiety import tree
-from moiety.loop.exchange import declare_layouts
+from moiety.loop.exchange import Exchange, declare_layouts
 from moiety.transport import PrivacyError
 from moiety.types import ClientUpdate
 
@@ -22,7 +22,7 @@ def model():
 
 
 @pytest.mark.parametrize("row", TABLE, ids=NAMES)
-def test_personal_names_stay_away_from_the_server(row, tmp_path):
+def test_personal_names_stay_away_from_the_server(row, tmp_path, monkeypatch):
     net = model()
     split = row.split(net)
     inner = row.build()
@@ -34,11 +34,13 @@ def test_personal_names_stay_away_from_the_server(row, tmp_path):
         down.append(inner.broadcast(server))
         return down[-1]
 
-    def aggregator(updates):
-        up.extend(u.upload for u in updates)
-        return inner.aggregator(updates)
+    def receive(exchange, arrivals, t):
+        received = Exchange.receive(exchange, arrivals, t)
+        up.extend(arrival.update.upload for arrival in received)
+        return received
 
-    watched = replace(inner, broadcast=broadcast, aggregator=aggregator)
+    monkeypatch.setattr("moiety.loop.round.Exchange", type("Watched", (Exchange,), {"receive": receive}))
+    watched = replace(inner, broadcast=broadcast)
     run = mo.fit(net, DATA, watched, split=split, rounds=2, engine="sequential", out=tmp_path / "run")
     assert down
     assert len(up) == 2 * 3
@@ -46,9 +48,9 @@ def test_personal_names_stay_away_from_the_server(row, tmp_path):
     assert all(set(sent) == set(downwards) for sent in down)
     assert all(set(sent) == set(upwards) for sent in up)
     assert not set(split.personal) & {*downwards, *upwards}
-    if inner.crosses is None:
+    if inner.wire.layout is None:
         assert set(downwards) == set(split.shared)
-        assert set(upwards) == (set(split.shared) if inner.uploads else set())
+        assert set(upwards) == (set(split.shared) if inner.aggregator is not None else set())
     checkpoints = list((tmp_path / "run").glob("checkpoint/*/server.safetensors"))
     assert len(checkpoints) == 1
     with safe_open(checkpoints[0], framework="pt") as file:

@@ -6,7 +6,7 @@ from multiprocessing import active_children
 import pytest
 import torch
 from conformance_table import NAMES, TABLE, mlp_problem
-from oracle_problems import federated, image_clients
+from oracle_problems import federated, image_clients, next_server
 from run_settings import with_settings
 
 import moiety as mo
@@ -48,7 +48,7 @@ def everything(row, make, dtype=torch.float32, rounds=2):
             found = engine.map("train", jobs, algorithm.broadcast(server), RoundInfo(t, scale=0.5))
             found = [tree.map_leaves(torch.clone, result) for result in found]
             states = [s for _, s, _ in found]
-            server = algorithm.server_update(server, algorithm.aggregator([u for u, _, _ in found]))
+            server = next_server(algorithm, server, [u for u, _, _ in found])
         clients = problem.data.sizes("train").nonzero()[0]
         scores = evaluate(
             problem, algorithm, engine, server, Fixed(states), part="train", round=rounds, clients=clients

@@ -97,7 +97,7 @@ def test_local_only_with_momentum_is_plain_sgd_within_a_round():
 def test_everything_personal_makes_fedalt_and_fedsim_local_training(build):
     """With u empty only the v-steps remain: plain SGD at personal_lr on each client."""
     net = model()
-    algorithm = build(shared_lr=0.7, personal_lr=0.1, **COMMON)
+    algorithm = flat(build, shared_lr=0.7, personal_lr=0.1, **COMMON)
     run = mo.fit(net, DATA, algorithm, split=mo.split.everything(net), rounds=3, engine="sequential")
     for client in range(len(SIZES)):
         wanted = plain_sgd(model(), client, epochs=3, lr=0.1)
@@ -139,7 +139,12 @@ def test_one_client_and_full_batches_is_centralised_training(build):
     net = model()
     split = mo.split.by_name(net, personal=["head"])
     run = mo.fit(
-        net, alone, build(shared_lr=0.1, personal_lr=0.3, batch_size=13), split=split, rounds=4, engine="sequential"
+        net,
+        alone,
+        flat(build, shared_lr=0.1, personal_lr=0.3, batch_size=13),
+        split=split,
+        rounds=4,
+        engine="sequential",
     )
     x, y = torch.tensor(alone.columns["x"], dtype=torch.float64), torch.tensor(alone.columns["y"])
     mine = model()

@@ -7,7 +7,7 @@ from oracle_problems import federated, image_clients
 from run_settings import with_settings
 
 import moiety as mo
-from moiety.server import weighted_sum
+from moiety.server.mean import weighted_sum
 
 MEAN = mo.aggregator.mean()
 AGGREGATORS = [
@@ -19,8 +19,8 @@ AGGREGATORS = [
 def sends(algorithm):
     # Clients that draw from a posterior send different things though their data are the same.
     # A server that steps along a sum steps less far along a robust mean.
-    mean = algorithm.aggregator is not weighted_sum
-    return algorithm.uploads and algorithm.needs != "everything" and algorithm.samples is None and mean
+    joins = algorithm.aggregator is not None and algorithm.aggregator is not weighted_sum
+    return joins and algorithm.needs != "everything" and algorithm.posterior is None
 
 
 SENDING = [(row, name) for row, name in zip(TABLE, NAMES, strict=True) if sends(row.build(batch_size=9))]

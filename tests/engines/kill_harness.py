@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 from engine_cases import batch_norm_net, federation, folder_contents
-from run_settings import with_settings
 
 import moiety as mo
 
@@ -42,7 +41,7 @@ def work(out: Path, rounds: int) -> None:
     )
     options: dict[str, Any] = {"rounds": rounds, "cohort": 3, "engine": "sequential"}
     settings = mo.Settings(evaluate_every=1, checkpoint_every=1)
-    mo.fit(model, FED, algorithm, **with_settings(split=split, seed=5, out=out, settings=settings, **options))
+    mo.fit(model, FED, algorithm, split=split, seed=5, out=out, settings=settings, **options)
 
 
 def start(out: Path, rounds: int, before: Callable[[], None] = lambda: None) -> int:

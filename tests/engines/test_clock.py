@@ -16,6 +16,7 @@ import moiety as mo
 from moiety.clients.clock import clock_from
 from moiety.loop.virtual_time import draw_idle
 from moiety.transport.guard import PrivacyError
+from moiety.types import Delay
 
 ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 SHARED = split_of(["u", "v"])
@@ -30,8 +31,8 @@ def followed(fed, algorithm, clock, rounds, **options):
     """The run, u after every round and the records."""
     records, values = [], []
 
-    def server_update(server, change):
-        after = algorithm.server_update(server, change)
+    def server_update(server, change, share):
+        after = algorithm.server_update(server, change, share)
         values.append(float(after.shared["u"]))
         return after
 
@@ -359,9 +360,9 @@ def test_bad_input_gets_one_clear_line(tmp_path):
         refused(lambda asked=asked: fit(clock.asynchronous(active=2), 1, aggregator=asked), "aggregator.*one by one")
     ally = {"attack": mo.attack.mimic(), "attackers": [0]}
     refused(lambda: fit(clock.asynchronous(active=2), 1, **ally), "attack.*mimic")
-    narrow = replace(step(), longest_round_trip=2)
+    narrow = replace(step(), delay=Delay(longest_round_trip=2, evaluates_at="dispatch"))
     refused(lambda: followed(pulls(8), narrow, clock.delayed(down=1, up=2), 1), "clock.*at most 2.*got 3")
-    late = replace(step(), evaluates_at="arrival")
+    late = replace(step(), delay=Delay(longest_round_trip=None, evaluates_at="arrival"))
     refused(lambda: followed(pulls(8), late, clock.delayed(down=1), 1), "clock.at.*arrival.*dispatch")
     file = tmp_path / "times.csv"
     refused(lambda: clock.trace(str(file)), "file.*times.csv")

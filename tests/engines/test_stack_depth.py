@@ -14,7 +14,7 @@ import moiety as mo
 
 HOME = str(Path(mo.__file__).parent)
 DEEPEST = 10
-"""Frames from ``moiety.fit`` to the call of autograd. To be ten."""
+"""Frames of moiety from ``fit`` to the call of autograd."""
 
 
 def frames(path: str) -> list[str]:

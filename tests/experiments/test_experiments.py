@@ -352,7 +352,7 @@ def test_another_package_brings_its_own(monkeypatch, capsys, tmp_path):
 def test_a_file_imports_no_recipe(tmp_path):
     (tmp_path / "first.toml").write_text(
         'data = {name = "digits", clients = 5, partition = "iid"}\nmodel = "linear"\n'
-        'algorithm = {name = "fedavg", lr = 0.1}\n[run]\nrounds = 1\nengine = "sequential"\n'
+        'algorithm = {name = "fedavg", shared = 0.1}\n[run]\nrounds = 1\nengine = "sequential"\n'
     )
     text = (
         "import sys; from moiety.cli import main; code = main(['run', 'first.toml', '-q']);"

@@ -97,5 +97,12 @@ def serve(engine, problem, function, jobs, received, info):
     return engine(problem, {"asked": ClientFunction(function, phases)}).map("asked", jobs, received, info)
 
 
+def next_server(algorithm, server, updates, share=1.0):
+    """The server after a round of these updates, which come from this share of all clients."""
+    if algorithm.aggregator is None:  # nothing is sent
+        return server
+    return algorithm.server_update(server, algorithm.aggregator(updates), share)
+
+
 def engine_name(engine) -> str:
     return getattr(engine, "func", engine).name

@@ -178,7 +178,7 @@ def test_the_scale_paper_has_the_sizes_of_table_9():
         assert (stages.lr, stages.personal_lr, stages.finetune_lr, stages.pull) == ((0.5,), (0.01,), (0.01,), 0.1)
         made = {step.name: step for step in list_steps(setting, _rates(setting))}
         assert made["fedavg"].algorithm.spec["schedule"] == {"name": "exponential", "halve_every": 500}
-        assert made["adapter-fedalt"].algorithm.spec["shared_lr"] == 0.01
+        assert made["adapter-fedalt"].algorithm.spec["shared"]["lr"] == 0.01
         assert (made["adapter-fedalt"].rounds, made["adapter-fedalt-final"].cohort) == (500, None)
         assert made["adapter-fedsim-stateless"].algorithm.stateful is False
 

@@ -132,7 +132,8 @@ def test_scale_paper_has_the_sizes_of_tables_8_and_9():
         assert (stages.lr, stages.personal_lr, stages.finetune_lr) == ((1e-2,), (1e-2,), (1e-4,))
         assert (stages.finetune_epochs, stages.seeds) == (5, 1)
         spec = personalise(stages, "input", "fedalt", 1e-2).algorithm.spec
-        assert (spec["server"], spec["clip"]) == ({"name": "adam", "lr": 1e-3}, 0.25)
+        assert (spec["shared"]["clip"], spec["personal"]["clip"]) == (0.25, 0.25)
+        assert spec["server"] == {"name": "adam", "lr": 1e-3}
         assert spec["schedule"]["name"] == "linear"
     assert connected.paper.table["input"] == (None, 15.13, 15.47)
     model = connected.model(0)

@@ -149,7 +149,8 @@ def test_runs_are_what_their_names_say(ended):
         zip(METHODS, ("fedspa", "fedspa", "ditto", "fedavg", "sub_fedavg", "local_only", "subsampling"), strict=True)
     )
     assert config[RSM]["algorithm"]["search"] == "rsm"
-    assert all(c["algorithm"]["weight_decay"] == 5e-4 for c in config.values())
+    parts = [c["algorithm"][part] for c in config.values() for part in ("shared", "personal") if part in c["algorithm"]]
+    assert all(part["weight_decay"] == 5e-4 for part in parts)
     assert all(c["algorithm"]["schedule"] == {"name": "geometric", "factor": 0.998} for c in config.values())
     assert (folder / "digits.png").is_file()
     assert (folder / "table.md").read_text() == outcome.page + "\n"
@@ -270,7 +271,7 @@ def test_the_laptop_scale_is_as_its_page_says():
         spread[setting] = counts.std(axis=0).mean()
     assert spread[IID] < 0.05 < spread[A] < spread[B]
     methods = build_methods(first, prune_rate=plan.prune_rate)
-    options = methods[DST].spec
+    options = methods[DST].spec["shared"]
     assert (options["lr"], options["epochs"], options["batch_size"]) == (0.1, 5, 16)
     assert methods[SUB].spec["prune_rate"] == 0.2
 
@@ -284,6 +285,6 @@ def test_the_scale_of_the_paper_has_its_sizes():
     assert (vgg.name, resnet.name) == ("cifar10-vgg11", "cifar10-resnet18")
     methods = build_methods(vgg, prune_rate=plan.prune_rate)
     ditto = methods[DITTO].spec
-    assert (ditto["epochs"], ditto["personal_epochs"], ditto["pull"]) == (2, 3, 0.5)
+    assert (ditto["shared"]["epochs"], ditto["personal"]["epochs"], ditto["personal"]["pull"]) == (2, 3, 0.5)
     assert methods[SUB].spec["prune_rate"] == 0.05
-    assert methods[DST].spec["batch_size"] == 128
+    assert methods[DST].spec["shared"]["batch_size"] == 128

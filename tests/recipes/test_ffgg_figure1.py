@@ -111,12 +111,12 @@ def test_the_step_sizes_are_the_papers():
     top = found.smooth()
     made = {line.name: line.algorithm.spec for line in build_lines(small, found, 0)}
     for tau in small.local:
-        assert made[f"scaffold-{tau}"]["lr"] == made[f"local-gd-{tau}"]["lr"] == 1 / (top * tau)
+        assert made[f"scaffold-{tau}"]["shared"]["lr"] == made[f"local-gd-{tau}"]["shared"]["lr"] == 1 / (top * tau)
         assert made[f"scaffold-{tau}"]["server"] == {"name": "sgd", "lr": 0.5}
         l2gd = made[f"l2gd-{tau}"]
-        assert (l2gd["pull"], l2gd["probability"]) == (0.1, 1 / tau)
+        assert (l2gd["personal"]["pull"], l2gd["probability"]) == (0.1, 1 / tau)
         # alpha / M with alpha = 1 / (2 LL), LL = max(L / (1 - p), lambda / p) / M
-        assert 1 / l2gd["lr"] == pytest.approx(2 * max(top / (1 - 1 / tau), 0.1 * tau))
+        assert 1 / l2gd["personal"]["lr"] == pytest.approx(2 * max(top / (1 - 1 / tau), 0.1 * tau))
 
 
 @pytest.fixture(scope="module")

@@ -149,7 +149,8 @@ def test_the_scale_paper_has_the_sizes_of_table_2():
     made = {step.name: step for step in list_steps(words, dict.fromkeys(names, 0.1))}
     spec = made["adapter-local_ffgg"].algorithm.spec
     assert spec["solver"] == {"name": "sgd", "lr": 0.1, "epochs": 1, "batch_size": 64, "clip": 0.1}
-    assert (spec["shared_lr"], spec["personal_lr"], spec["epochs"], spec["clip"]) == (0.1, 0.1, 1, 0.1)
+    assert spec["shared"] == {"name": "sgd", "lr": 0.1, "epochs": 1, "batch_size": 64, "clip": 0.1}
+    assert spec["personal"] == {"name": "sgd", "lr": 0.1, "clip": 0.1}
     assert spec["server"] == {"name": "adam", "lr": 5e-5}
     assert made["adapter-local_ffgg"].rounds == 500
     assert made["adapter-local_ffgg"].algorithm.stateful is False

@@ -57,9 +57,13 @@ def test_both_runs_are_alike_but_for_the_algorithm(outcome):
     assert fedavg["data"]["partition"]["name"] == "dirichlet"
     same = ("rounds", "cohort", "seed", "evaluate_on", "loss")
     assert [fedavg["run"][k] for k in same] == [fedalt["run"][k] for k in same] == [4, 10, 0, "test", "cross_entropy"]
-    epochs = fedalt["algorithm"]["shared_epochs"] + fedalt["algorithm"]["personal_epochs"]
-    assert fedavg["algorithm"]["epochs"] == epochs
-    assert fedavg["algorithm"]["batch_size"] == fedalt["algorithm"]["batch_size"]
+    shared, personal, both = (
+        fedalt["algorithm"]["shared"],
+        fedalt["algorithm"]["personal"],
+        fedavg["algorithm"]["shared"],
+    )
+    assert both["epochs"] == shared["epochs"] + personal["epochs"]
+    assert both["batch_size"] == shared["batch_size"] == personal["batch_size"]
 
 
 def test_the_sentence_comes_from_the_folders(outcome):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moiety.errors import MoietyError
-from moiety.server import check_weighting, client_weight, weighted_mean
+from moiety.server.mean import client_weights, weighted_mean
 from moiety.types import ClientUpdate
 
 NUMBERS = st.floats(-1e3, 1e3)
@@ -88,13 +88,13 @@ def test_nothing_to_send_has_an_empty_mean():
     assert weighted_mean([ClientUpdate({}, torch.tensor(2.0), {})] * 2) == {}
 
 
-def test_client_weight():
+def test_client_weights():
     """30 examples in batches of 8 are ceil(30 / 8) = 4 batches."""
     work = SimpleNamespace(examples=torch.tensor(30.0))
-    assert float(client_weight(work, "examples", 8)) == 30
-    assert float(client_weight(work, "batches", 8)) == 4
-    assert float(client_weight(work, "uniform", 8)) == 1
+    assert float(client_weights("examples", 8)(work)) == 30
+    assert float(client_weights("batches", 8)(work)) == 4
+    assert float(client_weights("uniform", 8)(work)) == 1
     with pytest.raises(
         MoietyError, match=r"^`weighting` must be one of the known names, got 'batch'. Did you mean batches\?$"
     ):
-        check_weighting("batch")
+        client_weights("batch", 8)

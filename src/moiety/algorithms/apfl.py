@@ -135,7 +135,7 @@ def apfl(
         point = {**buffers, **{n: now.v[n] for n in work.shared}}
         v = descend(work, v_sgd, point, {n: now.alpha * g[n] for n in g})
         # The mixing weight: alpha_i <- alpha_i - eta <v_i - w_i, grad f_i(v-_i; xi)>
-        share = now.alpha
+        share = now.alpha.clone()  # a new state shares no memory with the old one
         if alpha_lr is not None:
             along = torch.stack([((now.v[n] - now.w[n]) * g[n]).sum() for n in work.shared]).sum()
             share = (share - alpha_lr * work.scale * along).clamp(0.0, 1.0)

@@ -45,17 +45,24 @@ from moiety.server import averaging
 from moiety.server.mean import client_weights
 from moiety.server.optimisers import server_or_mean
 from moiety.spec import recorded
-from moiety.types import Algorithm, ClientUpdate, Objective, Params, Phase, Schedule, ServerOptimiser, Wire, Work
+from moiety.types import Algorithm, ClientUpdate, Objective, Params, Phase, Schedule, ServerOptimiser, Tree, Wire, Work
 
 CONTROL = "control:"
 """Before the name of a parameter, its control on the wire."""
 
 
 class Server(NamedTuple):
-    """Shared parameters and running statistics with the state of the server's optimiser, and c."""
+    """Shared parameters and running statistics, the state of the server's optimiser, and c."""
 
-    model: averaging.Server
+    shared: Params
+    statistics: Params
+    optimiser: Tree
     control: Params
+
+    @property
+    def model(self) -> averaging.Server:
+        """All but c."""
+        return averaging.Server(*self[:3])
 
 
 class Client(NamedTuple):
@@ -121,10 +128,10 @@ def scaffold(
     def server_update(now: Server, change: Params, share: float) -> Server:
         # Line 17: x <- x + eta_g Delta x, c <- c + |S|/N Delta c
         model = averaging.server_update(optimiser, now.model, change)
-        return Server(model, {n: c + share * change[CONTROL + n] for n, c in now.control.items()})
+        return Server(*model, {n: c + share * change[CONTROL + n] for n, c in now.control.items()})
 
     def init_server(shared: Params, statistics: Params, personal: Params) -> Server:
-        return Server(averaging.init_server(optimiser, shared, statistics), zeros({**shared, **statistics}))
+        return Server(*averaging.init_server(optimiser, shared, statistics), zeros({**shared, **statistics}))
 
     def adapt(work: Work, received: Params, state: Client) -> Client:
         # Only running statistics can be a client's own; where there are none there is nothing to learn.

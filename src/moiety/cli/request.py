@@ -1,4 +1,4 @@
-"""What ``moiety run`` is asked for, and how it ends where the user stops it."""
+"""What ``moiety run`` is asked for, and how it is told that the user stopped it."""
 
 from __future__ import annotations
 

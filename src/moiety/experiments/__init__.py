@@ -8,8 +8,8 @@ from moiety.analysis.intervals import FAILS, HOLDS, UNDECIDED, claim, interval, 
 from moiety.experiments.experiment import Experiment
 from moiety.experiments.judge import claim_row, compare, count_verdicts, score_row, show_interval
 from moiety.experiments.page import CI_NOTICE
-from moiety.experiments.parts import Cell, Cells, Outcome, Page, Results, Row, Section, Watch, keep_clients
 from moiety.experiments.plans import SCALES
+from moiety.experiments.records import Cell, Cells, Outcome, Page, Results, Row, Section, Watch, keep_clients
 from moiety.experiments.registry import list_recipes, load_recipe
 
 __all__ = [

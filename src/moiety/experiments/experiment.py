@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from moiety.experiments.parts import Cells, Outcome, Page, Results, Watch, watch_nothing
+from moiety.experiments.records import Cells, Outcome, Page, Results, Watch, watch_nothing
+from moiety.experiments.runner import Request, run
 
 P = TypeVar("P")
 
@@ -72,7 +73,5 @@ class Experiment(Generic[P]):
             resume: continue what has begun in ``out``; options may then be left out.
             watch: called before each run; gives what is called after every round.
         """
-        from moiety.experiments.runner import Request, run
-
         request = Request(scale, rounds, seed, seeds, dict(changes or {}), engine, device, resume)
         return run(self, request, None if out is None else Path(out), watch)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moiety.experiments.parts import Outcome, Page, Results, Row, Section
+from moiety.experiments.records import Outcome, Page, Results, Row, Section
 from moiety.reports.tables import markdown
 
 if TYPE_CHECKING:

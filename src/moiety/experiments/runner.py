@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moiety.errors import MoietyError, choice, message, must, whole
-from moiety.experiments.parts import Cell, Key, Outcome, Row, Watch
+from moiety.experiments.page import write_page
 from moiety.experiments.plans import SCALES, change, plain_fields
+from moiety.experiments.records import Cell, Key, Outcome, Row, Watch
 
 if TYPE_CHECKING:
     from moiety.experiments.experiment import Experiment
@@ -45,7 +46,6 @@ class Request:
 def run(experiment: Experiment[Any], request: Request, out: Path | None, watch: Watch) -> Outcome:
     """Run what has not ended yet, and write the page."""
     from moiety.engines.auto import check_engine
-    from moiety.experiments.page import write_page
 
     _check_options(experiment, request)
     settled = _settle(experiment, request, out)

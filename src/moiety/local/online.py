@@ -10,7 +10,7 @@ import torch
 
 from moiety.errors import choice, number
 from moiety.local.sgd import ALL, WHOLE, check_length, check_rate, local_work
-from moiety.spec import recorded
+from moiety.spec import recorded, spec_from_fields
 from moiety.types import Names, Params, Phase
 
 RULES = ("sgd", "adagrad")
@@ -28,7 +28,7 @@ class Online:
     steps: int | None = None
     batch_size: int | str | None = None
     shuffle: bool = True
-    spec: dict[str, Any] = field(default_factory=dict)
+    spec: dict[str, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         check_rate("lr", self.lr)
@@ -37,6 +37,7 @@ class Online:
             hint = "Leave it out where parameters are free."
             number("radius", self.radius, "> 0 and finite", lambda r: 0 < r < math.inf, hint)
         check_length(None, self.steps, self.batch_size, self.shuffle)
+        object.__setattr__(self, "spec", spec_from_fields("online", self))
 
     @property
     def rows(self) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from moiety.errors import kind, must, number, whole
 from moiety.local.verbs import clip_gradients, mean_loss
-from moiety.spec import recorded
+from moiety.spec import recorded, spec_from_fields
 from moiety.types import Batch, Names, Params, Phase, Work
 
 ALL = "all"
@@ -40,7 +40,7 @@ class Sgd:
     weight_decay: float = 0.0
     pull: float = 0.0
     clip: float | None = None
-    spec: dict[str, Any] = field(default_factory=dict)
+    spec: dict[str, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         check_rate("lr", self.lr)
@@ -50,6 +50,7 @@ class Sgd:
         number("pull", self.pull, ">= 0 and finite", lambda p: 0 <= p < math.inf)
         if self.clip is not None:
             number("clip", self.clip, "> 0 or None", lambda c: c > 0)
+        object.__setattr__(self, "spec", spec_from_fields("sgd", self))
 
     @property
     def rows(self) -> int:

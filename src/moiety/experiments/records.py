@@ -1,4 +1,4 @@
-"""What experiments are made of: cells to run, the sections of a page, and the outcome."""
+"""The records of an experiment: cells to run, the page made of their results, and what a run of it gives."""
 
 from __future__ import annotations
 
