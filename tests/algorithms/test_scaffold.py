@@ -218,7 +218,7 @@ def test_the_first_round_is_that_of_fedavg_and_the_second_is_not():
     common = {"lr": 0.1, "epochs": 2, "batch_size": 8, "shuffle": False, "weighting": "uniform"}
     for rounds, same in ((1, True), (2, False)):
         one, other = (
-            mo.fit(net, data, make(**common), rounds=rounds, engine="sequential").shared_parameters()
+            mo.fit(net, data, flat(make, **common), rounds=rounds, engine="sequential").shared_parameters()
             for make in (mo.scaffold, mo.fedavg)
         )
         assert all(torch.allclose(one[n], p, rtol=0, atol=1e-12) for n, p in other.items()) == same

@@ -55,7 +55,8 @@ def test_rounds_against_numpy(engine, most_loss, distance):
         ref.clients(SIZES),
         cohorts,
         final,
-        shared=mo.sgd(0.05, epochs=3),
+        lr=0.05,
+        epochs=3,
         rate=0.3,
         most_loss=most_loss,
         distance=distance,
@@ -105,7 +106,7 @@ def test_accuracy_is_that_of_the_trained_model_on_training_examples():
 
 def test_the_mean_is_over_those_who_kept_a_coordinate():
     """Three clients, by hand: kept by all (1, 2, 6) is 3, by two (2, 6) is 4, by one 6, by none 0; a bias 3."""
-    from moiety.algorithms.sub_fedavg import mean_of_kept
+    from moiety.algorithms.sub_fedavg import mean_of_active
 
     masks = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]]
     updates = [
@@ -120,7 +121,7 @@ def test_the_mean_is_over_those_who_kept_a_coordinate():
         )
         for v, mask in zip((1.0, 2.0, 6.0), masks, strict=True)
     ]
-    found = mean_of_kept(updates)
+    found = mean_of_active(updates)
     assert found["w"].tolist() == [[3.0, 4.0, 6.0, 0.0]]
     assert found["b"].tolist() == [3.0]
     assert set(found) == {"w", "b"}

@@ -211,7 +211,7 @@ def alternating(**options: Any) -> mo.Algorithm:
 def trained(problem: Problem, engine: Any, rounds: int = 2, algorithm: mo.Algorithm | None = None) -> Any:
     """The clients' results and the server after a few rounds, by the engine's class, without ``fit``."""
     algorithm = algorithm or alternating()
-    server = algorithm.init_server(*problem.first_shared())
+    server = problem.first_server(algorithm)
     clients = range(len(problem.data))
     states = [problem.first_state(algorithm) for _ in clients]
     served = engine(problem, {"train": ClientFunction(algorithm.client_update, tuple(algorithm.phases))})
@@ -219,7 +219,7 @@ def trained(problem: Problem, engine: Any, rounds: int = 2, algorithm: mo.Algori
         jobs = problem.make_jobs(algorithm.phases, clients, states, "train", t, part="train")
         found = served.map("train", jobs, algorithm.broadcast(server), RoundInfo(t))
         states = [s for _, s in found]
-        server = algorithm.server_update(server, algorithm.aggregator([u for u, _ in found]))
+        server = algorithm.server_update(server, algorithm.aggregator([u for u, _ in found]), 1.0)
     return found, server
 
 

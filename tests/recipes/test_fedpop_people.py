@@ -69,7 +69,9 @@ def test_new_people_are_served_with_the_passes_that_people_of_the_federation_hav
     for method, (name, passes) in zip(METHODS, wanted.items(), strict=True):
         asked.clear()
         options = ran[3, method].fit()
-        assert options["rounds"] == options["evaluate_every"] == (1 if method in ("finetuning", "alone") else 3)
+        assert (
+            options["rounds"] == options["settings"].evaluate_every == (1 if method in ("finetuning", "alone") else 3)
+        )
         assert set(ran[3, method].keep(Unmade(options["algorithm"]))) == set(GROUPS)
         assert len(asked) == len(known) + len(new)
         assert {(who, refresh, p) for who, _, _, refresh, p in asked} == {(name, False, passes)}
