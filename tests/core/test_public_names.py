@@ -28,7 +28,7 @@ def test_every_public_name_is_there_and_documented(name):
 
 
 def test_what_the_documentation_names_is_there():
-    named = set(re.findall(r"\bmo\.([A-Za-z]\w*)", DOCUMENTED))
+    named = set(re.findall(r"\bmo\.([A-Za-z]\w*)", DOCUMENTED)) - {"NAME"}  # stands for any name
     assert len(named) > 40
     assert named <= set(moiety.__all__)
 
