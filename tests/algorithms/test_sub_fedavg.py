@@ -67,7 +67,7 @@ def test_rounds_against_numpy(engine, most_loss, distance):
         assert all(np.array_equal(found[n].numpy(), m) for n, m in masks[k].items()), k
     pruned = sum(int((~m).sum()) for each in masks for m in each.values())
     unlimited = ref.sub_fedavg(
-        start, ref.clients(SIZES), cohorts, final, shared=mo.sgd(0.05, epochs=3), rate=0.3, most_loss=1e9, distance=0
+        start, ref.clients(SIZES), cohorts, final, lr=0.05, epochs=3, rate=0.3, most_loss=1e9, distance=0
     )[1]
     most = sum(int((~m).sum()) for each in unlimited for m in each.values())
     assert 0 < pruned < most or (pruned == most and (most_loss, distance) == (1e9, 0.0))
