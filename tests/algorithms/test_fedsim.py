@@ -53,3 +53,10 @@ def test_onboarding_is_the_personal_part_of_the_joint_work():
     run = mo.fit(line, data, algorithm, split=mo.split.by_name(line, personal=["bias"]), rounds=1, engine="sequential")
     new = run.onboard({"x": np.ones((1, 1)), "y": np.full((1, 1), 8.0)})
     assert (float(new.bias.detach()), float(new.weight.detach())) == (3.0, 0.0)
+
+
+def test_an_order_of_rows_for_the_personal_part_alone_is_refused():
+    """Both parts are trained on the same batches."""
+    with pytest.raises(mo.MoietyError, match=r"`personal.shuffle` must be left out, or as in shared, got False"):
+        mo.fedsim(shared=0.1, personal=mo.sgd(0.1, shuffle=False))
+    mo.fedsim(shared=mo.sgd(0.1, shuffle=False), personal=mo.sgd(0.1, shuffle=False))

@@ -63,6 +63,8 @@ def fedsim(
     for name in ("epochs", "steps", "batch_size", "clip"):
         ours, theirs = getattr(personal_sgd, name), getattr(shared_sgd, name)
         must(ours in (None, theirs), f"personal.{name}", "left out, or as in shared", ours, "Both train at once.")
+    same_order = personal_sgd.shuffle or not shared_sgd.shuffle
+    must(same_order, "personal.shuffle", "left out, or as in shared", False, "Both train at once.")
     personal_sgd = replace(personal_sgd, clip=shared_sgd.clip)
     weight = client_weights(weighting, shared_sgd.rows)
 
