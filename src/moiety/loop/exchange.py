@@ -84,7 +84,7 @@ class Exchange:
 
     def _uncompressed(self, name: str) -> bool:
         """Whether a codec leaves a tensor as it is: where the algorithm says so, and running statistics."""
-        return name in self.problem.first_shared()[1] or (self.plain is not None and self.plain(name))
+        return name in self.problem.first_shared()[1] or self.plain(name)
 
 
 def declare_layouts(problem: Problem, algorithm: Algorithm) -> tuple[Params, Params]:
