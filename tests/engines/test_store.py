@@ -301,10 +301,10 @@ def test_memory():
     assert set(store.pending) == {3}
 
 
-@pytest.mark.parametrize("make", [Store, lambda first: DiskStore(first, Path("c"), 5)], ids=["memory", "disk"])
-def test_a_store_keeps_copies(make, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    store, given_state = make(state), state(3)
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_a_store_keeps_copies(place, tmp_path):
+    store = Store(state) if place == "memory" else DiskStore(state, tmp_path / "c", 5)
+    given_state = state(3)
     store.put([3], [given_state])
     for leaf in tree.leaves(given_state).values():
         leaf.zero_()
