@@ -12,15 +12,13 @@ from typing import Any
 
 import pytest
 import tomli_w
-from engine_cases import StopHereError, federation, mlp, refused, same_runs, stop_after, without_fsync
+from engine_cases import StopHereError, federation, mlp, refused, same_runs, stop_after
 from run_settings import with_settings
 
 import moiety as mo
 from moiety.run.folder import without_none
 from moiety.run.settings import BUILDERS, LEFT_OUT, RUN_KEYS, Options, complete_options, option_tables, read_options
 
-__all__ = ["without_fsync"]
-pytestmark = pytest.mark.usefixtures("without_fsync")
 FED = federation()
 
 WRONG: dict[str, tuple[Any, str]] = {

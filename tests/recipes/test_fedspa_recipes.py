@@ -44,10 +44,9 @@ METHODS = (DST, RSM, DITTO, FEDAVG, SUB, LOCAL, SUBSAMPLING)
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("fedspa") / "out"
-    outcome = fedspa_table1.run(scale="ci", out=folder, engine="sequential")
-    return folder, outcome, json.loads((folder / "table.json").read_text())
+def ended(recipe_run):
+    run = recipe_run("fedspa-table1")
+    return run.folder, fedspa_table1.run(out=run.folder, resume=True), run.table
 
 
 def test_the_bill_of_the_papers_runs_is_the_papers(ended):
