@@ -32,7 +32,7 @@ def _without_fsync():
 def recipe_run(tmp_path_factory) -> Callable[[str], RecipeRun]:
     """``recipe_run(name)`` is the recipe's run at scale ci: made once, and shared by all tests and workers.
 
-    The tests of one recipe may resume it in its folder, so they stay in one worker (``--dist loadgroup``).
+    Tests may resume it in its folder, so each file of tests stays in one worker (``--dist loadfile``).
     """
     base = tmp_path_factory.getbasetemp()
     root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
