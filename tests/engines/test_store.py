@@ -21,12 +21,6 @@ from moiety import tree
 from moiety.clients import DiskStore, Store, uniform_cohort
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No flush to disk: nobody cuts the power here."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
-
-
 class State(NamedTuple):
     """Leaves of several types, of odd sizes: a record is 4 * 3 + 8 + 8 * 5 + 4 + 1 = 65 bytes."""
 
