@@ -24,7 +24,7 @@ from dataclasses import replace
 
 import pytest
 
-from moiety.analysis.theory import Constants, bounds, condition, last, leading, leading_as_printed, second
+from moiety.analysis.theory import Constants, bounds, condition, last, leading, second
 
 ALT = Constants(L_u=4, L_v=1, L_uv=1, sigma_u2=8, sigma_v2=1, delta2=10, clients=10, cohort=2)
 SIM = replace(ALT, sigma_u2=0.8, sigma_v2=16, delta2=1)
@@ -41,7 +41,7 @@ BETWEEN = replace(ALT, sigma_v2=5)
 )
 def test_leading_variances(constants, proofs, printed):
     assert leading(constants) == pytest.approx(proofs)
-    assert leading_as_printed(constants) == pytest.approx(printed)
+    assert leading(constants, printed=True) == pytest.approx(printed)
 
 
 @pytest.mark.parametrize(("constants", "sides"), [(ALT, (0.6, 2)), (SIM, (9.6, 0.2)), (BETWEEN, (3, 2))])
@@ -59,7 +59,7 @@ def test_without_gradient_noise_fedalt_gains_the_root_of_one_plus_chi_squared():
 
 def test_one_client_a_round_makes_both_readings_one():
     one = replace(BETWEEN, cohort=1)
-    assert leading(one) == leading_as_printed(one)
+    assert leading(one) == leading(one, printed=True)
 
 
 def test_lower_order_terms():

@@ -179,7 +179,8 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "tied": (
         tied,
         {"private": [0]},
-        "`model` must be one whose first layer has its parameters to itself, got 0 tied to 1.weight.",
+        "`model` must be one whose chosen layer has its parameters to itself, got 0.weight tied to 1.weight. "
+        "Say with by_name what is personal instead of horizontal.",
     ),
     "one unit": (
         lambda: nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 1)),

@@ -14,8 +14,8 @@ turn. A run's ledger has what it really cost.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
+from timeit import timeit
 from typing import Any
 
 import torch
@@ -186,8 +186,8 @@ def search_share(
         _turn(model, data, fedspa(search=search, **options), seed, range(clients)) for search in ("dst", "rsm")
     )
     # In turns, so that other load of the machine slows both.
-    times = [(_seconds(with_search), _seconds(without)) for _ in range(repeats)]
-    one, other = statistics.median(t for t, _ in times), statistics.median(t for _, t in times)
+    times = [(timeit(with_search, number=1), timeit(without, number=1)) for _ in range(repeats)]
+    one, other = (statistics.median(column) for column in zip(*times, strict=True))
     return max(0.0, one - other) / other
 
 
@@ -202,9 +202,3 @@ def _turn(
     jobs = problem.make_jobs(algorithm.phases, clients, states, "train", 0, part="train")
     engine = Sequential(problem, client_functions(algorithm))
     return lambda: engine.map("train", jobs, received, RoundInfo())
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began

@@ -14,7 +14,7 @@ with 1/m and not from the printed one:
 
     s_alt < s_sim  <=>  sigma_v^2 / L_v (1 - 2 m / n) < (sigma_u^2 + delta^2 (1 - m / n)) / (m L_u).
 
-``leading`` has the former, ``leading_as_printed`` the latter; for m = 1 they are one.
+``leading(printed=True)`` is the printed form; for m = 1 the two are one.
 """
 
 from __future__ import annotations
@@ -58,18 +58,12 @@ class Constants:
         return self.cohort / self.clients
 
 
-def leading(c: Constants) -> Pair:
-    """The effective variances of the 1/sqrt(T) term, with the 1/m of the proofs: (14), and Claim 17 with (16)."""
-    return _leading(c, c.cohort)
+def leading(c: Constants, *, printed: bool = False) -> Pair:
+    """The effective variances of the 1/sqrt(T) term, with the 1/m of the proofs: (14), and Claim 17 with (16).
 
-
-def leading_as_printed(c: Constants) -> Pair:
-    """The effective variances sigma^2_alt,1 and sigma^2_sim,1 as Theorems 1 and 2 print them."""
-    return _leading(c, 1)
-
-
-def _leading(c: Constants, averaged: int) -> Pair:
-    shared = (c.delta2 * (1 - c.share) + c.sigma_u2) / (averaged * c.L_u)
+    With ``printed`` they are sigma^2_alt,1 and sigma^2_sim,1 as Theorems 1 and 2 print them, without the 1/m.
+    """
+    shared = (c.delta2 * (1 - c.share) + c.sigma_u2) / ((1 if printed else c.cohort) * c.L_u)
     personal = c.sigma_v2 / c.L_v
     alt = shared + personal * (c.share + c.chi2 * (1 - c.share))
     return Pair(alt, (1 + c.chi2) * (shared + personal * c.share))

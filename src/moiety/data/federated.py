@@ -103,7 +103,7 @@ class FederatedData:
         lengths = {name: len(column) for name, column in self.columns.items()}
         must(len(set(lengths.values())) == 1, "columns", "of one length", lengths)
         b = self.bounds
-        must(b.ndim == 2 and b.shape[1] == 4 and b.dtype == np.int64, "bounds", "int64 [clients, 4]", _shape(b))
+        must(b.ndim == 2 and b.shape[1] == 4 and b.dtype == np.int64, "bounds", "int64 [clients, 4]", describe_array(b))
         must(len(b) > 0, "bounds", "of at least one client", "none")
         ordered = bool((np.diff(b, axis=1) >= 0).all()) and int(b.min()) >= 0 and int(b.max()) <= self.total
         must(ordered, "bounds", f"ascending within a client and within 0 to {self.total}", "others")
@@ -113,7 +113,7 @@ class FederatedData:
         return len(self.bounds)
 
     def __repr__(self) -> str:
-        columns = ", ".join(f"{name} {_shape(c, 1)}" for name, c in self.columns.items())
+        columns = ", ".join(f"{name} {describe_array(c, 1)}" for name, c in self.columns.items())
         return f"FederatedData({len(self)} clients, {self.total} rows; {columns})"
 
     @property
@@ -298,7 +298,8 @@ def _part(part: str) -> int:
     return PARTS.index(part)
 
 
-def _shape(array: Array, skip: int = 0) -> str:
+def describe_array(array: Array, skip: int = 0) -> str:
+    """The type of an array and its shape, without the first ``skip`` axes: "float32 [64]"."""
     return f"{array.dtype} {list(array.shape[skip:])}" if array.ndim > skip else str(array.dtype)
 
 

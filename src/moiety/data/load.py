@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from moiety.data.apportion import assign_parts, draw_stratified, largest_remainder
-from moiety.data.build import Piece, as_names, gather, labels_of, make
+from moiety.data.apportion import draw_stratified, largest_remainder
+from moiety.data.build import Piece, as_names, labels_of, make
 from moiety.data.checks import check_fractions
 from moiety.data.federated import FOLDER, Columns, FederatedData, Ints, Names, Numbered, open_folder
 from moiety.data.partition import PARTITIONS, Partition, deal, iid, natural
@@ -82,12 +82,10 @@ def load(
     owner, names = _owners(name, source, clients, partition, seed)
     if per_client is not None:
         owner = _limit_rows(owner, labels_of(source.columns), len(names), per_client, seed)
-    used = np.flatnonzero(owner >= 0)
+    share, more = test_rows.get("test", 0.0), []
     if pool is not None:
-        fed = _with_test_pool(source, pool, used, owner[used], names, seed, validation, test_rows["test_per_client"])
-    else:
-        columns = source.columns if len(used) == len(owner) else {k: c[used] for k, c in source.columns.items()}
-        fed = make(columns, owner[used], names, test=test_rows["test"], validation=validation, seed=seed)
+        more = [_draw_test_rows(owner, source.columns["y"], len(names), pool, test_rows["test_per_client"], seed)]
+    fed = make(source.columns, owner, names, test=share, validation=validation, seed=seed, more=more)
     spec = {"name": name, "seed": int(seed), "partition": dict(partition.spec), "validation": float(validation)}
     spec |= test_rows | {key: value for key, value in own_options.items() if value is not None}
     spec |= {key: int(count) for key, count in counts.items()}
@@ -183,30 +181,17 @@ def _limit_rows(owner: Ints, labels: Ints | None, clients: int, most: int, seed:
     return limited
 
 
-def _with_test_pool(
-    source: Source, pool: Columns, used: Ints, owner: Ints, names: Names, seed: int, validation: float, size: int
-) -> FederatedData:
-    """The used rows of the training pool with their owners, and rows of the test pool in each client's label ratios."""
-    y = source.columns["y"][used]
-    rng = generator(int(seed), "data", "split")
-    part = assign_parts(owner, y, len(names), test=0.0, validation=validation, generator=rng)
-    rows, testers = _test_rows(owner, y, len(names), pool["y"], size, generator(int(seed), "data", "test"))
-    train = Piece(source.columns, used, owner, part)
-    return gather([train, Piece(pool, rows, testers, np.full(len(rows), 2, dtype=np.int8))], names, None)
-
-
-def _test_rows(
-    owner: Ints, labels: Ints, clients: int, pool: Ints, size: int, rng: np.random.Generator
-) -> tuple[Ints, Ints]:
-    """Rows of the test pool and the client of each: ``size`` a client, in its label ratios, none twice."""
-    classes = int(max(labels.max(), pool.max(initial=0))) + 1
-    cells, counts = np.unique(owner * classes + labels, return_counts=True)
+def _draw_test_rows(owner: Ints, y: Ints, clients: int, pool: Columns, size: int, seed: int) -> Piece:
+    """Rows of the test pool: ``size`` for each client, in the label ratios of its training rows, none twice."""
+    labels, test_labels, rng = y[owner >= 0], pool["y"], generator(int(seed), "data", "test")
+    classes = int(max(labels.max(), test_labels.max(initial=0))) + 1
+    cells, counts = np.unique(owner[owner >= 0] * classes + labels, return_counts=True)
     client, label = cells // classes, cells % classes
-    quota = largest_remainder(counts, client, np.full(clients, min(size, len(pool))), rng)
-    of_label = [np.flatnonzero(pool == k) for k in range(classes)]
+    quota = largest_remainder(counts, client, np.full(clients, min(size, len(test_labels))), rng)
+    of_label = [np.flatnonzero(test_labels == k) for k in range(classes)]
     quota = np.minimum(quota, np.array([len(rows) for rows in of_label])[label])
-    rows = [rng.choice(of_label[k], size=q, replace=False) for k, q in zip(label, quota, strict=True)]
-    return np.concatenate(rows), np.repeat(client, quota)
+    rows = np.concatenate([rng.choice(of_label[k], size=q, replace=False) for k, q in zip(label, quota, strict=True)])
+    return Piece(pool, rows, np.repeat(client, quota), np.full(len(rows), 2, dtype=np.int8))
 
 
 def standardise(fed: FederatedData, features: int) -> FederatedData:

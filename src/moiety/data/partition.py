@@ -83,9 +83,7 @@ def dirichlet(alpha: float, balanced: bool = True, min_examples: int = 2) -> Par
         pools = _pools("dirichlet", labels, generator)
         sizes = np.array([len(pool) for pool in pools])
         if balanced:
-            hint = "Use fewer clients or a smaller min_examples."
-            enough = rows // clients >= min_examples
-            must(enough, "clients", f"such that each has {min_examples} of {rows} rows", clients, hint)
+            _check_enough(rows, clients, min_examples)
             return _deal_pools(pools, _balanced_counts(sizes, clients, alpha, generator), rows)
         return _deal_pools(pools, _uneven_counts(sizes, clients, alpha, min_examples, generator), rows)
 
@@ -146,10 +144,8 @@ def quantity(alpha: float, min_examples: int = 2) -> Partition:
     whole("min_examples", min_examples, 1)
 
     def deal(labels: Ints | None, rows: int, clients: int, generator: np.random.Generator) -> Ints:
-        free = rows - clients * min_examples
-        hint = "Use fewer clients or a smaller min_examples."
-        must(free >= 0, "clients", f"such that each has {min_examples} of {rows} rows", clients, hint)
-        sizes = min_examples + _cut(free, generator.dirichlet(np.full(clients, float(alpha))))
+        _check_enough(rows, clients, min_examples)
+        sizes = min_examples + _cut(rows - clients * min_examples, generator.dirichlet(np.full(clients, float(alpha))))
         return generator.permutation(np.repeat(np.arange(clients), sizes))
 
     return Partition(deal)
@@ -212,6 +208,12 @@ def _uneven_counts(sizes: Ints, clients: int, alpha: float, min_examples: int, g
     hint = "Use fewer clients, a larger alpha, a smaller min_examples or balanced=True."
     got = f"at best {best} for some client in {_TRIES} draws"
     raise MoietyError(message("partition", f"one that gives every client {min_examples} rows", got, hint))
+
+
+def _check_enough(rows: int, clients: int, min_examples: int) -> None:
+    """Raise unless there are ``min_examples`` rows for every client."""
+    hint = "Use fewer clients or a smaller min_examples."
+    must(clients * min_examples <= rows, "clients", f"such that each has {min_examples} of {rows} rows", clients, hint)
 
 
 def _need_labels(name: str, labels: Ints | None) -> Ints:

@@ -25,16 +25,26 @@ def group_norm(channels: int) -> nn.GroupNorm:
     >>> [group_norm(channels).num_groups for channels in (16, 64, 128, 256, 512)]
     [2, 8, 8, 16, 32]
     """
-    return nn.GroupNorm(channels // (8 if channels <= 64 else 16), channels)
+    return nn.GroupNorm(channels // _group_size(channels), channels)
 
 
-def he_normal(model: nn.Module) -> None:
-    """Draw the convolutions of ``model`` from N(0, 2 / fan-out), as for ResNets; their biases become 0."""
+def _group_size(channels: int) -> int:
+    return 8 if channels <= 64 else 16
+
+
+def finish_network(steps: OrderedDict[str, nn.Module], channels: int, classes: int) -> nn.Module:
+    """The steps as a model, with pooling to one pixel and a linear head at the end.
+
+    Convolutions are drawn from N(0, 2 / fan-out), as for ResNets; their biases become 0.
+    """
+    steps.update(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=nn.Linear(channels, classes))
+    model = nn.Sequential(steps)
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+    return model
 
 
 @recorded
@@ -154,10 +164,7 @@ def vgg11_gn(*, classes: int = 10, image: tuple[int, int, int] = (3, 32, 32), se
                 steps[f"relu{layer}"] = nn.ReLU()
                 channels = width
             steps[f"pool{stage}"] = nn.MaxPool2d(2)
-        steps.update(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=nn.Linear(channels, classes))
-        model = nn.Sequential(steps)
-        he_normal(model)
-    return model
+        return finish_network(steps, channels, classes)
 
 
 class ResidualBlock(nn.Module):
@@ -210,7 +217,7 @@ def resnet18_gn(
     """
     channels, height, across = image_size(image)
     check_sizes(classes=classes, width=width)
-    must(width % (8 if width <= 64 else 16) == 0, "width", "a multiple of 8, or of 16 above 64", width)
+    must(width % _group_size(width) == 0, "width", "a multiple of 8, or of 16 above 64", width)
     widths = [width, width, 2 * width, 4 * width, 8 * width]
     with seeded(seed):
         steps: OrderedDict[str, nn.Module] = OrderedDict(stem=_stem(channels, width, min(height, across) >= LARGE))
@@ -218,10 +225,7 @@ def resnet18_gn(
             inputs, outputs = widths[stage - 1 : stage + 1]
             first = ResidualBlock(inputs, outputs, stride=1 if stage == 1 else 2)
             steps[f"stage{stage}"] = nn.Sequential(first, ResidualBlock(outputs, outputs, stride=1))
-        steps.update(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=nn.Linear(8 * width, classes))
-        model = nn.Sequential(steps)
-        he_normal(model)
-    return model
+        return finish_network(steps, 8 * width, classes)
 
 
 def _stem(channels: int, width: int, large: bool) -> nn.Module:

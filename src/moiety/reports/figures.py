@@ -8,10 +8,11 @@ shape as well.
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from moiety.errors import MoietyError, must
 from moiety.files import report_failure, write_file
@@ -88,9 +89,10 @@ def panels(
     return figure, list(zip(grid, series.values(), strict=False))
 
 
-def legend_below(figure: Figure, columns: int) -> None:
-    """One legend below the figure, for all panels."""
-    figure.legend(fontsize=11, loc="outside lower center", ncols=columns, frameon=False)
+def legend_below(figure: Figure, columns: int, axes: Axes | None = None) -> None:
+    """One legend below the figure, for what has a label in all panels, or in ``axes`` alone."""
+    shown = [] if axes is None else axes.get_legend_handles_labels()
+    figure.legend(*shown, fontsize=11, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def save(figure: Figure, path: str | Path) -> None:
@@ -187,7 +189,7 @@ def violins(
     for body in bodies["bodies"]:  # type: ignore[attr-defined]
         body.set(facecolor=BLUE, edgecolor=BLUE, alpha=0.4, zorder=2)
     for place, some in zip(places, values.values(), strict=True):
-        low, first, middle, third, high = (_quantile(some, share) for share in (0, 0.25, 0.5, 0.75, 1))
+        low, first, middle, third, high = np.quantile(some, (0, 0.25, 0.5, 0.75, 1))
         axes.vlines(place, low, high, color="black", linewidth=1, zorder=3)
         axes.vlines(place, first, third, color="black", linewidth=9, zorder=3)
         axes.scatter([place], [middle], s=30, color="white", zorder=4)
@@ -195,15 +197,6 @@ def violins(
     names = [f"{name}\n{share:.0%} hurt" for name, share in zip(values, hurt, strict=True)]
     axes.set_xticks(places, names, fontsize=11)
     return figure
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    """The value below which a share of the values lies, with linear interpolation between neighbours."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def seed_bands(rows: Rows, *, unit: str = "pp", scale: float = 100, title: str = "") -> Figure:

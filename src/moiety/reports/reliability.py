@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from moiety.errors import must
-from moiety.reports.figures import BLUE, COLOURS, GREY, VERMILION, panels
+from moiety.evaluation.calibration import calibration_error
+from moiety.reports.figures import BLUE, COLOURS, GREY, VERMILION, legend_below, panels
 
 if TYPE_CHECKING:
     from moiety.reports.figures import Figure
@@ -26,9 +27,9 @@ def reliability_diagram(series: Mapping[str, Sequence[Mapping[str, Any]]], *, ti
     for name, rows in series.items():
         odd = sorted({key for row in rows for key in KEYS if key not in row})
         must(not odd, f"series[{name!r}]", f"rows with {', '.join(KEYS)}", f"none with {', '.join(odd)}")
-        total = sum(row["n"] for row in rows)
-        error = sum(row["n"] * abs(row["accuracy"] - row["confidence"]) for row in rows) / total
-        columns[f"{name}: calibration error {error:.3f}"] = {key: [row[key] for row in rows] for key in KEYS}
+        columns[f"{name}: calibration error {calibration_error(rows):.3f}"] = {
+            key: [row[key] for row in rows] for key in KEYS
+        }
     y = "accuracy; share of examples"
     height = 10.0 / min(3, len(series))
     figure, places = panels(columns, columns=3, margin=1.0, height=height, x="confidence", y=y, title=title)
@@ -42,8 +43,7 @@ def reliability_diagram(series: Mapping[str, Sequence[Mapping[str, Any]]], *, ti
         points = bins["confidence"], bins["accuracy"]
         axes.scatter(*points, s=30, color=VERMILION, zorder=3, label="mean of a bin")
         axes.set(xlim=(0, 1), ylim=(0, 1))
-    handles, labels = places[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=11, loc="outside lower center", ncols=3, frameon=False)
+    legend_below(figure, 3, places[0][0])
     return figure
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
+from typing import TypeVar
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -16,6 +17,8 @@ from moiety.split.base import Split
 from moiety.split.grafts import CONVS, Bottleneck, Conv, LowRank, Residual, Spot, adapt_output, add_branch, graft
 from moiety.split.layers import Layer, is_norm, join, layers, transformer_blocks
 from moiety.split.names import Patterns, as_list, matches, read
+
+M = TypeVar("M", bound=nn.Module)
 
 
 @recorded
@@ -185,18 +188,25 @@ def _norm_like(order: list[Layer], conv: Conv) -> nn.Module:
 def _module_targets(model: nn.Module, targets: Patterns, width: int) -> list[Spot]:
     """The modules that the user's globs name, each once."""
     order, modules = layers(model), {name: module for name, module in model.named_modules() if name}
-    spots: dict[str, Spot] = {}
+    spots = []
+    for name, module in _match_targets(modules, targets, fnmatchcase, "a module").items():
+        if isinstance(module, CONVS):
+            spots.append(_after_convolution(name, module, order))
+        else:
+            spots.append(Spot(name, module, adapt_output, partial(Bottleneck, _output_width(name, module), width)))
+    return spots
+
+
+def _match_targets(
+    modules: Mapping[str, M], targets: Patterns, matches: Callable[[str, str], bool], described: str
+) -> dict[str, M]:
+    """The modules that the globs match, each once; raise where a glob matches none."""
+    found: dict[str, M] = {}
     for pattern in as_list("targets", targets):
-        names = [name for name in modules if fnmatchcase(name, pattern)]
-        must(bool(names), "targets", "globs that each match a module", repr(pattern), near(pattern, modules))
-        for name in names:
-            module = modules[name]
-            if isinstance(module, CONVS):
-                spots[name] = _after_convolution(name, module, order)
-            else:
-                make = partial(Bottleneck, _output_width(name, module), width)
-                spots[name] = Spot(name, module, adapt_output, make)
-    return list(spots.values())
+        some = {name: module for name, module in modules.items() if matches(name, pattern)}
+        must(bool(some), "targets", f"globs that each match {described}", repr(pattern), near(pattern, modules))
+        found |= some
+    return found
 
 
 def _output_width(name: str, module: nn.Module) -> int:
@@ -228,11 +238,6 @@ def _linear_targets(model: nn.Module, targets: Patterns) -> dict[str, nn.Linear]
     attention = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
     inside = {id(m) for module in attention for m in module.modules()}
     known = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and id(m) not in inside}
-    layers: dict[str, nn.Linear] = {}
-    for pattern in as_list("targets", targets):
-        several = {name: layer for name, layer in known.items() if matches(name, pattern)}
-        hint = near(pattern, known)
-        must(bool(several), "targets", "globs that each match an nn.Linear that is called", repr(pattern), hint)
-        layers |= several
+    layers = _match_targets(known, targets, matches, "an nn.Linear that is called")
     must(bool(layers), "targets", "at least one glob", repr(targets))
     return layers

@@ -18,7 +18,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from moiety.errors import must
 from moiety.spec import recorded
 from moiety.split.base import Split
-from moiety.split.names import Patterns, read
+from moiety.split.names import Listing, Patterns, read
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
@@ -95,17 +95,23 @@ def keep_personal(choose: Callable[[nn.Module], list[Layer]]) -> LayerSplit:
         model: nn.Module, *, frozen: Patterns = (), shared: Patterns = (), running_stats: str = "personal"
     ) -> Split:
         listing = read(model)
-        personal = choose(model)
-        _check_not_tied(model, personal, choose.__name__)
-        names = listing.names_of(value for layer in personal for value in layer.module.parameters())
-        return listing.split({**listing.match(frozen=frozen, shared=shared), "personal": names}, running_stats)
+        return _split_layers(listing, choose(model), choose.__name__, frozen, shared, running_stats)
 
     split.__name__ = split.__qualname__ = choose.__name__
     split.__doc__, split.__module__ = choose.__doc__, choose.__module__
     return recorded(split)
 
 
-def _check_not_tied(model: nn.Module, personal: list[Layer], builder: str) -> None:
+def _split_layers(
+    listing: Listing, personal: list[Layer], builder: str, frozen: Patterns, shared: Patterns, running_stats: str
+) -> Split:
+    """The split in which the parameters of some layers are personal."""
+    check_not_tied(listing.module, personal, builder)
+    names = listing.names_of(value for layer in personal for value in layer.module.parameters())
+    return listing.split({**listing.match(frozen=frozen, shared=shared), "personal": names}, running_stats)
+
+
+def check_not_tied(model: nn.Module, personal: list[Layer], builder: str) -> None:
     """Raise where another layer uses a parameter of the personal ones too."""
     inside = {id(module) for layer in personal for module in layer.module.modules()}
     outside = [(name, module) for name, module in model.named_modules() if id(module) not in inside]
@@ -213,10 +219,10 @@ def representation(
     """
     head = output_layer(model, frozen=frozen, shared=shared, running_stats=running_stats).trained_personal
     listing = read(model)
-    groups = listing.match(frozen=frozen, shared=shared)
-    personal = set(listing.trainable).difference(head, *groups.values())
-    must(bool(personal), "model", "one with trained layers before the last", type(model).__name__)
-    return listing.split({**groups, "personal": personal}, running_stats)
+    personal = set(listing.trainable).difference(head)
+    split = listing.split_personal(personal, frozen=frozen, shared=shared, running_stats=running_stats)
+    must(bool(split.trained_personal), "model", "one with trained layers before the last", type(model).__name__)
+    return split
 
 
 @recorded
@@ -230,7 +236,7 @@ def norms(model: nn.Module, *, frozen: Patterns = (), shared: Patterns = (), run
     ('1.weight', '1.bias')
     """
     kinds = "BatchNorm, InstanceNorm, GroupNorm, LayerNorm or RMSNorm"
-    return _personal_norms(model, NORMS, kinds, frozen, shared, running_stats)
+    return _split_norms(model, NORMS, kinds, frozen, shared, running_stats)
 
 
 @recorded
@@ -244,10 +250,10 @@ def fedbn(model: nn.Module, *, frozen: Patterns = (), shared: Patterns = ()) -> 
     >>> fedbn(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.LayerNorm(3))).trained_personal
     ('1.weight', '1.bias')
     """
-    return _personal_norms(model, (_BatchNorm,), "BatchNorm", frozen, shared, "personal")
+    return _split_norms(model, (_BatchNorm,), "BatchNorm", frozen, shared, "personal")
 
 
-def _personal_norms(
+def _split_norms(
     model: nn.Module,
     kinds: tuple[type[nn.Module], ...],
     described: str,
@@ -255,11 +261,10 @@ def _personal_norms(
     shared: Patterns,
     running_stats: str,
 ) -> Split:
-    """Make the normalisation layers of these kinds personal."""
+    """The split in which the normalisation layers of these kinds are personal."""
     listing = read(model)
-    norms = [module for module in model.modules() if isinstance(module, kinds)]
-    personal = listing.names_of(value for norm in norms for value in norm.parameters())
-    split = listing.split({**listing.match(frozen=frozen, shared=shared), "personal": personal}, running_stats)
+    norms = [Layer(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
+    split = _split_layers(listing, norms, "norms", frozen, shared, running_stats)
     got, hint = f"none in {type(model).__name__}", "Name a normalisation of another kind with by_name."
     must(bool(norms and split.personal), "model", f"a module with {described} to keep", got, hint)
     return split

@@ -68,11 +68,8 @@ def layer_counts(params: Mapping[str, Tensor], density: float, densities: str) -
     """
     choice("densities", densities, DENSITIES)
     names = maskable(params)
-    return dict(_counts(tuple((n, tuple(params[n].shape)) for n in names), _total(params), density, densities))
-
-
-def _total(params: Mapping[str, Tensor]) -> int:
-    return sum(p.numel() for p in params.values())
+    total = sum(p.numel() for p in params.values())
+    return dict(_counts(tuple((n, tuple(params[n].shape)) for n in names), total, density, densities))
 
 
 @lru_cache(maxsize=64)

@@ -14,7 +14,7 @@ from torch.nn import functional
 from moiety.errors import choice, kind, must, number, refuse, whole
 from moiety.spec import recorded, spec_of
 from moiety.split.base import Split
-from moiety.split.layers import is_norm, layers
+from moiety.split.layers import Layer, check_not_tied, is_norm, layers
 from moiety.split.names import Patterns, read
 from moiety.types import Params
 
@@ -142,14 +142,12 @@ def additive(
     logit = nn.Parameter(torch.zeros((), dtype=like.dtype, device=like.device)) if mixture == "convex" else None
     joint = Additive(copy.deepcopy(model), copy.deepcopy(local_model).to(like.device, like.dtype), logit, features)
     listing = read(joint.train(model.training))
-    groups = listing.match(frozen=frozen, shared=shared)
     personal = {n for n in {*listing.trainable, *listing.other_buffers} if n.startswith("personal.")}
     personal |= {"theta_logit"} if logit is not None and theta != "shared" else set()
     must(bool(personal), "local_model", "a module with parameters to train", type(local_model).__name__)
     if spec_of(model) is not None:  # a run with the joint module is resumed from the shared model's table
         object.__setattr__(joint, "spec", spec_of(model))
-    groups["personal"] = personal.difference(*groups.values())
-    return listing.split(groups, running_stats, original=model)
+    return listing.split_personal(personal, frozen=frozen, shared=shared, running_stats=running_stats, original=model)
 
 
 def _features(name: str, features: Sequence[int] | None, model: nn.Module) -> list[int] | None:
@@ -241,20 +239,17 @@ def horizontal(
     above, _, child = name.rpartition(".")
     setattr(copied.get_submodule(above), child, Halves(layer, features, units).train(layer.training))
     listing = read(copied)
-    groups = listing.match(frozen=frozen, shared=shared)
-    personal = {n for n in listing.trainable if n.startswith(f"{name}.personal.")} - groups["frozen"]
-    return listing.split({**groups, "personal": personal}, running_stats, original=model)
+    personal = {n for n in listing.trainable if n.startswith(f"{name}.personal.")}
+    return listing.split_personal(personal, frozen=frozen, shared=shared, running_stats=running_stats, original=model)
 
 
 def _check_input_layer(model: nn.Module, name: str, layer: nn.Linear) -> None:
-    """Raise where a norm mixes features before the layer, or another layer uses its weights."""
+    """Raise where a norm mixes features before the layer, or another layer uses its parameters too."""
     for other, module in model.named_modules():
         if module is layer:
             break
         must(not is_norm(module), "model", f"one without a norm before {name}, which would mix features", other)
-    names = [n for n, value in model.named_parameters(remove_duplicate=False) for p in layer.parameters() if value is p]
-    tied = [n for n in names if not n.startswith(f"{name}.")]
-    must(not tied, "model", "one whose first layer has its parameters to itself", f"{name} tied to {', '.join(tied)}")
+    check_not_tied(model, [Layer(name, layer)], "horizontal")
 
 
 @dataclass(frozen=True)
