@@ -13,7 +13,7 @@ from moiety.errors import MoietyError
 from moiety.models import cnn
 from moiety.spec import build
 from moiety.split import SPLITS, input_layer, norms, output_layer
-from moiety.split.layers import layers
+from moiety.split.layers import list_layers
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -110,7 +110,7 @@ def test_a_model_that_is_one_layer() -> None:
 def test_the_transformer() -> None:
     """Attention is one layer, its output projection included; a norm follows it, not the embedding."""
     model = SmallTransformer(bias=True)
-    assert [layer.name for layer in layers(model)] == ["embed", "attention", "norm", "head"]
+    assert [layer.name for layer in list_layers(model)] == ["embed", "attention", "norm", "head"]
     assert input_layer(model, frozen="mask").personal == ("embed.weight",)
     assert output_layer(model, shared="mask").personal == ("head.weight", "head.bias")
     with pytest.raises(MoietyError, match=r"^`frozen` must be set for buffers .* Add frozen=\['mask'\]"):
@@ -144,7 +144,7 @@ def test_a_tied_layer_cannot_be_personal_alone(bias: bool) -> None:
 def test_a_module_held_under_two_names_is_not_tied() -> None:
     body, head = nn.Linear(2, 2), nn.Linear(2, 1)
     model = nn.Sequential(OrderedDict(body=body, head=head, all=nn.Sequential(body, head)))
-    assert [layer.name for layer in layers(model)] == ["body", "head"]
+    assert [layer.name for layer in list_layers(model)] == ["body", "head"]
     assert output_layer(model).personal == ("head.weight", "head.bias")
     assert input_layer(model).personal == ("body.weight", "body.bias")
 

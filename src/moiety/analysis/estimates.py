@@ -134,14 +134,16 @@ def estimate(
         L_uv=table(lambda c, s, b: c.scale * b.uv),
         sigma_u2=table(lambda c, s, b: c.variance_of_mean(s.variance_u, batch_size)),
         sigma_v2=table(lambda c, s, b: c.variance_of_mean(s.variance_v, batch_size)),
-        gram=np.stack([_gram([c.scale * s.mean_u for c, (s, _) in zip(clients, at, strict=True)]) for at in measured]),
+        gram=np.stack(
+            [_make_gram([c.scale * s.mean_u for c, (s, _) in zip(clients, at, strict=True)]) for at in measured]
+        ),
         excess=table(lambda c, s, b: c.variance_of_mean(s.variance_u, c.rows)),
         loss=table(lambda c, s, b: c.scale * s.loss),
         clients=len(problem.data),
     )
 
 
-def _gram(vectors: Sequence[Tensor]) -> np.ndarray:
+def _make_gram(vectors: Sequence[Tensor]) -> np.ndarray:
     rows = torch.stack(list(vectors))
     # Centred first: the distances between gradients may be small compared with the gradients.
     rows = rows - rows.mean(0)
@@ -218,7 +220,7 @@ def block_norms(
     def norm(row: str, column: str) -> float:
         size = len(first[column])
         x = torch.from_numpy(start.standard_normal(size)).to(first[column])
-        return _power(product(row, column), product(column, row), x, tolerance)
+        return _iterate(product(row, column), product(column, row), x, tolerance)
 
     return Blocks(norm("u", "u"), norm("v", "v"), norm("u", "v"))
 
@@ -233,7 +235,7 @@ def _gradient(value: Tensor, leaves: Sequence[Tensor], *, keep: bool) -> Tensor:
     return torch.cat([g.flatten() for g in gradients])
 
 
-def _power(apply: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor], x: Tensor, tolerance: float) -> float:
+def _iterate(apply: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor], x: Tensor, tolerance: float) -> float:
     """The norm of a linear map, from below."""
     best = 0.0
     for _ in range(ITERATIONS):

@@ -123,17 +123,17 @@ class FederatedData:
 
     def rows(self, client: int, part: str = "train") -> tuple[int, int]:
         """The first row of the part of the client at that position, and the row after its last."""
-        at, k = self.position(client), _part(part)
+        at, k = self.position(client), _part_index(part)
         return int(self.bounds[at, k]), int(self.bounds[at, k + 1])
 
     def sizes(self, part: str = "train") -> Ints:
         """The number of rows of every client's part."""
-        k = _part(part)
+        k = _part_index(part)
         return self.bounds[:, k + 1] - self.bounds[:, k]
 
     def all_rows(self, part: str = "train") -> Ints:
         """The row numbers of all clients' part, in the order of clients."""
-        sizes, start = self.sizes(part), self.bounds[:, _part(part)]
+        sizes, start = self.sizes(part), self.bounds[:, _part_index(part)]
         before = np.cumsum(sizes) - sizes
         return np.asarray(np.arange(int(sizes.sum())) + np.repeat(start - before, sizes))
 
@@ -219,9 +219,9 @@ class FederatedData:
     def summary(self) -> str:
         """A short table: clients, examples per client in each part, and classes per client."""
         lines = [repr(self), f"{'':20}{'total':>10}{'min':>8}{'median':>9}{'max':>8}"]
-        lines += [_line(part, self.sizes(part), int(self.sizes(part).sum())) for part in PARTS]
+        lines += [_format_line(part, self.sizes(part), int(self.sizes(part).sum())) for part in PARTS]
         if self.classes is not None and self.columns["y"].ndim == 1:
-            lines.append(_line("classes (train)", self._classes_per_client(), self.classes))
+            lines.append(_format_line("classes (train)", self._classes_per_client(), self.classes))
         return "\n".join(lines)
 
     def _classes_per_client(self) -> Ints:
@@ -293,7 +293,7 @@ def _refuse_folder(path: Path, reason: str) -> NoReturn:
     refuse("folder", "one that FederatedData.save wrote", f"{path}: {reason}", "Save the data again.")
 
 
-def _part(part: str) -> int:
+def _part_index(part: str) -> int:
     choice("part", part, PARTS)
     return PARTS.index(part)
 
@@ -303,7 +303,7 @@ def describe_array(array: Array, skip: int = 0) -> str:
     return f"{array.dtype} {list(array.shape[skip:])}" if array.ndim > skip else str(array.dtype)
 
 
-def _line(name: str, values: Ints, total: int) -> str:
+def _format_line(name: str, values: Ints, total: int) -> str:
     return f"{name:20}{total:>10}{values.min():>8}{np.median(values):>9.1f}{values.max():>8}"
 
 

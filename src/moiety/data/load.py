@@ -72,14 +72,14 @@ def load(
     counts = {k: count for k, count in (("clients", clients), ("per_client", per_client)) if count is not None}
     for key, count in counts.items():
         whole(key, count, 1)
-    own_options = _source_options(name, options)
+    own_options = _check_source_options(name, options)
     seeds = {"seed": int(seed)} if "seed" in inspect.signature(SOURCES[name]).parameters else {}
     source = SOURCES[name](**own_options, **seeds)
     if partition is None:
         partition = iid() if source.client is None else natural()
     pool = None if partition.natural else source.test
-    test_rows = _test_option(name, pool is not None, test, test_per_client, validation)
-    owner, names = _owners(name, source, clients, partition, seed)
+    test_rows = _choose_test_option(name, pool is not None, test, test_per_client, validation)
+    owner, names = _assign_owners(name, source, clients, partition, seed)
     if per_client is not None:
         owner = _limit_rows(owner, labels_of(source.columns), len(names), per_client, seed)
     share, more = test_rows.get("test", 0.0), []
@@ -124,7 +124,7 @@ def _from_folder(arguments: dict[str, Any]) -> FederatedData:
     return fed.with_validation_in_train() if in_train else fed
 
 
-def _test_option(name: str, pool: bool, test: Any, per_client: Any, validation: float) -> dict[str, Any]:
+def _choose_test_option(name: str, pool: bool, test: Any, per_client: Any, validation: float) -> dict[str, Any]:
     """The one of ``test`` and ``test_per_client`` that applies; the other must be left out."""
     if pool:
         must(test is None, "test", f"left out for {name}, which has a test set", test, "Use test_per_client.")
@@ -138,7 +138,7 @@ def _test_option(name: str, pool: bool, test: Any, per_client: Any, validation: 
     return {"test": float(share)}
 
 
-def _source_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+def _check_source_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options, after a check that the source knows them and takes their types."""
     known = list(inspect.signature(SOURCES[name]).parameters)
     common = [k for k, p in inspect.signature(load).parameters.items() if p.kind is not p.VAR_KEYWORD]
@@ -147,7 +147,9 @@ def _source_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
     return check_arguments("data", SOURCES[name], options, {})
 
 
-def _owners(name: str, source: Source, clients: int | None, partition: Partition, seed: int) -> tuple[Ints, Names]:
+def _assign_owners(
+    name: str, source: Source, clients: int | None, partition: Partition, seed: int
+) -> tuple[Ints, Names]:
     """The client of each row (-1 for unused rows) and the clients' names."""
     rows = len(next(iter(source.columns.values())))
     if not partition.natural:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moiety.errors import must, whole
-from moiety.models.common import check_sizes, image_size, seeded
+from moiety.models.common import check_image, check_sizes, use_seed
 from moiety.spec import recorded
 
 LARGE = 64
@@ -65,9 +65,9 @@ def cnn(image: tuple[int, int, int] = (1, 28, 28), classes: int = 62, *, hidden:
     >>> sum(p.numel() for p in cnn(classes=10).parameters())
     1663370
     """
-    channels, height, width = image_size(image, 4, "Each of two poolings halves it.")
+    channels, height, width = check_image(image, 4, "Each of two poolings halves it.")
     check_sizes(classes=classes, hidden=hidden)
-    with seeded(seed):
+    with use_seed(seed):
         return nn.Sequential(
             OrderedDict(
                 conv1=nn.Conv2d(channels, 32, 5, padding=2),
@@ -105,11 +105,11 @@ def lenet5(
     61706
     """
     whole("padding", padding, 0)
-    channels, height, width = image_size(image, 16 - 2 * padding, "Each layer makes it smaller.")
+    channels, height, width = check_image(image, 16 - 2 * padding, "Each layer makes it smaller.")
     check_sizes(classes=classes)
     # Two convolutions that cut 4 pixels, each followed by a pooling that halves the side.
     high, wide = (((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, width))
-    with seeded(seed):
+    with use_seed(seed):
         return nn.Sequential(
             OrderedDict(
                 conv1=nn.Conv2d(channels, 6, 5, padding=padding),
@@ -151,11 +151,11 @@ def vgg11_gn(*, classes: int = 10, image: tuple[int, int, int] = (3, 32, 32), se
     >>> sum(p.numel() for p in vgg11_gn().parameters())
     9231114
     """
-    channels, _, _ = image_size(image, 32, "Each of five poolings halves it.")
+    channels, _, _ = check_image(image, 32, "Each of five poolings halves it.")
     check_sizes(classes=classes)
     steps: OrderedDict[str, nn.Module] = OrderedDict()
     layer = 0
-    with seeded(seed):
+    with use_seed(seed):
         for stage, widths in enumerate(VGG_STAGES, start=1):
             for width in widths:
                 layer += 1
@@ -215,12 +215,12 @@ def resnet18_gn(
     >>> sum(p.numel() for p in resnet18_gn(width=8).parameters())
     179638
     """
-    channels, height, across = image_size(image)
+    channels, height, across = check_image(image)
     check_sizes(classes=classes, width=width)
     must(width % _group_size(width) == 0, "width", "a multiple of 8, or of 16 above 64", width)
     widths = [width, width, 2 * width, 4 * width, 8 * width]
-    with seeded(seed):
-        steps: OrderedDict[str, nn.Module] = OrderedDict(stem=_stem(channels, width, min(height, across) >= LARGE))
+    with use_seed(seed):
+        steps: OrderedDict[str, nn.Module] = OrderedDict(stem=_make_stem(channels, width, min(height, across) >= LARGE))
         for stage in range(1, 5):
             inputs, outputs = widths[stage - 1 : stage + 1]
             first = ResidualBlock(inputs, outputs, stride=1 if stage == 1 else 2)
@@ -228,7 +228,7 @@ def resnet18_gn(
         return finish_network(steps, 8 * width, classes)
 
 
-def _stem(channels: int, width: int, large: bool) -> nn.Module:
+def _make_stem(channels: int, width: int, large: bool) -> nn.Module:
     """The first convolution with its normalisation; for large images a quarter of the height and width is left."""
     kernel, stride, padding = (7, 2, 3) if large else (3, 1, 1)
     conv = nn.Conv2d(channels, width, kernel, stride=stride, padding=padding, bias=False)

@@ -61,7 +61,7 @@ class Listing:
                 names = {name for alias, name in self.aliases.items() if matches(alias, pattern)}
                 if not names:
                     # Without wildcards at the end: "haed.*" is nearest to the module "head".
-                    known = {path for alias in self.aliases for path in paths(alias)}
+                    known = {path for alias in self.aliases for path in list_paths(alias)}
                     hint = near(pattern.rstrip(".*") or pattern, known)
                     constraint = "patterns that each match a parameter, a buffer or a module"
                     refuse(group, constraint, repr(pattern), hint)
@@ -123,7 +123,7 @@ class Listing:
             must(not wrong, group, "parameters that ask for a gradient", got, hint)
 
 
-def read(model: nn.Module) -> Listing:
+def read_names(model: nn.Module) -> Listing:
     """The names of a model; raise where it is no model that can be split."""
     kind = type(model).__name__
     hint = "Give the module itself, not its class or its values."
@@ -156,7 +156,7 @@ def as_list(name: str, patterns: Patterns) -> Sequence[str]:
     return several
 
 
-def paths(name: str) -> list[str]:
+def list_paths(name: str) -> list[str]:
     """A name and the modules that it is in: a.b.c, a.b, a."""
     steps = name.split(".")
     return [".".join(steps[:end]) for end in range(len(steps), 0, -1)]
@@ -164,7 +164,7 @@ def paths(name: str) -> list[str]:
 
 def matches(name: str, pattern: str) -> bool:
     """Whether a glob matches a name or a module that it is in."""
-    return any(fnmatchcase(path, pattern) for path in paths(name))
+    return any(fnmatchcase(path, pattern) for path in list_paths(name))
 
 
 @recorded
@@ -203,7 +203,7 @@ def by_name(
     >>> split.spec
     {'name': 'by_name', 'personal': ['head']}
     """
-    listing = read(model)
+    listing = read_names(model)
     return listing.split(listing.match(personal=personal, frozen=frozen, shared=shared), running_stats)
 
 
@@ -217,7 +217,7 @@ def everything(model: nn.Module, *, frozen: Patterns = (), running_stats: str = 
     >>> everything(nn.Linear(3, 2)).counts()
     {'total': 8, 'shared': 0, 'personal': 8, 'frozen': 0}
     """
-    listing = read(model)
+    listing = read_names(model)
     personal = {*listing.trainable, *listing.other_buffers}
     return listing.split_personal(personal, frozen=frozen, running_stats=running_stats)
 
@@ -233,5 +233,5 @@ def nothing(
     >>> nothing(nn.Linear(3, 2)).counts()
     {'total': 8, 'shared': 8, 'personal': 0, 'frozen': 0}
     """
-    listing = read(model)
+    listing = read_names(model)
     return listing.split(listing.match(frozen=frozen, shared=shared), running_stats)
