@@ -172,7 +172,7 @@ def test_a_full_layer_stays_full():
     assert update_mask(full, torch.randn(3, 3), torch.rand(3, 3), active=9, rate=0.5).all()
 
 
-def test_random_masks_have_their_numbers_and_depend_on_the_key():
+def test_drawn_masks_have_their_numbers_and_depend_on_the_key():
     counts = layer_counts(LENET, 0.3, "erk")
     one, again, other = (draw_masks(torch.tensor(k), LENET, counts, "mask", 0) for k in (1, 1, 2))
     assert {n: int(m.sum()) for n, m in one.items()} == counts

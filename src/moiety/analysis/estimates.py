@@ -182,12 +182,20 @@ def _train(
 
 def _client_gradient(problem: Problem, model: Params, client: Client, names: Names) -> Params:
     """The gradient of a client's scaled loss in some parameters."""
+    return _take_gradient(problem.task.loss, model, client.batch, names, lambda rows: client.scale * rows.mean())[0]
+
+
+def _take_gradient(
+    loss: LossFunction, model: Params, batch: Batch, names: Names, reduce: Callable[[Tensor], Tensor]
+) -> tuple[Params, Tensor]:
+    """The gradient in some parameters of what ``reduce`` makes of the rows' losses, and its value."""
 
     def objective(block: Params) -> tuple[Tensor, Params]:
-        losses, changed = problem.task.loss({**model, **block}, client.batch)
-        return client.scale * losses.mean(), changed
+        losses, changed = loss({**model, **block}, batch)
+        return reduce(losses), changed
 
-    return autograd_gradient(objective, {name: model[name] for name in names})[0]
+    gradient, value, _ = autograd_gradient(objective, {name: model[name] for name in names})
+    return gradient, value
 
 
 class Blocks(NamedTuple):
@@ -269,12 +277,7 @@ def gradient_spread(loss: LossFunction, model: Params, batch: Batch, u: Names, v
     total = 0.0
     for i in range(rows):
         row = {name: column[i : i + 1] for name, column in batch.items()}
-
-        def objective(block: Params, row: Batch = row) -> tuple[Tensor, Params]:
-            losses, changed = loss({**model, **block}, row)
-            return losses.sum(), changed
-
-        gradients, value, _ = autograd_gradient(objective, {n: model[n] for n in (*u, *v)})
+        gradients, value = _take_gradient(loss, model, row, (*u, *v), torch.sum)
         total += float(value)
         for part, names in parts.items():
             g = torch.cat([gradients[n].flatten().double().cpu() for n in names])

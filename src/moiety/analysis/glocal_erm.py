@@ -110,12 +110,12 @@ def _play(
     whole("delay", delay, 0)
     if radius is not None:
         positive("radius", radius)
-    start = []
+    start: list[Floats] = []
     for name, w, x, shape in (("shared", u, x_g, y.shape[:-2]), ("personal", v, x_l, (*y.shape[:-2], y.shape[-1]))):
         first = np.zeros(x.shape[-1]) if w is None else np.asarray(w, np.float64)
         must(first.shape == x.shape[-1:], name, f"{x.shape[-1]} numbers, one a feature", list(first.shape))
         start.append(np.broadcast_to(first, (*shape, x.shape[-1])))
-    stream = _Stream(x_g, x_l, y, *start, delay, radius)
+    stream = _Stream(x_g, x_l, y, start[0], start[1], delay, radius)
     return _play_squared(stream, old=old) if loss == "squared" else _play_logistic(stream, old=old)
 
 

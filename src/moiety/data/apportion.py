@@ -81,7 +81,7 @@ def _position_in_run(values: Ints) -> Ints:
 
 def _begins_run(values: Ints) -> NDArray[np.bool_]:
     """Whether each entry differs from the one before it; values are not negative."""
-    return np.diff(values, prepend=-1) != 0
+    return np.asarray(np.diff(values, prepend=-1) != 0)
 
 
 def _round_half_up(values: NDArray[np.floating[Any]]) -> Ints:
