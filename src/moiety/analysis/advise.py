@@ -177,7 +177,8 @@ def advise(
     Returns:
         The estimates and the advice; ``print`` shows both.
     """
-    problem = _prepare(model, data, split, cohort, rounds, seed, loss, inputs, device)
+    settings = Settings(inputs=inputs, device=device, partial=False)
+    problem = _prepare(model, data, split, Options(rounds, cohort, seed, loss=loss, settings=settings))
     whole("batch_size", batch_size, 1)
     choice("weighting", weighting, ("examples", "uniform"))
     whole("clients", clients, 2)
@@ -224,23 +225,12 @@ def advise(
     )
 
 
-def _prepare(
-    model: nn.Module | Task,
-    data: FederatedData,
-    split: Split,
-    cohort: int,
-    rounds: int,
-    seed: int,
-    loss: tasks.Loss | None,
-    inputs: Sequence[str],
-    device: str,
-) -> Problem:
+def _prepare(model: nn.Module | Task, data: FederatedData, split: Split, options: Options) -> Problem:
     """The problem; raise where the theory does not apply to it."""
     algorithm = fedalt(shared=1.0, personal=1.0)  # not run: the checks need the algorithm that a split is for
     check_kinds(model, data, algorithm, split)
     kind("split", split, Split, "a Split", "For instance moiety.split.output_layer(model).")
-    settings = Settings(inputs=inputs, device=device, partial=False)
-    options = complete_options(Options(rounds, cohort, seed, loss=loss, settings=settings), model, data, algorithm)
+    options = complete_options(options, model, data, algorithm)
     must(len(data) >= 2, "data", "those of at least two clients", len(data))
     got = f"{len(split.trained_shared)} shared and {len(split.trained_personal)} personal parameters"
     must(bool(split.trained_shared and split.trained_personal), "split", "one with shared and personal parts", got)

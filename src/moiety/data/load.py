@@ -154,13 +154,13 @@ def _assign_owners(
     rows = len(next(iter(source.columns.values())))
     if not partition.natural:
         if clients is None:
-            refuse("clients", f"a number for {name}, dealt so", "none", "Say how many clients to make.")
+            refuse("clients", f"a number for {name} with this partition", "none", "Say how many clients to make.")
         rng = generator(int(seed), "data", "partition")
         return deal(partition, labels_of(source.columns), rows, int(clients), rng), Numbered(int(clients))
     ids = source.client if partition.ids is None else partition.ids
     if ids is None:
         hint = "Use another partition, or natural(ids)."
-        refuse("partition", f"another than natural() for {name}, which has no clients", "it", hint)
+        refuse("partition", f"another one for {name}, which has no natural clients", "natural()", hint)
     must(len(ids) == rows, "ids", f"one for each of {rows} rows", len(ids))
     values, owner = np.unique(ids, return_inverse=True)
     if clients is not None and clients != len(values):

@@ -226,8 +226,8 @@ class SpeechTransformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` is [rows, frames, mels]."""
-        ahead = x.abs().sum(-1).flip(-1).cumsum(-1).flip(-1)  # of sound, from each frame on
-        real = (ahead > 0).type_as(x)
+        sound_left = x.abs().sum(-1).flip(-1).cumsum(-1).flip(-1)  # from each frame to the last one
+        real = (sound_left > 0).type_as(x)
         bias = (1 - real[:, ::4]) * PADDING_SCORE
         h = add_sinusoids(self.subsampler(x, real) * self.scale)
         for block in self.blocks:
@@ -259,8 +259,8 @@ def speech_transformer(
     Table 8 of the paper fixes the convolutions to 0.8 million parameters, not their layout. Here it is the one of
     Synnaeve et al., kernels of 3 and gated units, for which ``channels`` lies between 589 and 667. The paper's text
     speaks of 15 million parameters; its table adds up to 13.4 million, which this model has. It does not say how
-    positions are told: here by sines and cosines, which have no parameters; the table leaves no room for the learned
-    ones of Synnaeve et al.
+    positions are encoded: here by sines and cosines, which have no parameters; the table leaves no room for the
+    learned ones of Synnaeve et al.
 
     Linear layers start from N(0, 0.02^2) with biases 0, normalisations as the identity, convolutions as torch draws
     them.

@@ -216,10 +216,10 @@ def seed_bands(rows: Rows, *, unit: str = "pp", scale: float = 100, title: str =
     seeds = rows[0]["seeds"]
     axes.fill_between(ranks, low, high, color=BLUE, alpha=0.25, linewidth=0, label=f"least to largest of {seeds} seeds")
     axes.plot(ranks, mean, color=BLUE, linewidth=2, label="mean over seeds")
-    torn = [i for i, row in enumerate(rows) if 0 < row["hurt"] < row["seeds"]]
-    if torn:
-        label = f"hurt in some seeds only: {len(torn)} of {len(rows)}"
-        x, y = [ranks[i] for i in torn], [mean[i] for i in torn]
+    sometimes = [i for i, row in enumerate(rows) if 0 < row["hurt"] < row["seeds"]]
+    if sometimes:
+        label = f"hurt in some seeds only: {len(sometimes)} of {len(rows)}"
+        x, y = [ranks[i] for i in sometimes], [mean[i] for i in sometimes]
         axes.scatter(x, y, s=16, color=ORANGE, edgecolors="black", linewidths=0.4, zorder=3, label=label)
     always = sum(row["hurt"] == row["seeds"] for row in rows)
     axes.plot([], [], " ", label=f"hurt in every seed: {always} of {len(rows)}")
