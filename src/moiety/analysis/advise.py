@@ -13,7 +13,7 @@ from torch import nn
 from moiety import task as tasks
 from moiety.algorithms import fedalt
 from moiety.analysis.estimates import Estimates, estimate, sample_clients, sample_rows
-from moiety.analysis.theory import Constants, Terms, bounds, leading
+from moiety.analysis.theory import Constants, Terms, bounds, leading_variances
 from moiety.data import FederatedData
 from moiety.engines.problem import Problem
 from moiety.errors import choice, kind, must, number, proper_fraction, whole
@@ -242,7 +242,7 @@ def _prepare(model: nn.Module | Task, data: FederatedData, split: Split, options
 
 def _compare_leading(constants: Constants, *, printed: bool = False) -> float:
     """FedSim's leading term divided by FedAlt's; 1 where both are 0, as with full batches of all clients."""
-    alt, sim = leading(constants, printed=printed)
+    alt, sim = leading_variances(constants, printed=printed)
     return float(np.sqrt(sim / alt)) if alt > 0 else 1.0
 
 

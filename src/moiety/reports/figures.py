@@ -56,14 +56,14 @@ def _set_labels(axes: Axes, title: str, x: str, y: str, size: int) -> None:
     axes.set_ylabel(y, fontsize=12)
 
 
-def single(height: float, *, x: str, y: str, title: str) -> tuple[Figure, Axes]:
+def make_axes(height: float, *, x: str, y: str, title: str) -> tuple[Figure, Axes]:
     """An empty figure of ``height`` inches with one pair of axes and their labels."""
     figure, [axes] = _make_grid(height)
     _set_labels(axes, title, x, y, 14)
     return figure, axes
 
 
-def panels(
+def make_panels(
     series: Mapping[str, V], *, columns: int, margin: float, height: float, x: str, y: str, title: str = ""
 ) -> tuple[Figure, list[tuple[Axes, V]]]:
     """An empty figure with a panel for each name, and the axes of each with what is to be drawn there.
@@ -132,7 +132,7 @@ def scatter_change(series: Mapping[str, Rows], *, unit: str = "pp", scale: float
         for part in known
     }
     x, y = "training rows of the client", _label_change(unit)
-    figure, places = panels(points, columns=len(known), margin=0.6, height=3.4, x=x, y=y, title=title)
+    figure, places = make_panels(points, columns=len(known), margin=0.6, height=3.4, x=x, y=y, title=title)
     for axes, some in places:
         _draw_points(axes, some)
     return figure
@@ -182,7 +182,7 @@ def violins(
     values = {name: [scale * v for v in some if v is not None] for name, some in series.items()}
     empty = [name for name, some in values.items() if not some]
     must(bool(values) and not empty, "series", "changes of at least one client for every name", empty or "none")
-    figure, axes = single(5.0, x=label, y=_label_change(unit), title=title)
+    figure, axes = make_axes(5.0, x=label, y=_label_change(unit), title=title)
     _draw_zero(axes)
     places = list(range(1, len(values) + 1))
     bodies = axes.violinplot(list(values.values()), places, widths=0.8, showextrema=False)
@@ -209,7 +209,7 @@ def seed_bands(rows: Rows, *, unit: str = "pp", scale: float = 100, title: str =
         title: above the figure.
     """
     must(len(rows) > 0, "rows", "those of at least one client", "none")
-    figure, axes = single(5.0, x="clients, in the order of their mean change", y=_label_change(unit), title=title)
+    figure, axes = make_axes(5.0, x="clients, in the order of their mean change", y=_label_change(unit), title=title)
     ranks = list(range(1, len(rows) + 1))
     mean, low, high = ([scale * row[key] for row in rows] for key in ("mean", "min", "max"))
     _draw_zero(axes)
@@ -238,7 +238,7 @@ def accuracy_against_parameters(rows: Rows, *, unit: str = "pp", scale: float = 
     """
     must(len(rows) > 0, "rows", "at least one", "none")
     must(all(row["personal"] > 0 for row in rows), "rows", "parts with personal parameters", "one with none")
-    figure, axes = single(5.0, x="personal parameters", y=_label_change(unit), title=title)
+    figure, axes = make_axes(5.0, x="personal parameters", y=_label_change(unit), title=title)
     _draw_zero(axes)
     for i, row in enumerate(rows):
         y = scale * row["difference"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from moiety.errors import must
 from moiety.evaluation.calibration import calibration_error
-from moiety.reports.figures import BLUE, COLOURS, GREY, VERMILION, legend_below, panels
+from moiety.reports.figures import BLUE, COLOURS, GREY, VERMILION, legend_below, make_panels
 
 if TYPE_CHECKING:
     from moiety.reports.figures import Figure
@@ -32,7 +32,7 @@ def reliability_diagram(series: Mapping[str, Sequence[Mapping[str, Any]]], *, ti
         }
     y = "accuracy; share of examples"
     height = 10.0 / min(3, len(series))
-    figure, places = panels(columns, columns=3, margin=1.0, height=height, x="confidence", y=y, title=title)
+    figure, places = make_panels(columns, columns=3, margin=1.0, height=height, x="confidence", y=y, title=title)
     for axes, bins in places:
         width = [high - low for low, high in zip(bins["low"], bins["high"], strict=True)]
         axes.bar(bins["low"], bins["accuracy"], width, align="edge", color=BLUE, alpha=0.55, label="accuracy")
@@ -59,7 +59,7 @@ def densities(
     """
     full = bool(series) and all(kinds and all(map(len, kinds.values())) for kinds in series.values())
     must(full, "series", "scores for at least one name, and for every name and kind", "none")
-    figure, places = panels(series, columns=2, margin=0.6, height=3.6, x=label, y="density", title=title)
+    figure, places = make_panels(series, columns=2, margin=0.6, height=3.6, x=label, y="density", title=title)
     most = max(max(some) for kinds in series.values() for some in kinds.values()) or 1.0
     edges = [most * k / 30 for k in range(31)]
     for axes, kinds in places:
