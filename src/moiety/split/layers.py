@@ -264,7 +264,7 @@ def _split_norms(
     """The split in which the normalisation layers of these kinds are personal."""
     listing = read_names(model)
     norms = [Layer(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
-    split = _split_layers(listing, norms, "norms", frozen, shared, running_stats)
+    split = _split_layers(listing, norms, "this split", frozen, shared, running_stats)
     got, hint = f"none in {type(model).__name__}", "Name a normalisation of another kind with by_name."
     must(bool(norms and split.personal), "model", f"a module with {described} to keep", got, hint)
     return split
