@@ -139,9 +139,7 @@ def make(
 def gather(pieces: Sequence[Piece], names: Names, classes: int | None) -> FederatedData:
     """Copy the rows of all pieces into new columns, ordered by client and part; ties keep their order."""
     key = np.concatenate([piece.owner * 3 + piece.part for piece in pieces])
-    order = np.argsort(key, kind="stable")
-    position = np.empty_like(order)
-    position[order] = np.arange(len(order))
+    position = np.argsort(np.argsort(key, kind="stable"))  # where each row goes
     columns: dict[str, Array] = {}
     for name, like in pieces[0].columns.items():
         columns[name] = np.empty((len(key), *like.shape[1:]), dtype=like.dtype)
@@ -153,10 +151,8 @@ def gather(pieces: Sequence[Piece], names: Names, classes: int | None) -> Federa
                 columns[name][position[start : start + len(rows)]] = piece.columns[name][rows]
                 start += len(rows)
     ends = np.cumsum(np.bincount(key, minlength=3 * len(names))).reshape(len(names), 3)
-    bounds = np.empty((len(names), 4), dtype=np.int64)
-    bounds[:, 1:] = ends
-    bounds[1:, 0], bounds[0, 0] = ends[:-1, 2], 0
-    return FederatedData(columns, bounds, names, classes)
+    starts = np.concatenate([[0], ends[:-1, 2]])
+    return FederatedData(columns, np.column_stack([starts, ends]), names, classes)
 
 
 def labels_of(columns: Columns) -> Ints | None:
