@@ -187,7 +187,7 @@ def search_share(
     )
     # In turns, so that other load of the machine slows both.
     times = [(timeit(with_search, number=1), timeit(without, number=1)) for _ in range(repeats)]
-    one, other = (statistics.median(column) for column in zip(*times, strict=True))
+    one, other = (float(statistics.median(column)) for column in zip(*times, strict=True))
     return max(0.0, one - other) / other
 
 
