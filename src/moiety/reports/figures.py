@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from moiety.errors import MoietyError, must
 from moiety.files import report_failure, write_file
 
@@ -179,6 +177,8 @@ def violins(
         scale: what they are multiplied by.
         title: above the figure.
     """
+    import numpy as np  # here, so that the table of recipes need not load it
+
     values = {name: [scale * v for v in some if v is not None] for name, some in series.items()}
     empty = [name for name, some in values.items() if not some]
     must(bool(values) and not empty, "series", "changes of at least one client for every name", empty or "none")

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from moiety.errors import must
-from moiety.evaluation.calibration import calibration_error
 from moiety.reports.figures import BLUE, COLOURS, GREY, VERMILION, legend_below, make_panels
 
 if TYPE_CHECKING:
@@ -22,6 +21,8 @@ def reliability_diagram(series: Mapping[str, Sequence[Mapping[str, Any]]], *, ti
         series: by name, rows as ``moiety.evaluation.calibration.reliability`` gives them.
         title: above all panels.
     """
+    from moiety.evaluation.calibration import calibration_error  # here: it loads NumPy
+
     must(bool(series) and all(series.values()), "series", "rows for at least one name, and for every name", "none")
     columns = {}
     for name, rows in series.items():

@@ -27,7 +27,7 @@ Row = tuple[int, ...]
 def _read_split_file(file: str, row: Row, classes: int) -> Source:
     """From a file with ``x_train``, ``y_train``, ``x_test`` and ``y_test``."""
     a = read_archive(file, {"x_train": ("n", *row), "y_train": ("n",), "x_test": ("m", *row), "y_test": ("m",)})
-    train, test = (_scale_columns(file, a[f"x_{part}"], a[f"y_{part}"], classes) for part in ("train", "test"))
+    train, test = (_convert_columns(file, a[f"x_{part}"], a[f"y_{part}"], classes) for part in ("train", "test"))
     return Source(train, classes, test=test, standardise=_count_standardised(row))
 
 
@@ -36,7 +36,7 @@ def _read_ordered_file(file: str, row: Row, classes: int) -> Source:
     a = read_archive(file, {"X": ("n", *row), "y": ("n",), "n_train": ()})
     cut = int(a["n_train"])
     must(0 < cut < len(a["y"]), f"{file}: n_train", f"from 1 to below {len(a['y'])}", cut, AGAIN)
-    columns = _scale_columns(file, a["X"], a["y"], classes)
+    columns = _convert_columns(file, a["X"], a["y"], classes)
     train, test = ({name: c[rows] for name, c in columns.items()} for rows in (slice(cut), slice(cut, None)))
     return Source(train, classes, test=test, standardise=_count_standardised(row))
 
@@ -45,11 +45,14 @@ def _read_client_file(file: str, row: Row, classes: int) -> Source:
     """From a file with ``X``, ``y`` and the natural ``client`` of each row."""
     a = read_archive(file, {"X": ("n", *row), "y": ("n",), "client": ("n",)})
     return Source(
-        _scale_columns(file, a["X"], a["y"], classes), classes, client=a["client"], standardise=_count_standardised(row)
+        _convert_columns(file, a["X"], a["y"], classes),
+        classes,
+        client=a["client"],
+        standardise=_count_standardised(row),
     )
 
 
-def _scale_columns(file: str, x: Array, y: Array, classes: int) -> dict[str, Array]:
+def _convert_columns(file: str, x: Array, y: Array, classes: int) -> dict[str, Array]:
     return make_columns(file, as_images(x) if x.ndim == 3 else as_floats(x), y, classes)
 
 
