@@ -152,6 +152,25 @@ def test_fedalt_clips_each_block_alone_and_fedsim_both_together(engine):
         assert (float(found["u"]), float(found["v"])) == pytest.approx(wanted[name], abs=1e-7)
 
 
+@GRADIENTS
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["padding last", "padding first"])
+def test_a_step_of_padding_moves_no_running_statistics(gradient, order):
+    """BatchNorm on x = 1 and 3 (mean 2, unbiased variance 2), from mean 0 and variance 1 with momentum 0.1.
+
+    One real batch: mean 0.2, variance 0.9 + 0.2 = 1.1, one batch counted. The batch of padding holds 100 and 300: as a
+    step of its own it would make the mean 20 or more, and count a second batch.
+    """
+    module = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1)).double()
+    work = work_for(from_module(module, loss="mse"), gradient)
+    y = torch.ones(2, 1, dtype=torch.float64)
+    x = torch.tensor([[1.0], [3.0]], dtype=torch.float64)
+    batches = [masked({"x": x, "y": y}, [True, True]), masked({"x": 100 * x, "y": y}, [False, False])]
+    with torch.no_grad():
+        found, _ = train(work, dict(work.task.init), [batches[i] for i in order], parts({"1.weight": 0.1}))
+    statistics = [float(found[f"0.{name}"]) for name in ("running_mean", "running_var", "num_batches_tracked")]
+    assert statistics == pytest.approx([0.2, 1.1, 1], rel=1e-12)
+
+
 def masked(batch, mask):
     return {**batch, "mask": torch.tensor(mask)}
 

@@ -282,6 +282,25 @@ def test_the_parts_give_the_loss_and_the_gradient_of_the_whole(case, dtype):
     agree(whole[0][index], cut.loss(params, few)[0], TOLERANCE[dtype])
 
 
+def test_the_loss_of_the_second_part_has_the_penalty_too():
+    """A model 3 (2 x), of which the 3 = w is trained, with the penalty w^2 / 2.
+
+    x = 1 and 2 give 6 and 12; against y = 5 and 10 the squared errors are 1 and 4, and with the penalty 5.5 and 8.5.
+    The slope of the mean is (2 * 1 * 2 + 2 * 2 * 4) / 2 = 10 from the errors, and 3 from the penalty.
+    """
+    layers = [("body", nn.Linear(1, 1, bias=False)), ("head", nn.Linear(1, 1, bias=False))]
+    model = nn.Sequential(OrderedDict(layers)).double()
+    task = from_module(model, loss="mse", penalty=lambda params: params["head.weight"].square().sum() / 2)
+    params = {"body.weight": torch.tensor([[2.0]]).double(), "head.weight": torch.tensor([[3.0]]).double()}
+    batch = {"x": torch.tensor([[1.0], [2.0]]).double(), "y": torch.tensor([[5.0], [10.0]]).double()}
+    part = task.partial(frozenset({"head.weight"}), params, batch)
+    assert isinstance(part, Partial)
+    rows = {"y": batch["y"], **part.features(params, batch)}
+    assert part.loss(params, rows)[0].tolist() == pytest.approx([5.5, 8.5], rel=1e-12)
+    slope = torch.func.grad(lambda w: part.loss({**params, "head.weight": w}, rows)[0].mean())(params["head.weight"])
+    assert float(slope) == pytest.approx(13.0, rel=1e-12)
+
+
 def test_the_prefix_of_an_additive_model_is_the_other_ones_output():
     model = made(Additive)
     problem = problem_for(model, rows_of("vectors"), mo.split.by_name(model, personal=["own"]), partial=True)
