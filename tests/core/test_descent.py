@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moiety.errors import MoietyError
-from moiety.local.online import Online, project
+from moiety.local.online import Online, project_to_ball
 
 
 @pytest.mark.parametrize("rule", ["sgd", "adagrad"])
@@ -35,9 +35,9 @@ def test_no_gradient_is_no_step():
 def test_the_projection_is_of_all_parameters_as_one_vector():
     """(3, 4) and 12 have the norm 13; on the ball of radius 6.5 all are halved, on that of 13 nothing changes."""
     point = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor(12.0)}
-    assert {n: p.tolist() for n, p in project(point, 6.5).items()} == {"a": [1.5, 2.0], "b": 6.0}
-    assert all(torch.equal(project(point, 13.0)[n], p) for n, p in point.items())
-    assert project({}, 1.0) == {}
+    assert {n: p.tolist() for n, p in project_to_ball(point, 6.5).items()} == {"a": [1.5, 2.0], "b": 6.0}
+    assert all(torch.equal(project_to_ball(point, 13.0)[n], p) for n, p in point.items())
+    assert project_to_ball({}, 1.0) == {}
 
 
 def test_bad_options():

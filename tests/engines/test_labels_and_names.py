@@ -13,7 +13,7 @@ from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
-from moiety.engines.rows import lone_rows
+from moiety.engines.rows import has_lone_batch
 from moiety.types import Phase
 
 ENGINES = ("sequential", "vectorised", "processes:sequential", "auto")
@@ -155,7 +155,7 @@ def test_which_clients_have_a_batch_of_one_row() -> None:
         epoch = [len(range(n)[at : at + size]) for at in range(0, n, size)]
         made = epoch * 2 if steps is None else list(itertools.islice(itertools.cycle(epoch), steps))
         phase = Phase(2 if steps is None else None, steps, size, shuffle=True)
-        assert lone_rows(phase, np.array([n])).tolist() == [1 in made], (n, size, steps)
+        assert has_lone_batch(phase, np.array([n])).tolist() == [1 in made], (n, size, steps)
 
 
 def test_a_batch_of_one_row_is_found_before_training() -> None:

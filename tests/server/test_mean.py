@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moiety.errors import MoietyError
-from moiety.server.mean import client_weights, weighted_mean
+from moiety.server.averaging import client_weights
+from moiety.server.mean import weighted_mean
 from moiety.types import ClientUpdate
 
 NUMBERS = st.floats(-1e3, 1e3)

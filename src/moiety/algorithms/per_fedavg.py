@@ -37,12 +37,22 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from moiety.clients.states import OwnModel, begin_own_model, keep_own_model, own_model
 from moiety.errors import MoietyError, choice, message
-from moiety.local.sgd import Sgd, sgd_work, train
-from moiety.local.verbs import clip_gradients, difference, fold, gradient_at, mean_loss
-from moiety.server.averaging import assemble
-from moiety.server.mean import client_weights
+from moiety.local import (
+    OwnModel,
+    Sgd,
+    begin_own_model,
+    clip_gradients,
+    difference,
+    fold,
+    gradient_at,
+    keep_own_model,
+    mean_loss,
+    own_model,
+    sgd_work,
+    train,
+)
+from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Schedule, ServerOptimiser, Work
 

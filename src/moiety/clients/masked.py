@@ -29,7 +29,7 @@ def begin_masked(shared: Params, personal: Params, mask: Params) -> Masked:
     return Masked(personal, mask, next(iter(shared.values())).new_zeros((), dtype=torch.bool))
 
 
-def differ(state: Masked, one: Params, other: Params) -> Tensor:
+def masks_differ(state: Masked, one: Params, other: Params) -> Tensor:
     """Whether two sets of masks differ anywhere, as a tensor without axes."""
     differs = torch.zeros_like(state.asked)
     for name, mask in one.items():

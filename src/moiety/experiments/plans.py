@@ -24,7 +24,7 @@ def plain_fields(plan: Any) -> dict[str, Any]:
     return named
 
 
-def change(plan: Any, name: str, value: Any) -> Any:
+def change_plan(plan: Any, name: str, value: Any) -> Any:
     """The plan with another value of a field, wherever it or a dataclass that it holds has one of that name."""
     known = plain_fields(plan)
     must(name in known, "--set", "a field of the plan", name, near(name, known))

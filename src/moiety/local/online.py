@@ -11,7 +11,7 @@ import torch
 from moiety.errors import choice, number
 from moiety.local.sgd import ALL, WHOLE, check_length, check_rate, local_work
 from moiety.spec import recorded, spec_from_fields
-from moiety.types import Names, Params, Phase
+from moiety.types import Names, Params, Phase, Recorded
 
 RULES = ("sgd", "adagrad")
 _TINY = 1e-10
@@ -19,16 +19,17 @@ _TINY = 1e-10
 
 
 @dataclass(frozen=True)
-class Online:
+class Online(Recorded):
     """Online descent with checked options; ``moiety.online`` makes it and says what they mean."""
 
+    spec: dict[str, Any] = field(init=False, default_factory=dict)
+    """It follows from the fields, so that it is right after ``dataclasses.replace`` too."""
     lr: float
     rule: str = "sgd"
     radius: float | None = None
     steps: int | None = None
     batch_size: int | str | None = None
     shuffle: bool = True
-    spec: dict[str, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         check_rate("lr", self.lr)
@@ -59,7 +60,7 @@ class Online:
             squares = {n: squares[n] + g.square() for n, g in gradient.items()}
             gradient = {n: g / (squares[n].sqrt() + _TINY) for n, g in gradient.items()}
         point = {n: p.sub(gradient[n], alpha=self.lr * scale) for n, p in point.items()}
-        return (point if self.radius is None else project(point, self.radius)), squares
+        return (point if self.radius is None else project_to_ball(point, self.radius)), squares
 
 
 @recorded
@@ -92,7 +93,7 @@ def online_work(name: str, value: float | Online, *, without: Names = ("steps",)
     return local_work(name, value, online, without=without, steps=1, batch_size=1)
 
 
-def project(point: Params, radius: float) -> Params:
+def project_to_ball(point: Params, radius: float) -> Params:
     """The nearest point of the ball of this radius around 0, all parameters as one vector."""
     if not point:
         return {}

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from moiety.errors import kind, must, number, whole
-from moiety.local.verbs import clip_gradients, mean_loss
+from moiety.local.verbs import clip_gradients, mean_loss, reuse_rows
 from moiety.spec import recorded, spec_from_fields
-from moiety.types import Batch, Names, Params, Phase, Work
+from moiety.types import Batch, Names, Params, Phase, Recorded, Work
 
 ALL = "all"
 """The batch size that stands for all rows of a client."""
@@ -28,9 +28,11 @@ WHOLE = sys.maxsize
 
 
 @dataclass(frozen=True)
-class Sgd:
+class Sgd(Recorded):
     """Local SGD with checked options; ``moiety.sgd`` makes it and says what they mean."""
 
+    spec: dict[str, Any] = field(init=False, default_factory=dict)
+    """It follows from the fields, so that it is right after ``dataclasses.replace`` too."""
     lr: float
     epochs: int | None = None
     steps: int | None = None
@@ -40,7 +42,6 @@ class Sgd:
     weight_decay: float = 0.0
     pull: float = 0.0
     clip: float | None = None
-    spec: dict[str, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         check_rate("lr", self.lr)
@@ -132,7 +133,7 @@ def sgd_work(
     *,
     epochs: int | None = 1,
     steps: int | None = None,
-    batch_size: int | str = 32,
+    batch_size: int | str | None = 32,
     without: Names = ("pull",),
 ) -> Sgd:
     """The local SGD given as ``name``: one epoch in batches of 32 by default, and no pull."""
@@ -167,9 +168,8 @@ def train(
     model = dict(model)
     if not options:  # nothing to train: no step, and no forward pass that could move a buffer
         return model, torch.zeros_like(work.examples)
-    loss_of, clip = work.task.loss, next(iter(options.values())).clip
-    if work.reuse is not None:
-        loss_of, batches = work.reuse(model, frozenset(options), batches)
+    clip = next(iter(options.values())).clip
+    loss_of, batches = reuse_rows(work, model, tuple(options), batches)
     velocity: Params = {}
     losses: list[Tensor] = []
     actives: list[Tensor] = []
@@ -181,8 +181,7 @@ def train(
             return mean_loss(each, batch), changed
 
         gradients, loss, changed = work.gradient(objective, {name: model[name] for name in options})
-        if clip is not None:
-            gradients = clip_gradients(gradients, clip)
+        gradients = clip_gradients(gradients, clip)
         active = batch["mask"].any() if "mask" in batch else None
         for name, g in gradients.items():
             how = options[name]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moiety.errors import kind, whole
-from moiety.server.robust import Aggregator, enough, given, squared_distances
+from moiety.server.robust import Aggregator, require_clients, require_generator, squared_distances
 from moiety.spec import recorded
 
 HINT = "For instance moiety.aggregator.median()."
@@ -31,7 +31,7 @@ def bucketing(*, size: int, then: Aggregator) -> Aggregator:
     kind("then", then, Aggregator, "an aggregator", HINT)
 
     def join(vectors: Tensor, generator: np.random.Generator | None) -> Tensor:
-        order = torch.from_numpy(given(generator).permutation(len(vectors)))
+        order = torch.from_numpy(require_generator(generator).permutation(len(vectors)))
         return then.join(bucket_means(vectors, order.to(vectors.device), size), generator)
 
     return Aggregator(join, least=size * (then.least - 1) + 1)
@@ -59,18 +59,18 @@ def nearest_neighbour_mixing(*, byzantine: int, then: Aggregator) -> Aggregator:
     kind("then", then, Aggregator, "an aggregator", HINT)
 
     def join(vectors: Tensor, generator: np.random.Generator | None) -> Tensor:
-        return then.join(mixed(vectors, byzantine), generator)
+        return then.join(mix_with_nearest(vectors, byzantine), generator)
 
     return Aggregator(join, least=max(2 * byzantine + 1, then.least))
 
 
-def mixed(vectors: Tensor, byzantine: int) -> Tensor:
+def mix_with_nearest(vectors: Tensor, byzantine: int) -> Tensor:
     """Each row's mean with its nearest, n - ``byzantine`` in all.
 
-    >>> mixed(torch.tensor([[0.0], [1.0], [5.0], [100.0]], dtype=torch.float64), 1).tolist()
+    >>> mix_with_nearest(torch.tensor([[0.0], [1.0], [5.0], [100.0]], dtype=torch.float64), 1).tolist()
     [[2.0], [2.0], [2.0], [35.333...]]
     """
     n = len(vectors)
-    enough(n, 2 * byzantine + 1, f"nearest_neighbour_mixing(byzantine={byzantine})")
+    require_clients(n, 2 * byzantine + 1, f"nearest_neighbour_mixing(byzantine={byzantine})")
     nearest = squared_distances(vectors).argsort(dim=1, stable=True)[:, : n - byzantine]
     return torch.stack([vectors[rows].mean(0) for rows in nearest])
