@@ -71,10 +71,10 @@ class Task:
     mixes_examples: bool = False
     """True where one example's output depends on the others in its batch (BatchNorm while training)."""
     unvectorised: str | None = None
-    """What of it cannot be computed for many clients at once, where something cannot."""
+    """Why the task cannot be computed for many clients at once; None where it can."""
     partial: Callable[[frozenset[str], Params, Batch], Partial | str | None] = lambda trained, params, batch: None
-    """How to train the named parameters alone, tried on a few rows; None where nothing comes before them, and a reason
-    where the whole model must be run."""
+    """Says how to train the named parameters alone, and tries that on a few rows. None where nothing comes before them,
+    a text with the reason where the whole model must be run."""
 
 
 Objective = Callable[[Params], tuple[Tensor, Params]]
@@ -124,7 +124,7 @@ class Work:
     """Given by the engine: the loss and the batches of a phase that trains only some parameters of a model, with what
     these do not reach computed once per row."""
     partial: Callable[[frozenset[str]], Partial | None] = lambda trained: None
-    """Given by the engine: the task with only the named parameters trained, where it can be had."""
+    """Given by the engine: the task with only the named parameters trained; None where the whole model must be run."""
 
 
 class ClientUpdate(NamedTuple):

@@ -164,20 +164,20 @@ def test_a_step_of_padding_moves_no_running_statistics(gradient, order):
     work = work_for(from_module(module, loss="mse"), gradient)
     y = torch.ones(2, 1, dtype=torch.float64)
     x = torch.tensor([[1.0], [3.0]], dtype=torch.float64)
-    batches = [masked({"x": x, "y": y}, [True, True]), masked({"x": 100 * x, "y": y}, [False, False])]
+    batches = [add_mask({"x": x, "y": y}, [True, True]), add_mask({"x": 100 * x, "y": y}, [False, False])]
     with torch.no_grad():
         found, _ = train(work, dict(work.task.init), [batches[i] for i in order], parts({"1.weight": 0.1}))
     statistics = [float(found[f"0.{name}"]) for name in ("running_mean", "running_var", "num_batches_tracked")]
     assert statistics == pytest.approx([0.2, 1.1, 1], rel=1e-12)
 
 
-def masked(batch, mask):
+def add_mask(batch, mask):
     return {**batch, "mask": torch.tensor(mask)}
 
 
-PADDING = masked(one_row(7, 7, 7), [False])
+PADDING = add_mask(one_row(7, 7, 7), [False])
 ROWS = [one_row(1, 2, 3), one_row(2, -1, 1), one_row(0.5, 1, -2)]
-REAL = [masked(row, [True]) for row in ROWS]
+REAL = [add_mask(row, [True]) for row in ROWS]
 
 
 @GRADIENTS
@@ -208,7 +208,7 @@ def test_rows_that_are_padding_count_for_nothing(gradient):
     three = {k: torch.cat([two[k], torch.tensor([1e6], dtype=torch.float64)]) for k in two}
     with torch.no_grad():
         wanted, _ = train(work, dict(work.task.init), [two], parts({"u": 0.1}))
-        found, _ = train(work, dict(work.task.init), [masked(three, [True, True, False])], parts({"u": 0.1}))
+        found, _ = train(work, dict(work.task.init), [add_mask(three, [True, True, False])], parts({"u": 0.1}))
     assert float(found["u"]) == pytest.approx(float(wanted["u"]), rel=1e-14)
 
 

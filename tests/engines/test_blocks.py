@@ -33,7 +33,7 @@ def rectangle(jobs: list[Job]) -> int:
     return total
 
 
-def alone(jobs: list[Job]) -> int:
+def count_rows_apart(jobs: list[Job]) -> int:
     return sum(rectangle([j]) for j in jobs)
 
 
@@ -69,7 +69,7 @@ def test_blocks(sizes, phases, most, room):
         assert len(block) <= most
         widest = max(int(r.sizes.max()) for j in inside for r in j.rows.values())
         assert len(block) <= fits(widest)
-        assert rectangle(inside) <= (1 + PADDING) * alone(inside)
+        assert rectangle(inside) <= (1 + PADDING) * count_rows_apart(inside)
 
 
 @given(sizes=CLIENT_SIZES, order=st.randoms(use_true_random=False))

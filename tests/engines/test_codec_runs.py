@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("without_fsync")
 CODECS = {"qsgd": mo.codec.qsgd(levels=7), "rand_k": mo.codec.rand_k(k=0.5)}
 
 
-def fitted(engine, codec, **options):
+def fit_run(engine, codec, **options):
     net = mlp()
     split = mo.split.by_name(net, personal=["head"])
     how = mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5))
@@ -35,9 +35,9 @@ def fitted(engine, codec, **options):
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_a_resumed_run_is_the_same_bit_for_bit(codec, tmp_path):
-    whole = fitted("sequential", codec)
+    whole = fit_run("sequential", codec)
     with pytest.raises(StopHereError):
-        fitted("sequential", codec, out=tmp_path / "run", on_round=stop_after(2), checkpoint_every=1)
+        fit_run("sequential", codec, out=tmp_path / "run", on_round=stop_after(2), checkpoint_every=1)
     net = mlp()
     again = mo.resume(tmp_path / "run", model=net, data=federation(), split=mo.split.by_name(net, personal=["head"]))
     same_runs(again, whole)
@@ -54,12 +54,12 @@ def test_the_server_moves_by_the_mean_of_what_arrives():
     net = mo.models.mlp(4, 3, hidden=(), seed=2).double()
     first = {n: p.detach().clone() for n, p in net.named_parameters()}
 
-    def moved(seed, codec):
+    def measure_move(seed, codec):
         run = mo.fit(net, data, algorithm, rounds=1, seed=seed, engine="sequential", settings=mo.Settings(codec=codec))
         return {n: p.detach() - first[n] for n, p in run.export("client-0").named_parameters()}
 
-    plain, n, q = moved(0, None), 40, 1e-7
-    runs = [moved(seed, mo.codec.qsgd(levels=1)) for seed in range(n)]
+    plain, n, q = measure_move(0, None), 40, 1e-7
+    runs = [measure_move(seed, mo.codec.qsgd(levels=1)) for seed in range(n)]
     for name, change in plain.items():
         norm = float(change.norm())
         got = torch.stack([run[name] for run in runs])

@@ -35,9 +35,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from moiety.clients.masked import Masked, begin_masked, mask_densities, masked_model, masked_work, masks_differ
 from moiety.errors import choice, number, whole
 from moiety.local import Sgd, apply_masks, difference, gradient_at, select, sgd_work, train
+from moiety.local.masked import Masked, begin_masked, mask_densities, masked_model, masked_work, masks_differ
 from moiety.random import uniform
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded

@@ -96,11 +96,8 @@ def l2gd(
         change = difference(work.parts(model)[0], mean)
         return ClientUpdate(change, weight(work), {"loss": loss}), keep_own_model(work, model, state)
 
-    def count_local_steps(turn: int) -> int:
-        return toss_coins(probability, coins, turn)[1]
-
     return assemble(
-        phases={"local": Phase(1, None, WHOLE, False, repeats=count_local_steps)},
+        phases={"local": Phase(1, None, WHOLE, False, repeats=lambda turn: toss_coins(probability, coins, turn)[1])},
         init_client=begin_own_model,  # x_1 = ... = x_n
         client_update=client_update,  # the mean of the uploads moves x_mean
         personal_model=own_model,

@@ -37,9 +37,9 @@ from dataclasses import replace
 
 import torch
 
-from moiety.clients.masked import Masked, begin_masked, mask_densities, masked_model, masked_work, masks_differ
 from moiety.errors import number
 from moiety.local import Sgd, apply_masks, difference, mean_metric, select, sgd_work, train
+from moiety.local.masked import Masked, begin_masked, mask_densities, masked_model, masked_work, masks_differ
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.split.masks import check_density, layer_counts, least

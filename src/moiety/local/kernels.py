@@ -166,8 +166,8 @@ def walk(
         kernel: of the chain.
         model: the whole model, whose shared part is held fixed: what no personal parameter reaches is computed once.
         start: the first z, the personal parameters as one vector.
-        phase: one step for each of its batches,
-        passes: which are gone through so many times.
+        phase: the name of the phase; each of its batches gives one step.
+        passes: how often the chain goes through those batches.
         keep: how many points to keep; what comes before them is burn-in.
         log_prior: of a vector z.
         loss_weight: what turns a loss into minus a log-likelihood.

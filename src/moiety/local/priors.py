@@ -57,8 +57,8 @@ def gaussian(
         scale: sigma at first.
         mean: mu at first, one number for all; by default the model's first personal values.
         spread: ``common``, one sigma for all numbers (the paper's), or ``element``, one for each.
-        least: sigma is held at or above this,
-        most: and at or below this (the projection onto B).
+        least: sigma never goes below this.
+        most: sigma never goes above this (with ``least``, the projection onto B).
         mean_decay: log p(mu) = -(mean_decay / 2) ||mu||^2.
         scale_decay: log p(log sigma) = -(scale_decay / 2) ||log sigma - log scale||^2.
     """
