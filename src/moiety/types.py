@@ -158,7 +158,7 @@ class Phase(NamedTuple):
 class Recorded:
     """A value that a file can describe: ``spec`` holds the name of its builder and the arguments of the call."""
 
-    spec: dict[str, Any] = field(default_factory=dict, kw_only=True)
+    spec: dict[str, Any] = field(default_factory=dict, kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)

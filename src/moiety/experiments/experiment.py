@@ -73,7 +73,7 @@ class Experiment(Generic[P]):
             resume: continue what has begun in ``out``; options may then be left out.
             watch: called before each run; gives what is called after every round.
         """
-        asked = {"scale": scale, "rounds": rounds, "seed": seed, "seeds": seeds}
+        asked: dict[str, Any] = {"scale": scale, "rounds": rounds, "seed": seed, "seeds": seeds}
         asked |= {"changes": dict(changes or {}), "device": device}
         folder = None if out is None else Path(out)
         return run(self, asked, folder, engine=engine, resume=resume, watch=watch)

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
 from moiety.errors import choice, number
-from moiety.local.sgd import ALL, WHOLE, check_length, check_rate, local_work
+from moiety.local.sgd import Descent, check_length, check_rate, local_work
 from moiety.spec import recorded, spec_from_fields
-from moiety.types import Names, Params, Phase, Recorded
+from moiety.types import Names, Params, Phase
 
 RULES = ("sgd", "adagrad")
 _TINY = 1e-10
 """Added to the root of the sum of squares, as in ``torch.optim.Adagrad``."""
 
 
-@dataclass(frozen=True)
-class Online(Recorded):
+@dataclass(frozen=True, kw_only=True)
+class Online(Descent):
     """Online descent with checked options; ``moiety.online`` makes it and says what they mean."""
 
-    spec: dict[str, Any] = field(init=False, default_factory=dict)
-    """It follows from the fields, so that it is right after ``dataclasses.replace`` too."""
-    lr: float
     rule: str = "sgd"
     radius: float | None = None
-    steps: int | None = None
-    batch_size: int | str | None = None
-    shuffle: bool = True
 
     def __post_init__(self) -> None:
         check_rate("lr", self.lr)
@@ -39,11 +32,6 @@ class Online(Recorded):
             number("radius", self.radius, "> 0 and finite", lambda r: 0 < r < math.inf, hint)
         check_length(None, self.steps, self.batch_size, self.shuffle)
         object.__setattr__(self, "spec", spec_from_fields("online", self))
-
-    @property
-    def rows(self) -> int:
-        """The batch size as a number."""
-        return WHOLE if self.batch_size == ALL else int(self.batch_size or 0)
 
     @property
     def phase(self) -> Phase:
@@ -85,7 +73,7 @@ def online(
         batch_size: rows in a step, or ``"all"``; one by default.
         shuffle: False walks through the rows in their order.
     """
-    return Online(lr, rule, radius, steps, batch_size, shuffle)
+    return Online(lr, rule=rule, radius=radius, steps=steps, batch_size=batch_size, shuffle=shuffle)
 
 
 def online_work(name: str, value: float | Online, *, without: Names = ("steps",)) -> Online:

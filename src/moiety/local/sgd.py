@@ -10,7 +10,7 @@ import math
 import numbers
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -28,16 +28,28 @@ WHOLE = sys.maxsize
 
 
 @dataclass(frozen=True)
-class Sgd(Recorded):
-    """Local SGD with checked options; ``moiety.sgd`` makes it and says what they mean."""
+class Descent(Recorded):
+    """What ``Sgd`` and ``Online`` have in common: a learning rate, and the batches of a round."""
 
-    spec: dict[str, Any] = field(init=False, default_factory=dict)
-    """It follows from the fields, so that it is right after ``dataclasses.replace`` too."""
+    spec: dict[str, Any] = field(init=False, default_factory=dict, repr=False)
+    """It follows from the other fields, so that it is right after ``dataclasses.replace`` too."""
     lr: float
-    epochs: int | None = None
+    _: KW_ONLY
     steps: int | None = None
     batch_size: int | str | None = None
     shuffle: bool = True
+
+    @property
+    def rows(self) -> int:
+        """The batch size as a number."""
+        return WHOLE if self.batch_size == ALL else int(self.batch_size or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sgd(Descent):
+    """Local SGD with checked options; ``moiety.sgd`` makes it and says what they mean."""
+
+    epochs: int | None = None
     momentum: float = 0.0
     weight_decay: float = 0.0
     pull: float = 0.0
@@ -52,11 +64,6 @@ class Sgd(Recorded):
         if self.clip is not None:
             number("clip", self.clip, "> 0 or None", lambda c: c > 0)
         object.__setattr__(self, "spec", spec_from_fields("sgd", self))
-
-    @property
-    def rows(self) -> int:
-        """The batch size as a number."""
-        return WHOLE if self.batch_size == ALL else int(self.batch_size or 0)
 
     @property
     def phase(self) -> Phase:
@@ -93,7 +100,17 @@ def sgd(
         pull: the penalty (pull / 2) ||p - c||^2; the algorithm says what c is.
         clip: the largest norm of the gradient of the part that is trained.
     """
-    return Sgd(lr, epochs, steps, batch_size, shuffle, momentum, weight_decay, pull, clip)
+    return Sgd(
+        lr,
+        epochs=epochs,
+        steps=steps,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        pull=pull,
+        clip=clip,
+    )
 
 
 Value = TypeVar("Value")
