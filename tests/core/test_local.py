@@ -17,7 +17,7 @@ from moiety.local.sgd import check_rate, sgd_work, train
 from moiety.local.verbs import autograd_gradient, clip_gradients, difference, mean_loss
 from moiety.task import from_module
 from moiety.task.block import block_gradient
-from moiety.types import Work
+from moiety.types import Phase, Work
 
 GRADIENTS = pytest.mark.parametrize("gradient", [autograd_gradient, block_gradient], ids=["autograd", "func"])
 OPTIONS = [(0.0, 0.0, None), (0.9, 0.0, None), (0.0, 0.1, None), (0.0, 0.0, 0.3), (0.5, 0.2, 0.3)]
@@ -261,7 +261,7 @@ def test_difference():
 
 def test_a_phase_is_one_epoch_unless_told():
     assert sgd_work("shared", 0.1).phase[:2] == (1, None)
-    assert sgd_work("shared", mo.sgd(0.1, batch_size=8)).phase == (1, None, 8, True, False, None, None, False)
+    assert sgd_work("shared", mo.sgd(0.1, batch_size=8)).phase == Phase(1, None, 8, True)
     assert sgd_work("shared", mo.sgd(0.1, steps=5)).phase[:2] == (None, 5)
     assert sgd_work("shared", mo.sgd(0.1, epochs=3)).phase[:2] == (3, None)
     for wrong in ({"epochs": 1, "steps": 1}, {"epochs": 0, "steps": None}, {"epochs": None, "steps": 0}):
