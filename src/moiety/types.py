@@ -114,7 +114,7 @@ class Work:
     key: Tensor = field(default_factory=lambda: torch.tensor(0))
     """The client's own key for ``moiety.random``, an int64 tensor without axes, the same in all its turns."""
     turn: int = 0
-    """What tells this turn (its purpose and its round) from others, for ``moiety.random``."""
+    """A number for this turn (its purpose and its round), by which ``moiety.random`` tells its draws from others."""
     elapsed: float = 0.0
     """How far the run is: 0 in its first round, 1 in its last."""
     round_trip: Tensor = field(default_factory=lambda: torch.tensor(0))

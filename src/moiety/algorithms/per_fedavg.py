@@ -147,7 +147,7 @@ def hessian_product(work: Work, model: Params, vector: Params, batch: Batch) -> 
         with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
             _, backward = torch.func.vjp(torch.func.grad(loss), {n: model[n] for n in work.shared})  # type: ignore[misc]
             (product,) = backward(vector)  # symmetric: from the left is from the right
-    except RuntimeError as error:  # first derivatives were had before: what fails here is the second
+    except RuntimeError as error:  # first derivatives worked before, so it is the second that fails
         constraint = "one that can be differentiated twice for form='hessian_vector'"
         raise MoietyError(message("model", constraint, error, "Use form='first_order'.")) from error
     return product  # type: ignore[no-any-return]

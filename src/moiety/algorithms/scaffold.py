@@ -142,7 +142,7 @@ def scaffold(
         init_server=init_server,
         init_client=lambda shared, personal: Client(personal, zero_controls(shared)),
         broadcast=lambda now: {**averaging.broadcast(now.model), **add_prefix(now.control, CONTROL)},  # line 5
-        client_update=client_update,  # the mean of line 16 is as ever
+        client_update=client_update,  # line 16 is the usual mean
         server_update=server_update,
         personal_model=lambda received, state: (split_control(received)[0], state.personal),
         adapt=averaging.adapt_statistics(client_update),

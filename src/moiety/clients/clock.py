@@ -135,7 +135,8 @@ def delayed(*, down: int | list[int] = 0, up: int | list[int] = 0, at: str = "di
     With ``at="arrival"`` the upload is not computed when the client works but when it arrives, as by a server that was
     sent the client's batch and state. Client i works in round t as above, for its new state alone. In round s =
     t + up_i ``client_update`` is called once more, with version s, the state that the client had before its work in
-    round t, and the batches and the chance of round t. That upload is aggregated and that state is let go.
+    round t, and the batches and the draws of round t. That upload is aggregated; the state that comes with it is
+    dropped.
 
     Args:
         down: rounds that a broadcast takes, for all clients or a list with a number for each.
@@ -180,7 +181,7 @@ def check_clock(clock: object, names: Names) -> None:
 
 
 def trace_digests(clock: Clock) -> list[str]:
-    """What tells the files that the clock's times were read from."""
+    """Digests of the files that the clock's times were read from."""
     if isinstance(clock, Delayed):
         return []
     return [part.digest for part in clock.travel.parts().values() if part.digest]

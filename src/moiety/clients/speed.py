@@ -42,7 +42,7 @@ class Times(Recorded):
     spread: float = 0.0
     traced: Mapping[str, tuple[float, ...]] | None = None
     digest: str = ""
-    """What tells the file that the times were read from."""
+    """Of the file that the times were read from; empty where there is none."""
 
     def of(self, seed: int, what: str, client: int, name: str, turn: int) -> float:
         """The seconds of one turn of a client, counted from 0."""
@@ -172,7 +172,7 @@ TIMES: dict[str, Callable[..., Times]] = {
 
 
 def as_times(name: str, value: Times | float) -> Times:
-    """The value as times; a mere number is a constant."""
+    """The value as times; a number stands for ``constant(number)``."""
     if isinstance(value, Times):
         return value
     hint = "For instance moiety.clock.exponential(1.0)."

@@ -64,7 +64,7 @@ def pick_fastest(
         return time.perf_counter() - began
 
     def measure(engine: Engine) -> float:
-        # Workers of the engine before stay awake for a moment, on the very cores that are to be measured.
+        # Workers of the last engine stay awake for a moment, on the cores that are now to be measured.
         time.sleep(SPIN_SECONDS)
         first = time_one(engine, sample)
         # The first call pays for set-up and for waking, so it is repeated where that takes little time.

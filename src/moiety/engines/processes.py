@@ -214,7 +214,7 @@ def count_slots(example: Tree, wanted: int) -> int:
 
 
 def deal_jobs(jobs: Sequence[Job], shares: int) -> list[list[int]]:
-    """The jobs in ``shares`` parts of about equal work, longest first to whoever has least."""
+    """Deal the jobs into ``shares`` parts of about equal work: the longest first, each to the part that has least."""
     sizes = [sum(len(rows.order) for rows in job.rows.values()) for job in jobs]
     dealt: list[list[int]] = [[] for _ in range(shares)]
     load = [0] * shares

@@ -58,7 +58,7 @@ class Ray(Engine):
         try:
             available = max(1, int(self.ray.cluster_resources().get("CPU", 1)))
             self.count = workers or available
-            # An actor that the cluster has no core for would be waited for without end.
+            # Ray would wait forever for an actor that the cluster has no core for.
             must(self.count <= available, "workers", f"at most {available}, the cores of the Ray cluster", workers)
             # Each actor gets the data of its own clients later.
             self.common = self._put((replace(problem, data=cast(Any, None), columns={}), dict(functions)))
@@ -229,7 +229,9 @@ def _start(ray: Any, **options: Any) -> None:
 
 
 def row_shifts(bounds: np.ndarray, actors: int) -> np.ndarray:
-    """For each client, its rows' numbers less those they have at its actor, where client lies close upon client.
+    """For each client, what to subtract from the numbers of its rows to get their numbers at its actor.
+
+    An actor holds the rows of its clients one client after the other.
 
     >>> row_shifts(np.array([[0, 2, 2, 3], [3, 5, 5, 5], [5, 7, 8, 9]]), 2).tolist()
     [0, 3, 2]

@@ -99,7 +99,7 @@ def _walk(phase: Phase, n: int) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def has_lone_batch(phase: Phase, rows: np.ndarray) -> np.ndarray:
-    """Whether some round has a batch of one row, for clients with so many rows, at least one.
+    """Whether some round has a batch of one row, for clients that have these numbers of rows (at least one).
 
     >>> has_lone_batch(Phase(epochs=1, steps=None, batch_size=4, shuffle=True), np.array([1, 2, 4, 5, 6, 9])).tolist()
     [True, False, False, True, False, True]

@@ -78,7 +78,7 @@ class Vectorised(Engine):
         must(not task.unvectorised, "engine", "able to vectorise this loss and metric", task.unvectorised, INSTEAD)
         results: list[Tree] = [None] * len(jobs)
         model_bytes, row_bytes = self._sizes
-        # A client takes the model, its gradient, the momentum, and one more for what is being computed.
+        # A client takes four models: its own, the gradient, the momentum, and one for intermediate results.
         split = split_into_blocks(
             jobs,
             most=self.block,

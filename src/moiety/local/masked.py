@@ -43,7 +43,7 @@ def masked_model(received: Params, state: Masked) -> tuple[Params, Params]:
 
 
 def masked_work(work: Work, mask: Params) -> Work:
-    """The same work with gradients that are 0 wherever the mask is."""
+    """The same work, with gradients set to 0 where the mask is 0."""
     loose = sorted(set(mask) - set(work.shared))
     hint = "A buffer of two or more axes cannot be masked: make it personal or frozen."
     must(not loose, "split", "one whose shared matrices are all trained", ", ".join(loose), hint)

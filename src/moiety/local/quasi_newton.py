@@ -59,7 +59,7 @@ class Search:
 
 
 def begin(point: Tensor, value: Tensor, gradient: Tensor, memory: int) -> Search:
-    """At the start, with room for ``memory`` pairs; the first step, which has no scale to go by, is at most 1 long."""
+    """Begin a search with room for ``memory`` pairs. The first step has no scale yet, so it is at most 1 long."""
     none = torch.zeros_like(gradient).expand(memory, -1)
     length = 1 / gradient.abs().sum().clamp(min=1)
     return Search(point, value, gradient, -gradient, length, none, none)

@@ -231,7 +231,7 @@ def check_rate(name: str, lr: float) -> None:
 
 
 def check_length(epochs: int | None, steps: int | None, batch_size: int | str | None, shuffle: bool) -> None:
-    """Raise unless the length of a phase and its batches can be had."""
+    """Raise unless the length of a phase and its batches are possible."""
     must(epochs is None or steps is None, "epochs", "left out where steps is given", epochs)
     for name, count in (("epochs", epochs), ("steps", steps), ("batch_size", batch_size)):
         if count is not None and not (name == "batch_size" and count == ALL):

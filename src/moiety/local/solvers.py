@@ -173,7 +173,7 @@ def _objective(work: Work, loss_of: LossFunction, model: Params, batch: Batch) -
 
 
 def _negligible(x: Tensor) -> float:
-    """What is taken for 0 beside 1: well above rounding, well below what matters."""
+    """The relative size below which a number counts as 0: well above rounding, well below what matters."""
     return float(torch.finfo(x.dtype).eps ** 0.75)
 
 

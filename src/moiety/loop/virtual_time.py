@@ -156,7 +156,7 @@ class DelayedLoop(ClockedLoop):
                 before = job.state if late and self.keeps_states else None
                 upload = None if late else update
                 transit.send(t + clock.of(job.client)[1], job.client, t, version, bool(finite), upload, before)
-            # The loss is that of this round's work, at the parameters that predicted, and not of what arrives now.
+            # The loss is of this round's work, not of what arrives now.
             worked = [Arrival(job.client, *result) for job, result in zip(jobs, results, strict=True) if result[2]]
             self.store_states([(a.client, a.state) for a in worked])
             loss = mean_train_loss(worked)

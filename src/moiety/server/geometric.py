@@ -18,7 +18,7 @@ def geometric_median(*, tolerance: float = 1e-6, iterations: int = 1000) -> Aggr
 
     Pillutla et al. 2022 ("Robust Aggregation for Federated Learning"), without weights: ``z <- T(z) = sum_i b_i x_i /
     sum_i b_i``, ``b_i = 1 / max(nu, |z - x_i|)``, here from the coordinate-wise median on. Every second step is
-    followed by the squared extrapolation of Varadhan and Roland 2008 along the last two, for without it a median near a
+    followed by the squared extrapolation of Varadhan and Roland 2008 along the last two: without it, a median near a
     client takes thousands of steps. The end is ``g(z) <= min g + tolerance s``, where s is the median distance of the
     clients from the coordinate-wise median, a length that no minority can stretch, and ``nu = tolerance s``.
 

@@ -19,7 +19,7 @@ def bucketing(*, size: int, then: Aggregator) -> Aggregator:
 
     "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", Algorithm 1, with s for ``size``: ``y_i = mean
     of x_pi(k) for k = (i - 1) s + 1 ... min(n, i s)`` and a random permutation pi. A Byzantine client spoils at most
-    one bucket, so ``then`` is to expect as many Byzantine buckets as there are Byzantine clients. Where these are a
+    one bucket, so ``then`` must expect as many Byzantine buckets as there are Byzantine clients. Where these are a
     part delta of all, s = floor(delta_max / delta) makes ``krum`` (delta_max 1/4), ``geometric_median`` and ``median``
     (1/2) agnostic robust aggregators (Theorem I). All in one bucket is the mean.
 

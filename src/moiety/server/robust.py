@@ -6,7 +6,7 @@ Karimireddy et al. 2021 and 2022 and Gorbunov et al. 2023): if at most a part de
 and the honest ones have mean m and mean squared distance sigma^2 from each other, then ``E |aggregate - m|^2 <= c delta
 sigma^2``, without sigma being given. The mean fails it. ``krum``, ``geometric_median`` and ``median`` alone fail it too
 (with nobody Byzantine they are not the mean) and hold it behind ``bucketing`` (Karimireddy et al. 2022); behind
-``nearest_neighbour_mixing`` they hold the kindred bound of Allouah et al. 2023. ``centred_clipping`` is given a radius,
+``nearest_neighbour_mixing`` they hold the similar bound of Allouah et al. 2023. ``centred_clipping`` is given a radius,
 so it is not agnostic.
 
 What all of them do here:
@@ -47,7 +47,7 @@ LARGEST = 1e100
 class Aggregator(Recorded):
     """Joins the uploads of a round; made by one of the builders of ``moiety.aggregator``.
 
-    ``join`` is the rule on stacked vectors, of which it needs at ``least`` so many. Where it draws (``bucketing``),
+    ``join`` is the rule on stacked vectors; ``least`` is how many of them it needs. Where it draws (``bucketing``),
     ``aggregate`` must be given a generator, one for each round: ``moiety.random.generator(seed, "aggregate", round)``.
     """
 
@@ -179,7 +179,7 @@ def krum(*, byzantine: int) -> Aggregator:
 def multi_krum(*, byzantine: int, keep: int) -> Aggregator:
     """The mean of the ``keep`` vectors with the least scores of ``krum`` (Multi-Krum, Blanchard et al. 2017).
 
-    At most n - f can be kept, for as many are honest; each kept one obeys the bound of ``krum``.
+    At most n - f can be kept, the number of honest ones. Each kept vector obeys the bound of ``krum``.
 
     >>> multi_krum(byzantine=1, keep=2).join(torch.tensor([[0.0], [1.0], [3.0], [7.0], [100.0]]), None).tolist()
     [0.5]
