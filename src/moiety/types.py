@@ -71,10 +71,10 @@ class Task:
     mixes_examples: bool = False
     """True where one example's output depends on the others in its batch (BatchNorm while training)."""
     unvectorised: str | None = None
-    """What of it cannot be computed for many clients at once, where something cannot."""
+    """Why the task cannot be computed for many clients at once; None where it can."""
     partial: Callable[[frozenset[str], Params, Batch], Partial | str | None] = lambda trained, params, batch: None
-    """How to train the named parameters alone, tried on a few rows; None where nothing comes before them, and a reason
-    where the whole model must be run."""
+    """Says how to train the named parameters alone, and tries that on a few rows. None where nothing comes before them,
+    a text with the reason where the whole model must be run."""
 
 
 Objective = Callable[[Params], tuple[Tensor, Params]]
@@ -114,7 +114,7 @@ class Work:
     key: Tensor = field(default_factory=lambda: torch.tensor(0))
     """The client's own key for ``moiety.random``, an int64 tensor without axes, the same in all its turns."""
     turn: int = 0
-    """What tells this turn (its purpose and its round) from others, for ``moiety.random``."""
+    """A number for this turn (its purpose and its round), by which ``moiety.random`` tells its draws from others."""
     elapsed: float = 0.0
     """How far the run is: 0 in its first round, 1 in its last."""
     round_trip: Tensor = field(default_factory=lambda: torch.tensor(0))
@@ -124,7 +124,7 @@ class Work:
     """Given by the engine: the loss and the batches of a phase that trains only some parameters of a model, with what
     these do not reach computed once per row."""
     partial: Callable[[frozenset[str]], Partial | None] = lambda trained: None
-    """Given by the engine: the task with only the named parameters trained, where it can be had."""
+    """Given by the engine: the task with only the named parameters trained; None where the whole model must be run."""
 
 
 class ClientUpdate(NamedTuple):
@@ -140,8 +140,8 @@ class Phase(NamedTuple):
 
     With ``walk``, the steps of a round go on in the data where those of the round before ended. ``newcomer_steps`` is
     the number of steps for a client that keeps no state or was never seen, where that differs. ``repeats`` says for a
-    turn (``Work.turn``) how often the client goes through the rows, where that changes. ``search`` marks a phase that
-    searches for masks with the whole model.
+    turn (``Work.turn``) how often the client goes through the rows. ``search`` marks a phase that searches for masks
+    with the whole model.
     """
 
     epochs: int | None
@@ -150,29 +150,34 @@ class Phase(NamedTuple):
     shuffle: bool
     walk: bool = False
     newcomer_steps: int | None = None
-    repeats: Callable[[int], int] | None = None
+    repeats: Callable[[int], int] = lambda turn: 1
     search: bool = False
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """A factor on the client learning rate: ``factor(t, rounds)`` with t counted from 0."""
+class Recorded:
+    """A value that a file can describe: ``spec`` holds the name of its builder and the arguments of the call."""
 
-    factor: Callable[[int, int], float]
-    spec: dict[str, Any] = field(default_factory=dict)
+    spec: dict[str, Any] = field(default_factory=dict, kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)
-class ServerOptimiser:
+class Schedule(Recorded):
+    """A factor on the client learning rate: ``factor(t, rounds)`` with t counted from 0."""
+
+    factor: Callable[[int, int], float]
+
+
+@dataclass(frozen=True)
+class ServerOptimiser(Recorded):
     """``init(shared)`` makes its state; ``step(shared, change, state)`` moves the shared parameters."""
 
     init: Callable[[Params], Tree]
     step: Callable[[Params, Params, Tree], tuple[Params, Tree]]
-    spec: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Codec:
+class Codec(Recorded):
     """How uploads are written for the wire.
 
     ``encode(upload, generator)`` gives tensors to pack, ``decode(packed, like)`` what arrives, laid out as ``like``.
@@ -180,19 +185,18 @@ class Codec:
 
     encode: Callable[[Params, np.random.Generator], Params]
     decode: Callable[[Params, Params], Params]
-    spec: dict[str, Any] = field(default_factory=dict)
 
 
 class Traffic(NamedTuple):
     """How to count bytes where messages are sparse: those of the values alone, and those on the wire.
 
     ``down(received, state)`` counts what one client is sent, given its state before its turn; ``up(update)`` what it
-    sends. ``beside(update)`` counts what goes up besides the tensors of the upload, also where a codec packs these.
+    sends. ``extra(update)`` counts what goes up besides the tensors of the upload, also where a codec packs these.
     """
 
     down: Callable[[Params, Tree], tuple[int, int]]
     up: Callable[[ClientUpdate], tuple[int, int]]
-    beside: Callable[[ClientUpdate], int] = lambda update: 0
+    extra: Callable[[ClientUpdate], int] = lambda update: 0
 
 
 class Wire(NamedTuple):
@@ -247,7 +251,7 @@ class Sparsity(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class Algorithm(Recorded):
     """A federated algorithm as a frozen record of pure functions, made by one builder.
 
     ``init_server(shared, statistics, personal)`` makes the server's state from the first values of the shared
@@ -276,7 +280,6 @@ class Algorithm:
     posterior: Posterior | None = None
     delay: Delay | None = None
     sparsity: Sparsity | None = None
-    spec: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ SEED = 11
 THETA, W = np.array([4.0, -3.0, 5.0]), np.array([1.0, -2.0])
 
 
-def followed(task, clients, algorithm, rounds, split, clock):
+def follow_run(task, clients, algorithm, rounds, split, clock):
     """Theta before every round and after the last, and the records."""
     thetas, records = [task.init["u"].numpy()], []
 
@@ -39,7 +39,7 @@ def followed(task, clients, algorithm, rounds, split, clock):
     return thetas, records
 
 
-def simulated(operators, theta, gamma, active, seconds, rounds):
+def simulate(operators, theta, gamma, active, seconds, rounds):
     """Algorithm 3 as a simulation of events; ``seconds(m, k)`` is the time of client m's turn k.
 
     Line 3: whoever is done first hands in Delta of the theta it began with. Line 4: theta - gamma Delta. Lines 5 to 7:
@@ -84,11 +84,11 @@ def test_against_a_simulation_of_algorithm_3(active):
         return compute.of(SEED, "compute", m, "", k) + up.of(SEED, "up", m, "", k)
 
     clock = mo.clock.asynchronous(active=active, compute=compute, up=up)
-    thetas, records = followed(
+    thetas, records = follow_run(
         ref.task(THETA, W, phi=False), CLIENTS, mo.ffgg(shared=0.3 / L, personal=mo.solver.exact()), 40, SPLIT, clock
     )
     operators = [lambda theta, d=data: ref.operator(d, theta) for data in CLIENTS]
-    wanted, arrivals = simulated(operators, THETA, 0.3 / L, active, seconds, 40)
+    wanted, arrivals = simulate(operators, THETA, 0.3 / L, active, seconds, 40)
     assert [(r.cohort[0], r.staleness[0]) for r in records] == [(j, stale) for j, _, stale in arrivals]
     np.testing.assert_allclose([r.time for r in records], [now for _, now, _ in arrivals], rtol=1e-12)
     np.testing.assert_allclose(thetas, wanted, rtol=1e-9, atol=1e-10)
@@ -114,7 +114,7 @@ def test_theorem_7_and_the_exact_solution_under_adversarial_delays():
 
     delay = 101  # in 50 s the fast ones arrive a hundred times
     gamma = 1 / (2 * L * np.sqrt(2 * 3 * delay))
-    thetas, records = followed(task, some, mo.ffgg(shared=gamma, personal=solver), 210, SPLIT, clock)
+    thetas, records = follow_run(task, some, mo.ffgg(shared=gamma, personal=solver), 210, SPLIT, clock)
     assert 95 < max(r.staleness[0] for r in records) <= delay
     start = THETA - gamma * sum(ref.operator(d, THETA) for d in some)
     squares = [np.sum(np.mean([ref.operator(d, theta) for d in some], axis=0) ** 2) for theta in thetas]
@@ -122,7 +122,7 @@ def test_theorem_7_and_the_exact_solution_under_adversarial_delays():
         assert min(squares[:count]) <= 2 * L * np.sum((start - BEST) ** 2) / (gamma * count)
 
     top = max(ref.cocoercive(data) for data in some) / 2
-    thetas, _ = followed(task, some, mo.ffgg(shared=0.5 / top, personal=solver), 808, SPLIT, clock)
+    thetas, _ = follow_run(task, some, mo.ffgg(shared=0.5 / top, personal=solver), 808, SPLIT, clock)
     assert max(np.abs(theta - BEST).max() for theta in thetas[-101:]) < 1e-7
 
 
@@ -140,7 +140,7 @@ def test_asynchronous_fedavg_over_represents_fast_clients():
     )
     algorithm = mo.fedavg(shared=mo.sgd(0.02, steps=1, batch_size=99), weighting="uniform")
     clock = mo.clock.asynchronous(active=3, compute=SLOW)
-    thetas, records = followed(task, some, algorithm, 909, split, clock)
+    thetas, records = follow_run(task, some, algorithm, 909, split, clock)
     cycle = [r.cohort[0] for r in records[-101:]]
     assert [cycle.count(m) for m in range(3)] == [1, 50, 50]
     bias = np.abs(fast - fair).max()

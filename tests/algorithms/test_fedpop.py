@@ -43,14 +43,14 @@ def fit(algorithm, rounds, engine="sequential", **options):
     )
 
 
-def served(run):
+def serve_models(run):
     """phi, mu, log sigma as the server holds them."""
     server = run._loop.progress.server
     return server.shared["u"].numpy(), server.prior["mean"].numpy(), float(server.prior["log_scale"])
 
 
 def same_server(run, reference):
-    found = served(run)
+    found = serve_models(run)
     np.testing.assert_allclose(found[0], reference.u, rtol=1e-10)
     np.testing.assert_allclose(found[1], reference.mu, rtol=1e-10)
     assert found[2] == pytest.approx(reference.rho, rel=1e-10)
@@ -127,7 +127,7 @@ def test_averaged_iterates_are_weighted_by_their_steps(engine):
 
 def test_a_fixed_prior_stays_and_its_score_is_not_sent():
     run = fit(fedpop(samples=2, learn_prior=False), 3)
-    _, mu, rho = served(run)
+    _, mu, rho = serve_models(run)
     np.testing.assert_array_equal(mu, V)
     assert rho == pytest.approx(np.log(0.8))
     assert run.ledger["up_values"] == 3 * 3 * 2 * 8
@@ -163,14 +163,14 @@ def test_the_shared_parameters_stay_in_a_ball(radius):
 
 def test_the_spread_stays_in_its_range():
     prior = mo.prior.gaussian(scale=0.8, most=0.9)
-    *_, rho = served(fit(fedpop(samples=2, shared_lr=1.0, prior_lr=1.0, prior=prior), 3))
+    *_, rho = serve_models(fit(fedpop(samples=2, shared_lr=1.0, prior_lr=1.0, prior=prior), 3))
     assert rho == pytest.approx(np.log(0.9))
 
 
 def test_a_minibatch_stands_for_all_rows():
     """SGLD: the gradient of a batch of 2 of the n rows times n / 2. With one full batch it is Langevin itself."""
     full = fit(fedpop(kernel=mo.kernel.sgld(step=STEP, batch_size=7), samples=3), 1)
-    assert served(full)[1] == pytest.approx(algorithm_1(1, 3).mu, rel=1e-10)
+    assert serve_models(full)[1] == pytest.approx(algorithm_1(1, 3).mu, rel=1e-10)
     algorithm = fedpop(kernel=mo.kernel.sgld(step=STEP, batch_size=2), samples=3)
     run = fit(algorithm, 1)
     c, z = CLIENTS[1], V
@@ -186,7 +186,7 @@ def test_a_minibatch_stands_for_all_rows():
 
 def test_rows_at_a_time_do_not_change_the_gradient():
     one, other = (fit(fedpop(batch_size=size, samples=2), 2) for size in (None, 2))
-    np.testing.assert_allclose(served(one)[0], served(other)[0], rtol=1e-12)
+    np.testing.assert_allclose(serve_models(one)[0], serve_models(other)[0], rtol=1e-12)
 
 
 def test_bernoulli_participation_is_unbiased_given_that_anyone_takes_part():

@@ -24,7 +24,7 @@ AVERAGED = pytest.mark.parametrize("averaged", [False, True])
 
 
 @functools.cache
-def trained(averaged):
+def fit_run(averaged):
     net = Additive(U, Z)
     algorithm = mo.fedpop(
         shared=0.01,
@@ -45,7 +45,7 @@ def trained(averaged):
 
 
 @functools.cache
-def believed(averaged):
+def expect_iterates(averaged):
     """Algorithm 1 after all rounds, at the last iterate or at the mean, with the burn-in of a chain that begins."""
     start = {"u": np.array(U), "mu": np.array(Z), "rho": np.log(0.8), "step": 0.02, "weight": 0.7, "samples": 3, "b": 1}
     reference = Reference(CLIENTS, **start, eta_shared=0.01, eta_prior=0.03)
@@ -69,19 +69,19 @@ def same_model(net, u, z):
 @AVERAGED
 def test_a_client_predicts_with_its_stored_draws(averaged):
     """Those of its last turn, which ran at the last iterate; the shared part is the one that models are served with."""
-    at = believed(averaged)
+    at = expect_iterates(averaged)
     for client in range(3):
-        close(trained(averaged).predictive(client, X), at, at.last[client])
-        same_model(trained(averaged).export(client), at.u, np.mean(at.last[client], axis=0))
+        close(fit_run(averaged).predictive(client, X), at, at.last[client])
+        same_model(fit_run(averaged).export(client), at.u, np.mean(at.last[client], axis=0))
 
 
 @AVERAGED
 def test_refreshed_draws_are_of_the_posterior_that_is_served(averaged):
     """A chain from the last point, in the turn of an evaluation after the last round."""
-    at = believed(averaged)
+    at = expect_iterates(averaged)
     for client in range(3):
         points = at.chain(client, at.last[client][-1], ROUNDS, purpose="adapt")
-        close(trained(averaged).predictive(client, X, refresh=True), at, points)
+        close(fit_run(averaged).predictive(client, X, refresh=True), at, points)
 
 
 @AVERAGED
@@ -89,19 +89,19 @@ def test_refreshed_draws_are_of_the_posterior_that_is_served(averaged):
 def test_a_newcomers_chain_goes_on_from_pass_to_pass(averaged, passes):
     """From mu, with burn-in in every pass, and with the noise of the newcomer's rows and of the pass."""
     new = columns(NEW)
-    at = replace(believed(averaged), clients=[NEW])
+    at = replace(expect_iterates(averaged), clients=[NEW])
     z = at.mu
     for k in range(passes):
         points = at.chain(0, z, k, purpose="onboard", key=newcomer_key(0, new))
         z = points[-1]
-    close(trained(averaged).predictive(new, X, passes=passes), at, points)
-    same_model(trained(averaged).onboard(new, passes=passes), at.u, np.mean(points, axis=0))
+    close(fit_run(averaged).predictive(new, X, passes=passes), at, points)
+    same_model(fit_run(averaged).onboard(new, passes=passes), at.u, np.mean(points, axis=0))
 
 
 @AVERAGED
 def test_a_client_without_data_is_from_the_prior_that_is_served(averaged):
     """z = mu + s xi for each draw; its one model has z = mu."""
-    at, key = believed(averaged), torch.tensor(draws.hashed("new client", 0))
+    at, key = expect_iterates(averaged), torch.tensor(draws.hashed("new client", 0))
     xi = [draws.normal(key, torch.zeros(2, dtype=torch.float64), "population", m).numpy() for m in range(3)]
-    close(trained(averaged).predictive(None, X), at, [at.mu + np.exp(at.rho) * each for each in xi])
-    same_model(trained(averaged).onboard(None), at.u, at.mu)
+    close(fit_run(averaged).predictive(None, X), at, [at.mu + np.exp(at.rho) * each for each in xi])
+    same_model(fit_run(averaged).onboard(None), at.u, at.mu)

@@ -53,7 +53,7 @@ def fedpop(kernel, spread=SPREAD, **options):
     return flat(mo.fedpop, kernel=kernel, prior=mo.prior.gaussian(scale=spread), **{**given, **options})
 
 
-def adapted(clients, algorithm, u=U, mu=MU):
+def adapt_clients(clients, algorithm, u=U, mu=MU):
     """What the algorithm's rule for newcomers draws for each client, at known u and mu; [clients, samples, 2]."""
     problem = problem_of(vector_task(u, mu), federated(clients), SPLIT)
     states = [problem.first_state(algorithm)] * len(clients)
@@ -78,7 +78,7 @@ def test_a_new_clients_posterior_is_the_closed_form(kernel):
     gamma = 0.5 / np.linalg.eigvalsh(precision)[-1]
     steps = int(np.ceil(np.log(1e-4) / np.log(1 - gamma * np.linalg.eigvalsh(precision)[0])))
     made = {"mala": mo.kernel.mala, "langevin": mo.kernel.langevin}[kernel](step=gamma)
-    found = adapted([c] * 2000, fedpop(made, burn_in=steps))[:, 0]
+    found = adapt_clients([c] * 2000, fedpop(made, burn_in=steps))[:, 0]
     wanted = precision if kernel == "mala" else precision @ (np.eye(2) - gamma * precision / 2)
     check_normal(found, mean, np.linalg.inv(wanted))
 
@@ -93,7 +93,7 @@ def marginal(theta, clients):
     return total
 
 
-def fitted(clients, rounds, seed):
+def fit_run(clients, rounds, seed):
     """theta = (u, mu, log s) after so many rounds with steps that fall to 0."""
     options = {"samples": 3, "thinning": 2, "schedule": mo.schedule.linear(warmup=0.0)}
     algorithm = fedpop(mo.kernel.mala(step=0.02), spread=1.5, **options)
@@ -124,7 +124,7 @@ def test_the_fit_maximises_the_marginal_likelihood():
     best = minimize(lambda theta: -marginal(theta, clients), np.zeros(5), tol=1e-10)
     start = np.array([0.0, 0.0, 0.0, 0.0, np.log(1.5)])
     assert -best.fun - marginal(start, clients) > 100
-    found = fitted(clients, 80, seed=0)
+    found = fit_run(clients, 80, seed=0)
     assert -best.fun - marginal(found, clients) < 1.0
     # The spread that posterior means alone have is too small: it is not where the fit ends.
     means = np.array([posterior(c, best.x[:2], best.x[2:4], np.exp(best.x[4]))[0] for c in clients])
@@ -152,7 +152,7 @@ def test_ninety_per_cent_intervals_cover_ninety_per_cent():
         a, b = rng.normal(size=(n, 2)), np.linalg.qr(rng.normal(size=(n, 2)))[0]
         clients.append({"a": a, "b": b, "y": a @ U + b @ z + S * rng.normal(size=n)})
     precision = 1 / S**2 + 1 / SPREAD**2
-    found = adapted(clients, fedpop(mo.kernel.mala(step=0.5 / precision), burn_in=0, samples=200, thinning=3))
+    found = adapt_clients(clients, fedpop(mo.kernel.mala(step=0.5 / precision), burn_in=0, samples=200, thinning=3))
     low, high = np.quantile(found, [0.05, 0.95], axis=1)
     assert 0.84 < coverage(low, high, truth) < 0.95
     a, b = rng.normal(size=(2, 800, 2))

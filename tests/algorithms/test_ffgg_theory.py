@@ -18,7 +18,7 @@ ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 EXACT = mo.solver.exact()
 
 
-def followed(task, clients, algorithm, rounds, split, **options):
+def follow_run(task, clients, algorithm, rounds, split, **options):
     """The run, theta before every round and after the last, and the cohorts."""
     start = task.init["u"].numpy()
     thetas, cohorts = [start], []
@@ -53,7 +53,7 @@ def test_theorem_1(engine):
     """Example 1, overpersonalised, gamma = 1/L: min_{r<R} ||F(theta^r)||^2 <= L ||theta^0 - theta*||^2 / (gamma R)."""
     rounds = 60
     algorithm = mo.ffgg(shared=1 / L, personal=EXACT)
-    _, thetas, _ = followed(ref.task(THETA, W), CLIENTS, algorithm, rounds, SPLIT, engine=engine)
+    _, thetas, _ = follow_run(ref.task(THETA, W), CLIENTS, algorithm, rounds, SPLIT, engine=engine)
     squares = [np.sum(np.mean([ref.operator(d, t) for d in CLIENTS], axis=0) ** 2) for t in thetas]
     for count in range(1, rounds + 1):
         assert min(squares[:count]) <= L**2 * np.sum((THETA - BEST) ** 2) / count
@@ -70,7 +70,7 @@ def test_partial_participation_decreases_the_distance_in_every_round(cohort):
     ||theta^{r+1} - theta*||^2 <= ||theta^r - theta*||^2 - gamma / (L |C|) sum_{m in C} ||F_m(theta^r)||^2
     """
     algorithm = mo.ffgg(shared=1 / L, personal=EXACT)
-    _, thetas, cohorts = followed(ref.task(THETA, W), CLIENTS, algorithm, 60, SPLIT, cohort=cohort)
+    _, thetas, cohorts = follow_run(ref.task(THETA, W), CLIENTS, algorithm, 60, SPLIT, cohort=cohort)
     assert len({tuple(c) for c in cohorts}) > 2
     for before, after, asked in zip(thetas[:-1], thetas[1:], cohorts, strict=True):
         drop = np.mean([np.sum(ref.operator(CLIENTS[m], before) ** 2) for m in asked]) / L**2
@@ -135,7 +135,7 @@ def test_theorem_6():
     logs = (2 * np.log(a * rounds), 2 * np.log(b * rounds / r0), np.log(b**2 * rounds / r0**2))
     tau = int(np.ceil(lw / mu * max(logs)))
     algorithm = mo.ffgg(shared=1 / L, personal=mo.sgd(1 / lw, steps=tau))
-    _, thetas, _ = followed(ref.task(THETA, 0 * W), CLIENTS, algorithm, rounds, SPLIT, engine="vectorised")
+    _, thetas, _ = follow_run(ref.task(THETA, 0 * W), CLIENTS, algorithm, rounds, SPLIT, engine="vectorised")
     squares = [np.sum(np.mean([ref.operator(d, t) for d in CLIENTS], axis=0) ** 2) for t in thetas]
     for count in range(1, rounds + 1):
         assert min(squares[:count]) <= 4 * L**2 * r0**2 / count
@@ -197,7 +197,7 @@ def test_example_3():
     task = from_functions({"u": torch.tensor(start), "v": torch.zeros(1, dtype=torch.float64)}, loss)
     algorithm = mo.ffgg(shared=1 / top, personal=mo.solver.lbfgs(steps=20))
     split = split_of(["u"], ["v"], {"u": 2, "v": 1})
-    _, thetas, _ = followed(task, clients, algorithm, 25, split, engine="vectorised")
+    _, thetas, _ = follow_run(task, clients, algorithm, 25, split, engine="vectorised")
     squares = [np.sum(np.mean([operator(d, t) for d in clients], axis=0) ** 2) for t in thetas]
     for count in range(1, 26):
         assert min(squares[:count]) <= top**2 * np.sum((start - best) ** 2) / count

@@ -15,7 +15,7 @@ PAIR = split_of(["u"], ["v"], {"u": 2, "v": 2})
 START = {"u": np.array([0.5, -1.0]), "v": np.array([0.25, 2.0])}
 
 
-def fitted(clients, rounds, *, engine="sequential", clock=None, online=None, **options):
+def fit_run(clients, rounds, *, engine="sequential", clock=None, online=None, **options):
     algorithm = flat(mo.glocal_sgd, **{"shared_lr": 0.02, "personal_lr": 0.05, "shuffle": False, **options})
     task = vector_task(START["u"], START["v"])
     return mo.fit(
@@ -135,7 +135,7 @@ def test_delays_are_those_of_the_formulas(case, engine):
     radii = case.get("radii", (None, None))
     trip = max(a + b for a, b in zip(down, up, strict=True))
     seen = []
-    run = fitted(
+    run = fit_run(
         clients,
         23,
         engine=engine,
@@ -171,11 +171,11 @@ def test_weights_may_stand_in_a_column():
     """lambda = 5, 3, 4 in a column are the same as weighting by the numbers of examples 5, 3, 4."""
     clients = vector_clients([5, 3, 4])
     named = [{**c, "lam": np.full(len(c["y"]), float(n))} for c, n in zip(clients, (5, 3, 4), strict=True)]
-    one = fitted(clients, 9, weighting="examples")
-    other = fitted(named, 9, weight_column="lam")
+    one = fit_run(clients, 9, weighting="examples")
+    other = fit_run(named, 9, weight_column="lam")
     torch.testing.assert_close(one.shared_parameters()["u"], other.shared_parameters()["u"], rtol=1e-12, atol=0)
     with pytest.raises(MoietyError, match=r"`weight_column` must be a column of the data, got lam\."):
-        fitted(clients, 2, weight_column="lam")
+        fit_run(clients, 2, weight_column="lam")
 
 
 def test_opposite_preferences():
@@ -239,9 +239,9 @@ def test_one_line_for_a_wrong_option(options, words):
 def test_one_line_for_a_clock_that_is_too_slow_or_of_the_other_kind():
     clients = vector_clients([3, 3])
     with pytest.raises(MoietyError, match=r"^`[^\n]*must be[^\n]*3[^\n]*$"):
-        fitted(clients, 4, longest_round_trip=3, clock=mo.clock.delayed(down=2, up=2))
+        fit_run(clients, 4, longest_round_trip=3, clock=mo.clock.delayed(down=2, up=2))
     with pytest.raises(MoietyError, match=r"^`[^\n]*must be[^\n]*arrival[^\n]*$"):
-        fitted(clients, 4, alignment="misaligned", clock=mo.clock.delayed(down=1, up=1))
+        fit_run(clients, 4, alignment="misaligned", clock=mo.clock.delayed(down=1, up=1))
 
 
 def test_a_run_that_is_continued_has_its_past_gradients(tmp_path):

@@ -11,7 +11,7 @@ from oracle_problems import even_clients, federated, image_clients, split_of, ve
 from oracle_pulled import joined
 
 import moiety as mo
-from moiety.algorithms.l2gd import tosses
+from moiety.algorithms.l2gd import toss_coins
 from moiety.errors import MoietyError
 from moiety.random import hashed
 from moiety.types import Schedule
@@ -46,7 +46,7 @@ def test_trajectory_in_numpy(engine, weighting):
     clients, weights = vector_clients(sizes), sizes if weighting == "examples" else [1] * 4
     options = {"lr": 0.05, "pull": 1.5, "probability": 0.4, "coins": 2}
     run = fit(clients, flat(mo.l2gd, **options, weighting=weighting), rounds=7, engine=engine)
-    assert len({tosses(0.4, 2, hashed("train", t)) for t in range(7)}) > 2
+    assert len({toss_coins(0.4, 2, hashed("train", t)) for t in range(7)}) > 2
     mean, own = ref.run(clients, weights, W, 7, MATRICES, **options)
     np.testing.assert_allclose(vector(run.shared_parameters()), vector(mean), rtol=1e-10)
     for i, x in enumerate(own):
@@ -56,7 +56,7 @@ def test_trajectory_in_numpy(engine, weighting):
 def test_the_coin_is_fair_to_its_probability():
     """Over 20,000 rounds: P(xi = 1) = ones / (ones + zeros) is p, and both runs are geometric."""
     p = 0.2
-    drawn = np.array([tosses(p, 0, turn) for turn in range(20_000)])
+    drawn = np.array([toss_coins(p, 0, turn) for turn in range(20_000)])
     assert drawn.min() == 1
     # Means 1/(1-p) and 1/p, deviations sqrt(p)/(1-p) and sqrt(1-p)/p; four standard errors.
     for column, mean, deviation in ((0, 1 / (1 - p), math.sqrt(p) / (1 - p)), (1, 1 / p, math.sqrt(1 - p) / p)):
@@ -66,7 +66,7 @@ def test_the_coin_is_fair_to_its_probability():
             assert abs((drawn[:, column] == k).mean() - q) < 4 * math.sqrt(q * (1 - q) / 20_000)
     assert abs(drawn[:, 0].sum() / drawn.sum() - p) < 0.005
     assert abs(np.corrcoef(drawn.T)[0, 1]) < 4 / math.sqrt(20_000)
-    assert [tosses(p, 1, t) for t in range(50)] != [tosses(p, 0, t) for t in range(50)]
+    assert [toss_coins(p, 1, t) for t in range(50)] != [toss_coins(p, 0, t) for t in range(50)]
 
 
 CLIENTS = even_clients((6, 9, 15), seed=4)
@@ -105,7 +105,7 @@ def test_a_full_step_to_the_mean_is_local_gd_with_a_random_number_of_steps():
     run = fit(CLIENTS, mo.l2gd(personal=mo.sgd(0.1, pull=2.0), probability=0.2), rounds=6)
     x = vector(W)
     for t in range(6):
-        _, steps = tosses(0.2, 0, hashed("train", t))
+        _, steps = toss_coins(0.2, 0, hashed("train", t))
         ends = []
         for a, b in (joined(data, MATRICES) for data in CLIENTS):
             y = x

@@ -137,7 +137,7 @@ DIFFERENT = even_clients((6, 9, 15), seed=4)
 BEST = vector(ref.minimiser(DIFFERENT, (1, 1, 1), MATRICES, ())[0])
 
 
-def ended(algorithm, rounds=50, **options):
+def fit_to_end(algorithm, rounds=50, **options):
     task = vector_task(W["u"], W["v"])
     options = {"engine": "vectorised", "evaluate_every": rounds, **options}
     run = mo.fit(task, federated(DIFFERENT), algorithm, **with_settings(split=SPLIT, rounds=rounds, **options))
@@ -151,21 +151,21 @@ def test_ten_local_steps_end_at_the_minimiser_where_those_of_local_gd_do_not(opt
     Local GD: x = mean of x_m* + T_m (x - x_m*), T_m = (I - gamma A_m)^10, so
     sum (I - T_m) x = sum (I - T_m) x_m*.
     """
-    found = ended(mo.scaffold(shared=mo.sgd(0.05, steps=10, batch_size="all"), option=option))
+    found = fit_to_end(mo.scaffold(shared=mo.sgd(0.05, steps=10, batch_size="all"), option=option))
     np.testing.assert_allclose(found, BEST, rtol=0, atol=1e-9)
     left, right = 0.0, 0.0
     for a, b in (joined(data, MATRICES) for data in DIFFERENT):
         moved = np.eye(4) - np.linalg.matrix_power(np.eye(4) - 0.05 * a, 10)
         left, right = left + moved, right + moved @ np.linalg.solve(a, b)
     biased = np.linalg.solve(left, right)
-    np.testing.assert_allclose(ended(mo.local_gd(shared=mo.sgd(0.05, steps=10))), biased, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(fit_to_end(mo.local_gd(shared=mo.sgd(0.05, steps=10))), biased, rtol=0, atol=1e-9)
     assert np.abs(biased - BEST).max() > 0.1
 
 
 def test_the_minimiser_is_reached_with_one_client_a_round_too():
     """No draw of clients pulls it away from there, once the controls know each of them."""
     algorithm = mo.scaffold(shared=mo.sgd(0.05, steps=2, batch_size="all"), option="I")
-    np.testing.assert_allclose(ended(algorithm, rounds=300, cohort=1), BEST, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(fit_to_end(algorithm, rounds=300, cohort=1), BEST, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("how", ["bernoulli", "dropped", "qsgd", "rand_k"])
@@ -206,7 +206,7 @@ def test_one_step_of_all_clients_is_gradient_descent(engine):
     for option in ("I", "II"):
         server = mo.server.sgd(lr=0.4)
         algorithm = mo.scaffold(shared=mo.sgd(0.1, steps=1, batch_size="all"), option=option, server=server)
-        np.testing.assert_allclose(ended(algorithm, rounds=6, engine=engine), x, rtol=1e-11)
+        np.testing.assert_allclose(fit_to_end(algorithm, rounds=6, engine=engine), x, rtol=1e-11)
 
 
 def network():

@@ -20,7 +20,7 @@ CLIENTS = even_clients(SIZES, seed=4)
 START = {"u": np.array([3.0, -2.0]), "v": np.array([-1.0, 4.0])}
 
 
-def expected(row, weighting):
+def solve_exactly(row, weighting):
     weights = SIZES if weighting == "examples" else (1, 1, 1)
     return row.ends(CLIENTS, weights, START)
 
@@ -44,7 +44,7 @@ def test_reaches_the_solution(row, weighting):
         engine="vectorised",
         settings=mo.Settings(evaluate_every=rounds),
     )
-    shared, own = expected(row, weighting)
+    shared, own = solve_exactly(row, weighting)
     for k, value in shared.items():
         np.testing.assert_allclose(run.shared_parameters()[k].numpy(), value, atol=1e-6, rtol=0)
     for i, blocks in enumerate(own):
@@ -63,7 +63,7 @@ def test_the_solutions_are_far_apart():
     """Or reaching one would not tell algorithms, or weightings, apart."""
     points = {}
     for row, weighting in CASES:
-        shared, own = expected(row, weighting)
+        shared, own = solve_exactly(row, weighting)
         name = SAME.get(row.name, row.name + row.variant)
         # The whole model of the first client, and the shared blocks beside it.
         points[name, weighting] = np.concatenate([({**shared, **own[0]})[k] for k in "uv"] + [*shared.values()])

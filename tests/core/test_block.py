@@ -33,7 +33,7 @@ def loss(params, x, y):
     return functional.cross_entropy(hidden @ params["w"].t(), y)
 
 
-def alone(params, x, y):
+def run_one(params, x, y):
     leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
     value = loss(leaves, x, y)
     return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True)), value.detach()
@@ -54,7 +54,7 @@ def test_every_client_gets_the_gradient_of_its_own_loss(numbers, common):
         gradients, losses, changed = vmap(one, in_dims=(axes, 0, 0))(params, x, y)
     for i in range(CLIENTS):
         own = {n: p if n in common else p[i] for n, p in params.items()}
-        expected, value = alone(own, x[i], y[i])
+        expected, value = run_one(own, x[i], y[i])
         for name, gradient in expected.items():
             torch.testing.assert_close(gradients[name][i], gradient)
         torch.testing.assert_close(losses[i], value)

@@ -57,20 +57,20 @@ def check_normal(found, mean, covariance):
     assert np.abs((np.cov(found.T) - covariance) / spread).max() < 6.5
 
 
-def unadjusted(gamma):
+def langevin_step(gamma):
     return np.linalg.inv(A @ (np.eye(3) - gamma * A / 2))
 
 
 @pytest.mark.parametrize("gamma", [0.3, 0.1])
 def test_unadjusted_langevin_has_its_own_stationary_law(gamma):
     steps = int(np.ceil(np.log(1e-6) / np.log(1 - gamma * np.linalg.eigvalsh(A)[0])))
-    check_normal(ends(mo.kernel.langevin(step=gamma), steps), M, unadjusted(gamma))
+    check_normal(ends(mo.kernel.langevin(step=gamma), steps), M, langevin_step(gamma))
 
 
 def test_mala_has_the_law_itself_where_unadjusted_langevin_is_biased():
     """At gamma = 0.3 the largest variance of unadjusted Langevin is 3 times that of the density: none could miss it."""
     exact = np.linalg.inv(A)
-    ratio = np.linalg.eigvals(np.linalg.solve(exact, unadjusted(0.3))).real
+    ratio = np.linalg.eigvals(np.linalg.solve(exact, langevin_step(0.3))).real
     assert ratio.max() > 3
     for gamma in (0.3, 0.1):
         check_normal(ends(mo.kernel.mala(step=gamma), 90), M, exact)

@@ -17,7 +17,7 @@ from moiety.local.sgd import check_rate, sgd_work, train
 from moiety.local.verbs import autograd_gradient, clip_gradients, difference, mean_loss
 from moiety.task import from_module
 from moiety.task.block import block_gradient
-from moiety.types import Work
+from moiety.types import Phase, Work
 
 GRADIENTS = pytest.mark.parametrize("gradient", [autograd_gradient, block_gradient], ids=["autograd", "func"])
 OPTIONS = [(0.0, 0.0, None), (0.9, 0.0, None), (0.0, 0.1, None), (0.0, 0.0, 0.3), (0.5, 0.2, 0.3)]
@@ -152,13 +152,32 @@ def test_fedalt_clips_each_block_alone_and_fedsim_both_together(engine):
         assert (float(found["u"]), float(found["v"])) == pytest.approx(wanted[name], abs=1e-7)
 
 
-def masked(batch, mask):
+@GRADIENTS
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["padding last", "padding first"])
+def test_a_step_of_padding_moves_no_running_statistics(gradient, order):
+    """BatchNorm on x = 1 and 3 (mean 2, unbiased variance 2), from mean 0 and variance 1 with momentum 0.1.
+
+    One real batch: mean 0.2, variance 0.9 + 0.2 = 1.1, one batch counted. The batch of padding holds 100 and 300: as a
+    step of its own it would make the mean 20 or more, and count a second batch.
+    """
+    module = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1)).double()
+    work = work_for(from_module(module, loss="mse"), gradient)
+    y = torch.ones(2, 1, dtype=torch.float64)
+    x = torch.tensor([[1.0], [3.0]], dtype=torch.float64)
+    batches = [add_mask({"x": x, "y": y}, [True, True]), add_mask({"x": 100 * x, "y": y}, [False, False])]
+    with torch.no_grad():
+        found, _ = train(work, dict(work.task.init), [batches[i] for i in order], parts({"1.weight": 0.1}))
+    statistics = [float(found[f"0.{name}"]) for name in ("running_mean", "running_var", "num_batches_tracked")]
+    assert statistics == pytest.approx([0.2, 1.1, 1], rel=1e-12)
+
+
+def add_mask(batch, mask):
     return {**batch, "mask": torch.tensor(mask)}
 
 
-PADDING = masked(one_row(7, 7, 7), [False])
+PADDING = add_mask(one_row(7, 7, 7), [False])
 ROWS = [one_row(1, 2, 3), one_row(2, -1, 1), one_row(0.5, 1, -2)]
-REAL = [masked(row, [True]) for row in ROWS]
+REAL = [add_mask(row, [True]) for row in ROWS]
 
 
 @GRADIENTS
@@ -189,7 +208,7 @@ def test_rows_that_are_padding_count_for_nothing(gradient):
     three = {k: torch.cat([two[k], torch.tensor([1e6], dtype=torch.float64)]) for k in two}
     with torch.no_grad():
         wanted, _ = train(work, dict(work.task.init), [two], parts({"u": 0.1}))
-        found, _ = train(work, dict(work.task.init), [masked(three, [True, True, False])], parts({"u": 0.1}))
+        found, _ = train(work, dict(work.task.init), [add_mask(three, [True, True, False])], parts({"u": 0.1}))
     assert float(found["u"]) == pytest.approx(float(wanted["u"]), rel=1e-14)
 
 
@@ -242,7 +261,7 @@ def test_difference():
 
 def test_a_phase_is_one_epoch_unless_told():
     assert sgd_work("shared", 0.1).phase[:2] == (1, None)
-    assert sgd_work("shared", mo.sgd(0.1, batch_size=8)).phase == (1, None, 8, True, False, None, None, False)
+    assert sgd_work("shared", mo.sgd(0.1, batch_size=8)).phase == Phase(1, None, 8, True)
     assert sgd_work("shared", mo.sgd(0.1, steps=5)).phase[:2] == (None, 5)
     assert sgd_work("shared", mo.sgd(0.1, epochs=3)).phase[:2] == (3, None)
     for wrong in ({"epochs": 1, "steps": 1}, {"epochs": 0, "steps": None}, {"epochs": None, "steps": 0}):

@@ -149,7 +149,7 @@ class Body(nn.Module):
         return self.head(self.between(torch.tanh(self.body(x)), x))
 
 
-def made(build: Any, dtype: torch.dtype = torch.float64, seed: int = 3) -> nn.Module:
+def build_model(build: Any, dtype: torch.dtype = torch.float64, seed: int = 3) -> nn.Module:
     """A module with weights that do not depend on what ran before."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -208,7 +208,7 @@ def alternating(**options: Any) -> mo.Algorithm:
     return flat(mo.fedalt, **{**common, **both, **options})
 
 
-def trained(problem: Problem, engine: Any, rounds: int = 2, algorithm: mo.Algorithm | None = None) -> Any:
+def train_rounds(problem: Problem, engine: Any, rounds: int = 2, algorithm: mo.Algorithm | None = None) -> Any:
     """The clients' results and the server after a few rounds, by the engine's class, without ``fit``."""
     algorithm = algorithm or alternating()
     server = problem.first_server(algorithm)
@@ -232,13 +232,15 @@ def agree(one: Any, other: Any, tolerance: float) -> None:
         assert gap <= tolerance * max(scale, 1.0), f"{path}: {gap} of {scale}"
 
 
-def both_ways(model: nn.Module, data: Any, split: Any, engine: Any = Sequential, tolerance: float = 1e-12, **more: Any):
+def train_both(
+    model: nn.Module, data: Any, split: Any, engine: Any = Sequential, tolerance: float = 1e-12, **more: Any
+):
     """Assert that training with and without partial evaluation gives the same; returns the warnings of each."""
     found, said = [], []
     for partial in (False, True):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found.append(trained(problem_for(model, data, split, partial=partial, **more), engine))
+            found.append(train_rounds(problem_for(model, data, split, partial=partial, **more), engine))
         said.append([str(w.message) for w in caught])
     agree(*found, tolerance)
     assert said[0] == []
@@ -252,7 +254,7 @@ def both_ways(model: nn.Module, data: Any, split: Any, engine: Any = Sequential,
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_the_parts_give_the_loss_and_the_gradient_of_the_whole(case, dtype):
     build, kind, groups = case
-    model = made(build, dtype)
+    model = build_model(build, dtype)
     split = mo.split.by_name(model, **groups)
     problem = problem_for(model, rows_of(kind), split, partial=True)
     task, block = problem.task, split.trained_personal
@@ -282,8 +284,27 @@ def test_the_parts_give_the_loss_and_the_gradient_of_the_whole(case, dtype):
     agree(whole[0][index], cut.loss(params, few)[0], TOLERANCE[dtype])
 
 
+def test_the_loss_of_the_second_part_has_the_penalty_too():
+    """A model 3 (2 x), of which the 3 = w is trained, with the penalty w^2 / 2.
+
+    x = 1 and 2 give 6 and 12; against y = 5 and 10 the squared errors are 1 and 4, and with the penalty 5.5 and 8.5.
+    The slope of the mean is (2 * 1 * 2 + 2 * 2 * 4) / 2 = 10 from the errors, and 3 from the penalty.
+    """
+    layers = [("body", nn.Linear(1, 1, bias=False)), ("head", nn.Linear(1, 1, bias=False))]
+    model = nn.Sequential(OrderedDict(layers)).double()
+    task = from_module(model, loss="mse", penalty=lambda params: params["head.weight"].square().sum() / 2)
+    params = {"body.weight": torch.tensor([[2.0]]).double(), "head.weight": torch.tensor([[3.0]]).double()}
+    batch = {"x": torch.tensor([[1.0], [2.0]]).double(), "y": torch.tensor([[5.0], [10.0]]).double()}
+    part = task.partial(frozenset({"head.weight"}), params, batch)
+    assert isinstance(part, Partial)
+    rows = {"y": batch["y"], **part.features(params, batch)}
+    assert part.loss(params, rows)[0].tolist() == pytest.approx([5.5, 8.5], rel=1e-12)
+    slope = torch.func.grad(lambda w: part.loss({**params, "head.weight": w}, rows)[0].mean())(params["head.weight"])
+    assert float(slope) == pytest.approx(13.0, rel=1e-12)
+
+
 def test_the_prefix_of_an_additive_model_is_the_other_ones_output():
-    model = made(Additive)
+    model = build_model(Additive)
     problem = problem_for(model, rows_of("vectors"), mo.split.by_name(model, personal=["own"]), partial=True)
     cut = problem.task.partial(frozenset(problem.split.personal), problem.task.init, problem.columns)
     found = cut.features(problem.task.init, problem.columns)
@@ -304,12 +325,12 @@ def test_the_prefix_of_an_additive_model_is_the_other_ones_output():
 )
 @pytest.mark.parametrize("engine", [Sequential, Vectorised], ids=lambda e: e.name)
 def test_nothing_before_the_block(build, kind, block, engine):
-    model = made(build)
+    model = build_model(build)
     split = mo.split.by_name(model, personal=block)
     problem = problem_for(model, rows_of(kind), split, partial=True)
     few = {n: c[:3] for n, c in problem.columns.items()}
     assert problem.task.partial(frozenset(split.trained_personal), problem.task.init, few) is None
-    assert both_ways(model, rows_of(kind), split, engine) == []
+    assert train_both(model, rows_of(kind), split, engine) == []
 
 
 def test_a_tensor_that_is_no_buffer_is_a_constant_too():
@@ -331,8 +352,8 @@ def test_a_tensor_that_is_no_buffer_is_a_constant_too():
             return h * self.scale + torch.arange(3)
 
     for build in (Plain, After):
-        model = made(build)
-        assert len(both_ways(model, rows_of("vectors"), mo.split.by_name(model, personal=["head"]))) <= 1
+        model = build_model(build)
+        assert len(train_both(model, rows_of("vectors"), mo.split.by_name(model, personal=["head"]))) <= 1
 
 
 # Whole phases of training.
@@ -346,16 +367,16 @@ def test_a_tensor_that_is_no_buffer_is_a_constant_too():
 )
 def test_training_is_the_same(case, dtype, engine):
     build, kind, groups = CASES[case]
-    model = made(build, dtype)
+    model = build_model(build, dtype)
     split = mo.split.by_name(model, **groups)
     # Rounding differences grow with the steps that follow: 16 steps a round and two rounds for float32.
     tolerance = {torch.float64: 1e-12, torch.float32: 5e-6}[dtype]
-    assert both_ways(model, rows_of(kind), split, engine, tolerance) == []
+    assert train_both(model, rows_of(kind), split, engine, tolerance) == []
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_fit_with_and_without(engine):
-    model = made(mlp)
+    model = build_model(mlp)
     split = mo.split.by_name(model, personal=["head"])
     with_it, without = (
         mo.fit(
@@ -398,9 +419,9 @@ def test_dropout_after_the_block_draws_the_same_numbers():
             h = self.head(torch.tanh(self.body(x)))
             return functional.dropout(self.drop(h), 0.3, self.training)
 
-    model = made(Dropping)
+    model = build_model(Dropping)
     split = mo.split.by_name(model, personal=["head"])
-    assert both_ways(model, rows_of("vectors"), split) == []
+    assert train_both(model, rows_of("vectors"), split) == []
     few = {n: c[:3] for n, c in problem_for(model, rows_of("vectors"), split, partial=True).columns.items()}
     task = from_module(model, loss="cross_entropy")
     before = torch.random.get_rng_state()
@@ -410,10 +431,10 @@ def test_dropout_after_the_block_draws_the_same_numbers():
 
 def test_batch_norm_after_the_block_moves_its_statistics_the_same():
     layers = OrderedDict(body=nn.Linear(4, 5), act=nn.Tanh(), mid=nn.Linear(5, 4), norm=nn.BatchNorm1d(4))
-    model = made(lambda: nn.Sequential(OrderedDict(**layers, head=nn.Linear(4, 3))))
+    model = build_model(lambda: nn.Sequential(OrderedDict(**layers, head=nn.Linear(4, 3))))
     for stats in ("personal", "shared"):
         split = mo.split.by_name(model, personal=["mid"], running_stats=stats)
-        assert both_ways(model, rows_of("vectors", (6, 4, 8)), split) == []
+        assert train_both(model, rows_of("vectors", (6, 4, 8)), split) == []
 
 
 @pytest.mark.parametrize("engine", [Sequential, Vectorised], ids=lambda e: e.name)
@@ -423,8 +444,8 @@ def test_a_loss_of_the_users_own_sees_the_input(engine):
     def loss(output: Tensor, batch: Any) -> Tensor:
         return cross_entropy(output, batch) * batch["x"].square().sum(-1)
 
-    model = made(mlp)
-    assert both_ways(model, rows_of("vectors"), mo.split.by_name(model, personal=["head"]), engine, loss=loss) == []
+    model = build_model(mlp)
+    assert train_both(model, rows_of("vectors"), mo.split.by_name(model, personal=["head"]), engine, loss=loss) == []
 
 
 @pytest.mark.parametrize("engine", [Sequential, Vectorised], ids=lambda e: e.name)
@@ -438,9 +459,9 @@ def test_columns_may_have_any_name(engine):
     weights = np.random.default_rng(0).normal(size=sum(SIZES))
     columns = {"feature 0": plain.columns["x"], "feature b": weights, "y": plain.columns["y"]}
     data = mo.FederatedData(columns, plain.bounds, list(plain.ids))
-    model = made(mlp)
+    model = build_model(mlp)
     split = mo.split.by_name(model, personal=["head"])
-    assert both_ways(model, data, split, engine, loss=loss, inputs=("feature 0",)) == []
+    assert train_both(model, data, split, engine, loss=loss, inputs=("feature 0",)) == []
 
 
 def test_two_inputs():
@@ -456,37 +477,39 @@ def test_two_inputs():
     z = np.random.default_rng(0).normal(size=(sum(SIZES), 2))
     data = mo.FederatedData({"z": z, **plain.columns}, plain.bounds, list(plain.ids))
     for personal in ("head", "side"):
-        model = made(Two)
+        model = build_model(Two)
         split = mo.split.by_name(model, personal=[personal])
         for engine in (Sequential, Vectorised):
-            assert both_ways(model, data, split, engine, inputs=("x", "z")) == []
+            assert train_both(model, data, split, engine, inputs=("x", "z")) == []
 
 
 @pytest.mark.parametrize("engine", [Sequential, Vectorised], ids=lambda e: e.name)
 def test_features_above_the_limit(engine, monkeypatch):
     """Clients' features of 5 float64 a row, 40 bytes: nothing fits, then only the smaller clients'."""
-    model = made(mlp)
+    model = build_model(mlp)
     split = mo.split.by_name(model, personal=["head"])
     for limit in (39, 40 * 4):
         monkeypatch.setattr("moiety.engines.work.FEATURE_BYTES", limit)
-        assert both_ways(model, rows_of("vectors"), split, engine) == []
+        assert train_both(model, rows_of("vectors"), split, engine) == []
 
 
 def test_features_are_computed_in_slices(monkeypatch):
     monkeypatch.setattr("moiety.engines.work.FEATURE_ROWS", 4)
-    model = made(mlp)
+    model = build_model(mlp)
     for engine in (Sequential, Vectorised):
-        assert both_ways(model, rows_of("vectors"), mo.split.by_name(model, personal=["head"]), engine) == []
+        assert train_both(model, rows_of("vectors"), mo.split.by_name(model, personal=["head"]), engine) == []
 
 
 @pytest.mark.parametrize("engine", [Sequential, Vectorised], ids=lambda e: e.name)
 def test_steps_that_do_not_go_through_all_rows(engine):
     """With three steps of four, clients of 5 and 9 rows see some rows twice, or none."""
-    model = made(mlp)
+    model = build_model(mlp)
     split = mo.split.by_name(model, personal=["head"])
     algorithm = alternating(personal_epochs=None, personal_steps=3)
     found = [
-        trained(problem_for(model, rows_of("vectors", (5, 1, 9, 40)), split, partial=p), engine, algorithm=algorithm)
+        train_rounds(
+            problem_for(model, rows_of("vectors", (5, 1, 9, 40)), split, partial=p), engine, algorithm=algorithm
+        )
         for p in (False, True)
     ]
     agree(*found, 1e-12)
@@ -550,10 +573,10 @@ FALLBACKS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize(("build", "reason"), FALLBACKS.values(), ids=FALLBACKS)
 def test_the_whole_model_is_run_and_one_warning_says_so(build, reason):
-    model = made(build)
+    model = build_model(build)
     split = mo.split.by_name(model, personal=["head"])
     sizes = (6, 4, 8) if build is batch_norm else SIZES
-    (said,) = both_ways(model, rows_of("vectors", sizes), split)
+    (said,) = train_both(model, rows_of("vectors", sizes), split)
     assert said.startswith("Partial evaluation is off for the block of head")
     assert "\n" not in said
     assert re.search(reason, said), said
@@ -561,14 +584,14 @@ def test_the_whole_model_is_run_and_one_warning_says_so(build, reason):
 
 @pytest.mark.parametrize("build", [Sideways], ids=["not a row per example"])
 def test_the_vectorised_engine_falls_back_too(build):
-    model = made(build)
+    model = build_model(build)
     split = mo.split.by_name(model, personal=["head"])
-    (said,) = both_ways(model, rows_of("vectors"), split, Vectorised)
+    (said,) = train_both(model, rows_of("vectors"), split, Vectorised)
     assert "not one row per example" in said
 
 
 def test_fit_warns_once():
-    model = made(dropout_layer)
+    model = build_model(dropout_layer)
     split = mo.split.by_name(model, personal=["head"])
     with pytest.warns(UserWarning, match="Partial evaluation is off") as caught:
         run = mo.fit(model, rows_of("vectors"), alternating(), split=split, rounds=2, engine="sequential")
@@ -588,15 +611,15 @@ def test_fit_warns_once():
 
 
 def test_noise_of_its_own_is_drawn_anew_in_every_step():
-    model = made(Noisy)
-    both_ways(model, rows_of("vectors"), mo.split.by_name(model, personal=["head"]))
+    model = build_model(Noisy)
+    train_both(model, rows_of("vectors"), mo.split.by_name(model, personal=["head"]))
 
 
 def test_a_first_client_of_one_row_hides_nothing():
     """From one row it cannot be seen whether rows are mixed: the numbers must be right all the same."""
-    model = made(Mixing)
+    model = build_model(Mixing)
     split = mo.split.by_name(model, personal=["head"])
-    both_ways(model, rows_of("vectors", (1, 9, 5)), split)
+    train_both(model, rows_of("vectors", (1, 9, 5)), split)
 
 
 def test_a_first_client_of_one_row_is_no_reason_to_run_the_whole_model():
@@ -615,9 +638,9 @@ def test_a_first_client_of_one_row_is_no_reason_to_run_the_whole_model():
             return self.head(torch.flatten(self.conv(x), 1))
 
     for build, kind in ((Reshaping, "vectors"), (Viewing, "images")):
-        model = made(build)
+        model = build_model(build)
         split = mo.split.by_name(model, personal=["head"])
-        assert both_ways(model, rows_of(kind, (1, 9, 5)), split) == []
+        assert train_both(model, rows_of(kind, (1, 9, 5)), split) == []
 
 
 @pytest.mark.parametrize("engine", [Sequential, Vectorised], ids=lambda e: e.name)
@@ -628,17 +651,17 @@ def test_a_model_that_edits_its_input_in_place_does_not_edit_the_data(engine):
         def forward(self, x: Tensor) -> Tensor:
             return self.head(torch.tanh(self.body(x.mul_(0.5))))
 
-    model = made(Editing)
+    model = build_model(Editing)
     split = mo.split.by_name(model, personal=["head"])
     problem = problem_for(model, rows_of("vectors"), split, partial=True, quiet=True)
     before = problem.columns["x"].clone()
     found = None
     with contextlib.suppress(mo.MoietyError):  # torch.func may refuse the model, but not after it changed something
-        found = trained(problem, engine)
+        found = train_rounds(problem, engine)
     assert torch.equal(problem.columns["x"], before)
     if engine is Sequential:
         assert found is not None
-        agree(found, trained(problem_for(model, rows_of("vectors"), split, partial=False), engine), 1e-12)
+        agree(found, train_rounds(problem_for(model, rows_of("vectors"), split, partial=False), engine), 1e-12)
 
 
 def test_in_place_operations_between_the_parts():
@@ -649,8 +672,8 @@ def test_in_place_operations_between_the_parts():
             h = self.body(x)
             return functional.relu(self.head(h.mul_(2.0).add_(self.head.weight.sum(0))), inplace=True)
 
-    model = made(InPlace)
-    assert both_ways(model, rows_of("vectors"), mo.split.by_name(model, personal=["head"])) == []
+    model = build_model(InPlace)
+    assert train_both(model, rows_of("vectors"), mo.split.by_name(model, personal=["head"])) == []
 
 
 # The work that is saved.
@@ -666,37 +689,37 @@ def counting(model: nn.Module, layer: str) -> list[int]:
 @pytest.mark.parametrize("partial", [True, False])
 def test_each_row_goes_through_the_prefix_once_per_phase(partial):
     """Three personal epochs and two shared ones: 1 + 2 times each row, against 3 + 2."""
-    model = made(mlp)
+    model = build_model(mlp)
     rows = counting(model, "hidden2")
     problem = problem_for(model, rows_of("vectors"), mo.split.by_name(model, personal=["head"]), partial=partial)
-    trained(problem, Sequential, rounds=1)  # the cut is found, on a few rows
+    train_rounds(problem, Sequential, rounds=1)  # the cut is found, on a few rows
     rows.clear()
-    trained(problem, Sequential, rounds=1)
+    train_rounds(problem, Sequential, rounds=1)
     assert sum(rows) == (1 + 2 if partial else 3 + 2) * sum(SIZES)
     rows.clear()
-    trained(problem, Sequential, rounds=3)
+    train_rounds(problem, Sequential, rounds=3)
     assert sum(rows) == 3 * (1 + 2 if partial else 3 + 2) * sum(SIZES)
 
 
 @pytest.mark.parametrize("partial", [True, False])
 def test_each_row_goes_through_the_prefix_once_per_phase_vectorised(partial):
     """Three clients of 8 rows are one block; a call under vmap counts the rows of one client."""
-    model = made(mlp)
+    model = build_model(mlp)
     rows = counting(model, "hidden2")
     data = rows_of("vectors", (8, 8, 8))
     problem = problem_for(model, data, mo.split.by_name(model, personal=["head"]), partial=partial)
-    trained(problem, Vectorised, rounds=1)
+    train_rounds(problem, Vectorised, rounds=1)
     rows.clear()
     # The engine measures memory with one row of its own when it is made.
-    trained(problem, Vectorised, rounds=1)
+    train_rounds(problem, Vectorised, rounds=1)
     assert sum(rows) == (1 + 2 if partial else 3 + 2) * 8 + 1
 
 
 def test_one_epoch_is_not_worth_a_cut():
-    model = made(mlp)
+    model = build_model(mlp)
     rows = counting(model, "hidden2")
     problem = problem_for(model, rows_of("vectors"), mo.split.by_name(model, personal=["head"]), partial=True)
-    trained(problem, Sequential, rounds=1, algorithm=alternating(personal_epochs=1))
+    train_rounds(problem, Sequential, rounds=1, algorithm=alternating(personal_epochs=1))
     assert sum(rows) == (1 + 2) * sum(SIZES)
 
 
@@ -760,7 +783,7 @@ SAMPLED = {
 
 def sampling_case(case: Any, count: int = 4) -> Any:
     build, kind, personal = case
-    model = made(build)
+    model = build_model(build)
     split = mo.split.by_name(model, personal=personal)
     problem = problem_for(model, rows_of(kind), split, partial=True)
     draw = torch.Generator().manual_seed(2)
@@ -816,7 +839,7 @@ def test_gradient_over_samples_of_some_of_the_shared_parameters():
 @pytest.mark.parametrize("reuse", [True, False], ids=["reuse", "whole"])
 def test_the_prefix_is_run_once_for_all_samples(reuse):
     build, kind, personal = SAMPLED["mlp"]
-    model = made(build)
+    model = build_model(build)
     rows = counting(model, "hidden1")
     split = mo.split.by_name(model, personal=personal)
     problem = problem_for(model, rows_of(kind), split, partial=True)
@@ -834,7 +857,7 @@ def test_the_prefix_is_run_once_for_all_samples(reuse):
 def test_gradient_over_samples_in_an_engine(engine, partial):
     """Padded clients, under vmap: each client's mean over its own rows; without reuse the prefix is run M times."""
     build, kind, personal = SAMPLED["mlp"]
-    model = made(build)
+    model = build_model(build)
     rows = counting(model, "hidden1")
     split = mo.split.by_name(model, personal=personal)
     problem = problem_for(model, rows_of(kind), split, partial=partial)

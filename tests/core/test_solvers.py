@@ -20,7 +20,7 @@ THETA, START = np.array([0.5, -2.0]), np.array([1.0, -1.0, 2.0, 0.5])
 SPLIT = split_of(["u"], ["v"], {"u": 2, "v": 4})
 
 
-def solved(solver, engine, clients=CLIENTS, start=START, task=None):
+def solve_clients(solver, engine, clients=CLIENTS, start=START, task=None):
     """w of each client, and the loss that the solver saw."""
     problem = problem_of(task or ref.task(THETA, start, phi=False), federated(clients), SPLIT)
     jobs = problem.make_jobs(
@@ -51,7 +51,7 @@ def quadratic(data, w0=START):
 )
 def test_they_find_the_least_squares_solution(solver, engine):
     """Clients of 6, 7 and 8 rows in one padded block; conjugate gradients are exact after 4 steps for 4 unknowns."""
-    found, _ = solved(solver, engine)
+    found, _ = solve_clients(solver, engine)
     for data, w in zip(CLIENTS, found, strict=True):
         np.testing.assert_allclose(w, ref.inner(data, THETA), rtol=0, atol=1e-8)
 
@@ -59,7 +59,7 @@ def test_they_find_the_least_squares_solution(solver, engine):
 @ENGINES
 def test_gradient_descent_in_closed_form(engine):
     """After tau steps on all data: w - w* = (I - gamma H)^tau (w0 - w*)."""
-    found, _ = solved(solver_work("personal", mo.sgd(0.3, steps=7)), engine)
+    found, _ = solve_clients(solver_work("personal", mo.sgd(0.3, steps=7)), engine)
     for data, w in zip(CLIENTS, found, strict=True):
         best = ref.inner(data, THETA)
         shrink = np.linalg.matrix_power(np.eye(4) - 0.3 * quadratic(data)[0], 7)
@@ -70,7 +70,7 @@ def test_gradient_descent_in_closed_form(engine):
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_conjugate_gradients_minimise_over_the_krylov_space(steps, engine):
     """After k products the error is the least possible in span{g, H g, ..., H^(k-1) g}: a projected linear solve."""
-    found, losses = solved(mo.solver.conjugate_gradient(steps=steps), engine)
+    found, losses = solve_clients(mo.solver.conjugate_gradient(steps=steps), engine)
     for data, w, loss in zip(CLIENTS, found, losses, strict=True):
         hessian, g, value = quadratic(data)
         basis, _ = np.linalg.qr(np.stack([np.linalg.matrix_power(hessian, k) @ g for k in range(steps)], axis=1))
@@ -83,8 +83,8 @@ def test_conjugate_gradients_minimise_over_the_krylov_space(steps, engine):
 @ENGINES
 def test_conjugate_gradients_stand_still_when_they_are_done(engine):
     """As many steps as one likes: 20 for 4 unknowns; and a loose tolerance ends the search early."""
-    found, _ = solved(mo.solver.conjugate_gradient(steps=20), engine)
-    loose, _ = solved(mo.solver.conjugate_gradient(steps=20, tolerance=0.9), engine)
+    found, _ = solve_clients(mo.solver.conjugate_gradient(steps=20), engine)
+    loose, _ = solve_clients(mo.solver.conjugate_gradient(steps=20, tolerance=0.9), engine)
     for data, w, early in zip(CLIENTS, found, loose, strict=True):
         hessian, g, _ = quadratic(data)
         np.testing.assert_allclose(w, ref.inner(data, THETA), rtol=0, atol=1e-9)
@@ -117,7 +117,7 @@ def test_of_many_solutions_exact_and_conjugate_gradients_take_the_nearest(engine
         m = ref.matrices(few[0])
         nearest = start + np.linalg.pinv(m["b"]) @ (m["y"] - m["a"] @ THETA - m["b"] @ start)
         for solver in (mo.solver.exact(), mo.solver.conjugate_gradient(steps=6)):
-            found, _ = solved(solver, engine, few, start)
+            found, _ = solve_clients(solver, engine, few, start)
             np.testing.assert_allclose(found[0], nearest, rtol=0, atol=1e-9)
 
 
@@ -146,7 +146,7 @@ def newton_in_numpy(data):
 
 @ENGINES
 def test_lbfgs_minimises_what_is_not_quadratic(engine):
-    found, _ = solved(mo.solver.lbfgs(steps=60, memory=5), engine, task=logistic_like(THETA, START))
+    found, _ = solve_clients(mo.solver.lbfgs(steps=60, memory=5), engine, task=logistic_like(THETA, START))
     for data, w in zip(CLIENTS, found, strict=True):
         np.testing.assert_allclose(w, newton_in_numpy(data), rtol=0, atol=1e-7)
 
@@ -159,7 +159,9 @@ def test_lbfgs_never_ends_higher_than_it_began():
     )
     values = [
         float(
-            (1 + torch.as_tensor(solved(mo.solver.lbfgs(steps=k), Sequential, task=task)[0][0]).square()).sqrt().sum()
+            (1 + torch.as_tensor(solve_clients(mo.solver.lbfgs(steps=k), Sequential, task=task)[0][0]).square())
+            .sqrt()
+            .sum()
         )
         for k in (1, 2, 4, 8, 40)
     ]
@@ -173,7 +175,7 @@ def test_lbfgs_never_ends_higher_than_it_began():
 def test_one_newton_step_where_the_loss_is_not_quadratic(name, engine):
     """w0 - H(w0)^-1 g(w0), no more: the promise of being exact is for quadratic losses."""
     solver = mo.solver.exact() if name == "exact" else mo.solver.conjugate_gradient(steps=4)
-    found, _ = solved(solver, engine, task=logistic_like(THETA, START))
+    found, _ = solve_clients(solver, engine, task=logistic_like(THETA, START))
     for data, w in zip(CLIENTS, found, strict=True):
         t = np.tanh(data["a"] @ THETA + data["b"] @ START - data["y"])
         g = data["b"].T @ t / len(t) + 0.1 * START
@@ -187,7 +189,7 @@ def test_no_step_where_the_curvature_is_negative():
         {"u": torch.zeros(2), "v": torch.ones(4, dtype=torch.float64)},
         lambda p, d: 0 * d["y"] - p["v"].square().sum() / 2,
     )
-    found, _ = solved(mo.solver.conjugate_gradient(steps=3), Sequential, task=task)
+    found, _ = solve_clients(mo.solver.conjugate_gradient(steps=3), Sequential, task=task)
     np.testing.assert_array_equal(found[0], np.ones(4))
 
 

@@ -29,7 +29,7 @@ def fit(model: nn.Module | None = None, data: mo.FederatedData = FED, **options:
     return mo.fit(model, data, algorithm, **with_settings(split=split, **{"rounds": 3, "engine": "auto"} | options))
 
 
-def recorded(folder: Path) -> dict[str, Any]:
+def read_record(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = tomllib.loads((folder / "config.toml").read_text())["run"]
     return found
 
@@ -45,7 +45,7 @@ def close(one: mo.Run, other: mo.Run) -> None:
 
 def test_auto_records_choice_and_reason(tmp_path: Path) -> None:
     run = fit(out=tmp_path / "run")
-    options = recorded(tmp_path / "run")
+    options = read_record(tmp_path / "run")
     assert options["engine"] == run.engine
     assert run.engine in choose.ENGINES
     assert "measured" in options["engine_reason"]
@@ -56,7 +56,7 @@ def test_auto_records_choice_and_reason(tmp_path: Path) -> None:
 
 def test_an_engine_that_was_asked_for_is_recorded_as_such(tmp_path: Path) -> None:
     fit(engine="vectorised", out=tmp_path / "run")
-    options = recorded(tmp_path / "run")
+    options = read_record(tmp_path / "run")
     assert (options["engine"], options["engine_reason"]) == ("vectorised", "as asked")
 
 
@@ -118,14 +118,14 @@ class Arrayed(Branch):
 def test_a_model_that_cannot_be_vectorised_falls_back(build: type[nn.Module], tmp_path: Path) -> None:
     run = fit(seeded(build), out=tmp_path / "run")
     assert run.engine.endswith("sequential")
-    assert "vectorised cannot" in recorded(tmp_path / "run")["engine_reason"]
+    assert "vectorised cannot" in read_record(tmp_path / "run")["engine_reason"]
 
 
 @pytest.mark.parametrize("build", [dropout_net, batch_norm_net])
 def test_dropout_and_batch_norm_fall_back(build: Any, tmp_path: Path) -> None:
     run = fit(build(), out=tmp_path / "run")
     assert run.engine.endswith("sequential")
-    reason = recorded(tmp_path / "run")["engine_reason"]
+    reason = read_record(tmp_path / "run")["engine_reason"]
     assert "vectorised cannot" in reason
     assert "\n" not in reason
     plain = fit(build(), engine="sequential")

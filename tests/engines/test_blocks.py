@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moiety.engines.rows import Job, Rows, own_rows, pad_rows, phase_rows
-from moiety.engines.vectorised import PADDING, blocks
+from moiety.engines.vectorised import PADDING, split_into_blocks
 from moiety.types import Phase
 
 
@@ -33,7 +33,7 @@ def rectangle(jobs: list[Job]) -> int:
     return total
 
 
-def alone(jobs: list[Job]) -> int:
+def count_rows_apart(jobs: list[Job]) -> int:
     return sum(rectangle([j]) for j in jobs)
 
 
@@ -59,7 +59,7 @@ def test_blocks(sizes, phases, most, room):
     def fits(width: int) -> int:
         return room // width
 
-    found = list(blocks(jobs, most=most, room=fits))
+    found = list(split_into_blocks(jobs, most=most, room=fits))
     assert sorted(i for block in found for i in block) == list(range(len(jobs)))
     for block in found:
         inside = [jobs[i] for i in block]
@@ -69,7 +69,7 @@ def test_blocks(sizes, phases, most, room):
         assert len(block) <= most
         widest = max(int(r.sizes.max()) for j in inside for r in j.rows.values())
         assert len(block) <= fits(widest)
-        assert rectangle(inside) <= (1 + PADDING) * alone(inside)
+        assert rectangle(inside) <= (1 + PADDING) * count_rows_apart(inside)
 
 
 @given(sizes=CLIENT_SIZES, order=st.randoms(use_true_random=False))
@@ -81,18 +81,18 @@ def test_the_shapes_of_blocks_do_not_depend_on_the_order_of_the_jobs(sizes, orde
     shapes = []
     for these in (sizes, shuffled):
         jobs = [Job(i, {"p": phase_rows(phase, 0, n, seed=0)}, n, None) for i, n in enumerate(these)]
-        found = blocks(jobs, most=8, room=lambda width: 100)
+        found = split_into_blocks(jobs, most=8, room=lambda width: 100)
         shapes.append([[(len(jobs[i].rows["p"].sizes), jobs[i].rows["p"].sizes.max()) for i in b] for b in found])
     assert shapes[0] == shapes[1]
 
 
 def test_clients_of_one_shape_are_one_block():
     jobs = [job([4, 4, 2]) for _ in range(7)]
-    assert [len(b) for b in blocks(jobs, most=256, room=lambda w: 256)] == [7]
-    assert [len(b) for b in blocks(jobs, most=3, room=lambda w: 256)] == [3, 3, 1]
-    assert [len(b) for b in blocks(jobs, most=256, room=lambda w: 8 // w)] == [2, 2, 2, 1]
-    assert [len(b) for b in blocks(jobs, most=256, room=lambda w: 0)] == [1] * 7
-    assert list(blocks([], most=4, room=lambda w: 4)) == []
+    assert [len(b) for b in split_into_blocks(jobs, most=256, room=lambda w: 256)] == [7]
+    assert [len(b) for b in split_into_blocks(jobs, most=3, room=lambda w: 256)] == [3, 3, 1]
+    assert [len(b) for b in split_into_blocks(jobs, most=256, room=lambda w: 8 // w)] == [2, 2, 2, 1]
+    assert [len(b) for b in split_into_blocks(jobs, most=256, room=lambda w: 0)] == [1] * 7
+    assert list(split_into_blocks([], most=4, room=lambda w: 4)) == []
 
 
 def test_padding_by_hand():
@@ -103,7 +103,7 @@ def test_padding_by_hand():
     four, five, six, two = [4] * 4, [4] * 5, [4] * 6, [4] * 2
 
     def lengths(*sizes: list[int]) -> list[int]:
-        return [len(b) for b in blocks([job(s) for s in sizes], most=99, room=lambda w: 99)]
+        return [len(b) for b in split_into_blocks([job(s) for s in sizes], most=99, room=lambda w: 99)]
 
     assert lengths(four, four, four, four, five) == [5]
     assert lengths(four, six) == [2]
@@ -118,7 +118,7 @@ def test_padding_that_is_free():
     few, many = [5, 5], [10, 10]
 
     def lengths(free: float, *sizes: list[int]) -> list[int]:
-        return [len(b) for b in blocks([job(s) for s in sizes], most=99, room=lambda w: 99, free=free)]
+        return [len(b) for b in split_into_blocks([job(s) for s in sizes], most=99, room=lambda w: 99, free=free)]
 
     assert lengths(4.9, few, many) == [1, 1]
     assert lengths(5, few, many) == [2]
@@ -129,7 +129,7 @@ def test_padding_that_is_free():
 def test_phases_without_rows():
     """A phase of no steps, as when costs are counted, takes no part in the padding."""
     jobs = [job([2, 2], []) for _ in range(3)]
-    assert [len(b) for b in blocks(jobs, most=9, room=lambda w: 9)] == [3]
+    assert [len(b) for b in split_into_blocks(jobs, most=9, room=lambda w: 9)] == [3]
 
 
 # Index plans.

@@ -27,7 +27,7 @@ def pulls(*targets, rows=1):
     return federated([{"a": np.ones(rows), "b": np.zeros(rows), "y": np.full(rows, float(y))} for y in targets])
 
 
-def followed(fed, algorithm, clock, rounds, **options):
+def follow_run(fed, algorithm, clock, rounds, **options):
     """The run, u after every round and the records."""
     records, values = [], []
 
@@ -66,7 +66,7 @@ def test_constant_times_by_hand(engine):
     Ten clients have begun by the last arrival: three at first, and one after every arrival but the last.
     """
     clock = mo.clock.asynchronous(active=3, compute=mo.clock.constant([1, 2, 4]), up=mo.clock.constant([1, 1, 3]))
-    run, values, records = followed(pulls(8, -8, 16), step(), clock, 8, engine=engine)
+    run, values, records = follow_run(pulls(8, -8, 16), step(), clock, 8, engine=engine)
     assert [r.time for r in records] == [2, 3, 4, 6, 6, 7, 8, 9]
     assert [r.cohort for r in records] == [(0,), (1,), (0,), (1,), (0,), (2,), (0,), (1,)]
     assert [r.staleness for r in records] == [(0,), (1,), (1,), (1,), (1,), (5,), (1,), (3,)]
@@ -90,7 +90,7 @@ def test_delays_by_hand(engine):
     The last upload of the second is under way when the run ends.
     """
     clock = mo.clock.delayed(down=[1, 0], up=[0, 1])
-    run, values, records = followed(pulls(8, -8), step(), clock, 4, engine=engine)
+    run, values, records = follow_run(pulls(8, -8), step(), clock, 4, engine=engine)
     assert values == [4, 4, 2, 0]
     assert [r.cohort for r in records] == [(0,), (1, 0), (1, 0), (1, 0)]
     assert [r.staleness for r in records] == [(0,), (1, 1), (1, 1), (1, 1)]
@@ -100,7 +100,7 @@ def test_delays_by_hand(engine):
 
 def test_a_round_in_which_nothing_arrives_leaves_the_server_as_it_is():
     """Uploads take two rounds: the server stands still in rounds 0 and 1; then 4 of round 0, at u = 0, arrives."""
-    run, values, records = followed(pulls(8), step(), mo.clock.delayed(up=2), 3)
+    run, values, records = follow_run(pulls(8), step(), mo.clock.delayed(up=2), 3)
     assert values == [4]
     assert [r.cohort for r in records] == [(), (), (0,)]
     assert run.ledger["rounds"] == 3
@@ -127,11 +127,11 @@ def test_states_move_when_clients_work_and_uploads_may_be_computed_on_arrival(en
     fed = federated([{"a": np.ones(1), "b": np.ones(1), "y": np.full(1, 8.0)}])
     algorithm = mo.fedsim(shared=mo.sgd(0.5, steps=1), personal=0.25)
     clock = mo.clock.delayed(down=1, up=1, at=at)
-    run, values, _ = followed(fed, algorithm, clock, 4, engine=engine, split=split_of(["u"], ["v"]))
+    run, values, _ = follow_run(fed, algorithm, clock, 4, engine=engine, split=split_of(["u"], ["v"]))
     assert values == {"dispatch": [4, 7, 9.25], "arrival": [4, 5, 4.75]}[at]
     assert float(run.parameters(0)["v"]) == 4.46875
     # The work that is done twice is counted twice.
-    plain = followed(fed, algorithm, None, 4, split=split_of(["u"], ["v"]))[0].ledger["flops"]
+    plain = follow_run(fed, algorithm, None, 4, split=split_of(["u"], ["v"]))[0].ledger["flops"]
     assert run.ledger["flops"] == (plain if at == "dispatch" else plain / 4 * 7)
 
 
@@ -165,7 +165,7 @@ def test_a_client_is_told_its_round_trip(engine):
 FED = federation()
 
 
-def personalised(clock, engine="sequential", **options):
+def fit_personalised(clock, engine="sequential", **options):
     model = mlp()
     algorithm = mo.fedalt(
         shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5), server=mo.server.adam(lr=0.05)
@@ -193,7 +193,7 @@ def without_clock(run):
 )
 def test_what_equals_rounds_without_a_clock(clock, cohort):
     """One active client is one sampled client a round, and no delay is no delay: bit for bit, but for FLOPs twice."""
-    run, plain = personalised(clock, cohort=cohort), personalised(None, cohort=cohort)
+    run, plain = fit_personalised(clock, cohort=cohort), fit_personalised(None, cohort=cohort)
     if getattr(clock, "at", "") == "arrival":
         for rows in ([run.ledger, *run.history], [plain.ledger, *plain.history]):
             for row in rows:
@@ -205,7 +205,7 @@ def test_synchronous_rounds_take_as_long_as_the_slowest_of_the_cohort():
     """Constant times: client c takes 2^c seconds, so a round takes 2^(its largest client)."""
     records = []
     clock = mo.clock.synchronous(compute=mo.clock.constant([1, 2, 4, 8, 16, 32]))
-    run = personalised(clock, cohort=2, on_round=lambda r, of: records.append(r))
+    run = fit_personalised(clock, cohort=2, on_round=lambda r, of: records.append(r))
     ends = np.cumsum([2.0 ** max(r.cohort) for r in records])
     assert [r.time for r in records] == ends.tolist()
     assert [row["time"] for row in run.history] == ends[1::2].tolist()
@@ -221,14 +221,14 @@ def test_synchronous_rounds_take_as_long_as_the_slowest_of_the_cohort():
     ids=["asynchronous", "delayed", "on arrival"],
 )
 def test_a_run_replays_exactly_and_engines_agree(clock):
-    first = personalised(clock, rounds=10)
-    same_runs(first, personalised(clock, rounds=10))
+    first = fit_personalised(clock, rounds=10)
+    same_runs(first, fit_personalised(clock, rounds=10))
     for engine in ("vectorised", "processes:sequential"):
-        other = personalised(clock, engine, rounds=10)
+        other = fit_personalised(clock, engine, rounds=10)
         assert [row.get("time") for row in other.history] == [row.get("time") for row in first.history]
         for name, value in first.shared_parameters().items():
             torch.testing.assert_close(other.shared_parameters()[name], value, rtol=0, atol=1e-5)
-    again = personalised(clock, rounds=10, seed=4)
+    again = fit_personalised(clock, rounds=10, seed=4)
     assert [row["loss"] for row in again.history] != [row["loss"] for row in first.history]
 
 
@@ -236,7 +236,7 @@ def test_at_most_so_many_are_active_and_none_twice():
     """From the records: between two arrivals of a client it began anew, with at most two others at work."""
     records = []
     clock = mo.clock.asynchronous(active=3, compute=mo.clock.exponential([1, 1, 1, 1, 1, 9]))
-    run = personalised(clock, rounds=40, on_round=lambda r, of: records.append(r))
+    run = fit_personalised(clock, rounds=40, on_round=lambda r, of: records.append(r))
     assert run.ledger["client_updates"] == 42
     assert run.history[-1]["under_way"] == 2
     times = [r.time for r in records]
@@ -274,7 +274,7 @@ def test_an_update_that_is_not_finite_is_dropped_and_the_server_makes_no_step():
     rows = [{"a": np.ones(n), "b": np.zeros(n), "y": np.full(n, 8.0)} for n in (1, 2, 3)]
     clock = mo.clock.asynchronous(active=3, compute=mo.clock.constant([1, 2, 3]))
     broken = replace(base, client_update=client_update)
-    run, values, records = followed(federated(rows), broken, clock, 4)
+    run, values, records = follow_run(federated(rows), broken, clock, 4)
     assert [r.cohort for r in records] == [(0,), (1,), (0,), (2,)]
     assert [r.dropped for r in records] == [(), ("client-1",), (), ()]
     assert [r.staleness for r in records] == [(0,), (1,), (0,), (2,)]
@@ -293,7 +293,7 @@ def test_the_guard_looks_before_anything_is_under_way(clock):
 
     leaky = replace(base, client_update=client_update)
     with pytest.raises(PrivacyError, match="got v too"):
-        followed(pulls(1, 2), leaky, clock, 1, split=split_of(["u"], ["v"]))
+        follow_run(pulls(1, 2), leaky, clock, 1, split=split_of(["u"], ["v"]))
 
 
 @pytest.mark.parametrize(
@@ -310,8 +310,8 @@ def test_the_guard_looks_at_an_upload_that_never_arrives(clock):
         return update._replace(upload={**update.upload, **leak}), state
 
     with pytest.raises(PrivacyError, match="got v too \\(client client-1, round 1\\)"):
-        followed(fed, replace(base, client_update=client_update), clock, 1, split=split_of(["u"], ["v"]))
-    _, values, records = followed(fed, base, clock, 1, split=split_of(["u"], ["v"]))
+        follow_run(fed, replace(base, client_update=client_update), clock, 1, split=split_of(["u"], ["v"]))
+    _, values, records = follow_run(fed, base, clock, 1, split=split_of(["u"], ["v"]))
     assert [r.cohort for r in records] == [(0,)]
     assert len(values) == 1
 
@@ -320,25 +320,25 @@ def test_attacks_of_a_client_of_its_own_work_on_arrivals():
     """Sign flip by the second of two: it sends 4 in the place of -4. The first is at 2 s, then the second at 3 s."""
     clock = mo.clock.asynchronous(active=2, compute=mo.clock.constant([2, 3]))
     attack = {"attack": mo.attack.sign_flip(), "attackers": [1]}
-    assert followed(pulls(8, -8), step(), clock, 2, **attack)[1] == [4, 8]
+    assert follow_run(pulls(8, -8), step(), clock, 2, **attack)[1] == [4, 8]
 
 
 def test_times():
     """Against the distributions' own formulas, with 4,000 draws each."""
 
-    def drawn(times, count=4000):
+    def draw_times(times, count=4000):
         return np.array(
             [times.of(5, "compute", client, "", turn) for client in range(20) for turn in range(count // 20)]
         )
 
-    exponential = drawn(mo.clock.exponential(2.0))
+    exponential = draw_times(mo.clock.exponential(2.0))
     assert exponential.mean() == pytest.approx(2.0, rel=0.05)
     assert (exponential > 4.0).mean() == pytest.approx(np.exp(-2.0), abs=0.02)
-    pareto = drawn(mo.clock.pareto(0.5, shape=1.5))
+    pareto = draw_times(mo.clock.pareto(0.5, shape=1.5))
     assert pareto.min() >= 0.5
     for seconds in (1.0, 4.0):
         assert (pareto > seconds).mean() == pytest.approx((0.5 / seconds) ** 1.5, abs=0.02)
-    assert set(drawn(mo.clock.constant(3.0))) == {3.0}
+    assert set(draw_times(mo.clock.constant(3.0))) == {3.0}
     spread = mo.clock.constant(3.0, spread=0.7)
     factors = np.log([spread.of(5, "up", client, "", 0) / 3 for client in range(2000)])
     assert factors.mean() == pytest.approx(0.0, abs=0.05)
@@ -352,12 +352,12 @@ def test_a_trace(tmp_path):
     file = tmp_path / "times.csv"
     file.write_text("client,compute,up\nclient-0,1,2\nclient-1,4,1\nclient-0,3,2\n")
     times = {what: mo.clock.trace(str(file), column=what) for what in ("compute", "up")}
-    _, _, records = followed(pulls(8, -8), step(), mo.clock.asynchronous(active=2, **times), 5)
+    _, _, records = follow_run(pulls(8, -8), step(), mo.clock.asynchronous(active=2, **times), 5)
     assert [(r.cohort[0], r.time) for r in records] == [(0, 3), (1, 5), (0, 8), (1, 10), (0, 11)]
 
 
 def test_bad_input_gets_one_clear_line(tmp_path):
-    clock, fit = mo.clock, partial(followed, pulls(8, -8), step())
+    clock, fit = mo.clock, partial(follow_run, pulls(8, -8), step())
     refused(lambda: fit(4, 1), "clock.*what moiety.clock makes.*asynchronous")
     refused(lambda: clock.asynchronous(active=0), "clock.active.*>= 1")
     refused(lambda: fit(clock.asynchronous(active=3), 1), "clock.active.*<= 2.*got 3")
@@ -381,9 +381,9 @@ def test_bad_input_gets_one_clear_line(tmp_path):
     ally = {"attack": mo.attack.mimic(), "attackers": [0]}
     refused(lambda: fit(clock.asynchronous(active=2), 1, **ally), "attack.*mimic")
     narrow = replace(step(), delay=Delay(longest_round_trip=2, evaluates_at="dispatch"))
-    refused(lambda: followed(pulls(8), narrow, clock.delayed(down=1, up=2), 1), "clock.*at most 2.*got 3")
+    refused(lambda: follow_run(pulls(8), narrow, clock.delayed(down=1, up=2), 1), "clock.*at most 2.*got 3")
     late = replace(step(), delay=Delay(longest_round_trip=None, evaluates_at="arrival"))
-    refused(lambda: followed(pulls(8), late, clock.delayed(down=1), 1), "clock.at.*arrival.*dispatch")
+    refused(lambda: follow_run(pulls(8), late, clock.delayed(down=1), 1), "clock.at.*arrival.*dispatch")
     file = tmp_path / "times.csv"
     refused(lambda: clock.trace(str(file)), "file.*times.csv")
     for text, pattern in (

@@ -14,11 +14,12 @@ from run_settings import with_settings
 
 import moiety as mo
 from moiety.cli import main
+from moiety.types import Codec
 
 CODECS = {"qsgd": mo.codec.qsgd(levels=7), "rand_k": mo.codec.rand_k(k=0.5)}
 
 
-def fitted(engine, codec, **options):
+def fit_run(engine, codec, **options):
     net = mlp()
     split = mo.split.by_name(net, personal=["head"])
     how = mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5))
@@ -32,9 +33,9 @@ def fitted(engine, codec, **options):
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_a_resumed_run_is_the_same_bit_for_bit(codec, tmp_path):
-    whole = fitted("sequential", codec)
+    whole = fit_run("sequential", codec)
     with pytest.raises(StopHereError):
-        fitted("sequential", codec, out=tmp_path / "run", on_round=stop_after(2), checkpoint_every=1)
+        fit_run("sequential", codec, out=tmp_path / "run", on_round=stop_after(2), checkpoint_every=1)
     net = mlp()
     again = mo.resume(tmp_path / "run", model=net, data=federation(), split=mo.split.by_name(net, personal=["head"]))
     same_runs(again, whole)
@@ -51,12 +52,12 @@ def test_the_server_moves_by_the_mean_of_what_arrives():
     net = mo.models.mlp(4, 3, hidden=(), seed=2).double()
     first = {n: p.detach().clone() for n, p in net.named_parameters()}
 
-    def moved(seed, codec):
+    def measure_move(seed, codec):
         run = mo.fit(net, data, algorithm, rounds=1, seed=seed, engine="sequential", settings=mo.Settings(codec=codec))
         return {n: p.detach() - first[n] for n, p in run.export("client-0").named_parameters()}
 
-    plain, n, q = moved(0, None), 40, 1e-7
-    runs = [moved(seed, mo.codec.qsgd(levels=1)) for seed in range(n)]
+    plain, n, q = measure_move(0, None), 40, 1e-7
+    runs = [measure_move(seed, mo.codec.qsgd(levels=1)) for seed in range(n)]
     for name, change in plain.items():
         norm = float(change.norm())
         got = torch.stack([run[name] for run in runs])
@@ -66,6 +67,33 @@ def test_the_server_moves_by_the_mean_of_what_arrives():
         room = norm * float(np.sqrt(2 * np.log(2 * change.numel() / q) / n))
         assert float((got.mean(0) - change).abs().max()) < room
         assert len({tuple(run[name].flatten().tolist()) for run in runs}) > 1
+
+
+@pytest.mark.parametrize(("rounds", "variance"), [(1, 1 / 2), (2, 1.0)])
+def test_every_client_draws_noise_of_its_own_in_every_round(rounds, variance):
+    """Two clients send 0, and the codec adds N(0, 1) to each number.
+
+    The server moves by the mean of two independent draws a round, of variance 1/2, and two rounds add up to 1. Were the
+    noise the same for both clients, or in both rounds, the variance would be twice that. The variance of n = 10,100
+    numbers has a standard deviation of sqrt(2 / n) of itself, 1.4 %; six of these are allowed.
+    """
+    net = mo.models.mlp(100, 100, hidden=(), seed=2).double()
+    first = {n: p.detach().clone() for n, p in net.named_parameters()}
+    data = federated([{"x": np.zeros((2, 100)), "y": np.zeros(2, dtype=np.int64)}] * 2)
+    how = mo.fedavg(shared=0.1)
+
+    def client_update(work, received, state):
+        update, after = how.client_update(work, received, state)
+        return update._replace(upload={n: torch.zeros_like(p) for n, p in update.upload.items()}), after
+
+    def encode(upload, generator):
+        return {n: p + torch.from_numpy(generator.standard_normal(p.shape)) for n, p in upload.items()}
+
+    settings = mo.Settings(codec=Codec(encode, lambda packed, like: packed))
+    silent = replace(how, client_update=client_update)
+    run = mo.fit(net, data, silent, rounds=rounds, engine="sequential", settings=settings)
+    moved = np.concatenate([(p - first[n]).numpy().ravel() for n, p in run.shared_parameters().items()])
+    assert np.mean(moved**2) == pytest.approx(variance, rel=6 * np.sqrt(2 / len(moved)))
 
 
 def test_shared_running_statistics_arrive_and_their_count_is_exact():

@@ -13,7 +13,7 @@ from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
-from moiety.engines.rows import lone_rows
+from moiety.engines.rows import has_lone_batch
 from moiety.types import Phase
 
 ENGINES = ("sequential", "vectorised", "processes:sequential", "auto")
@@ -26,7 +26,7 @@ def rows(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return x, (x @ draw.normal(size=(4, 3))).argmax(1)
 
 
-def numbered(**columns: Any) -> mo.FederatedData:
+def number_clients(**columns: Any) -> mo.FederatedData:
     x, y = rows()
     return mo.data.from_arrays({"x": x, "y": y} | columns, CLIENTS, test=0.25)
 
@@ -40,7 +40,9 @@ def fit(data: mo.FederatedData, model: nn.Module | None = None, algorithm: Any =
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_labels_with_an_axis_too_many_are_refused(engine: str) -> None:
-    refused(lambda: fit(numbered(y=rows()[1][:, None]), engine=engine), r"`y`.*\(\) per example.*\(1,\).*y\[:, 0\]")
+    refused(
+        lambda: fit(number_clients(y=rows()[1][:, None]), engine=engine), r"`y`.*\(\) per example.*\(1,\).*y\[:, 0\]"
+    )
 
 
 def test_labels_with_an_axis_too_many_are_refused_for_every_loss_and_metric_of_classes() -> None:
@@ -49,16 +51,16 @@ def test_labels_with_an_axis_too_many_are_refused_for_every_loss_and_metric_of_c
     def own(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return nn.functional.cross_entropy(output, batch["y"][:, 0], reduction="none")
 
-    data = numbered(y=rows()[1][:, None])
+    data = number_clients(y=rows()[1][:, None])
     for options in ({"loss": "one_versus_all"}, {"loss": own, "metric": "accuracy"}):
         refused(lambda options=options: fit(data, **options), r"`y`.*y\[:, 0\]")
     assert fit(data, loss=own).history[-1]["metric_name"] == "loss"  # a loss of one's own may take them
-    refused(lambda: fit(numbered(y=np.eye(3, dtype=int)[rows()[1]])), r"`y`.*\(3,\).*argmax")
+    refused(lambda: fit(number_clients(y=np.eye(3, dtype=int)[rows()[1]])), r"`y`.*\(3,\).*argmax")
 
 
 def test_a_new_client_has_labels_of_the_same_shape() -> None:
     x, y = rows(1)
-    run = fit(numbered())
+    run = fit(number_clients())
     refused(lambda: run.onboard({"x": x, "y": y[:, None]}), r"'y'.*shape \(\) per example.*\(1,\)")
     refused(lambda: run.onboard({"x": x}), "^`data` must be given with the run's columns x, y, got x. Add y.$")
 
@@ -66,7 +68,7 @@ def test_a_new_client_has_labels_of_the_same_shape() -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_accuracy_is_that_of_the_exported_models(engine: str) -> None:
     """Counted by hand: the test rows of each client that its own exported model gets right."""
-    data = numbered()
+    data = number_clients()
     run = fit(data, algorithm=mo.local_only(personal=mo.sgd(0.2, batch_size=4)), engine=engine)
     right = {}
     for name in map(str, data.ids):
@@ -132,13 +134,13 @@ def test_ids_that_count_from_0_are_positions_and_names() -> None:
 
 def test_attackers_whose_names_are_numbers() -> None:
     options: dict[str, Any] = {"attack": mo.attack.sign_flip(), "rounds": 1}
-    refused(lambda: fit(numbered(), attackers=[1, 2], **options), "`client`.*got 1.*client '2'")
-    assert fit(numbered(), attackers=["1", "2"], **options).config["run"]["attackers"] == ["1", "2"]
+    refused(lambda: fit(number_clients(), attackers=[1, 2], **options), "`client`.*got 1.*client '2'")
+    assert fit(number_clients(), attackers=["1", "2"], **options).config["run"]["attackers"] == ["1", "2"]
 
 
 def test_what_counts_clients_is_not_asked_for_names() -> None:
     """Calibration goes through all clients by position; accuracy by hand, as above."""
-    data = numbered()
+    data = number_clients()
     run = fit(data)
     each, _ = run.calibration()
     model, found = run.export(), {}
@@ -155,7 +157,7 @@ def test_which_clients_have_a_batch_of_one_row() -> None:
         epoch = [len(range(n)[at : at + size]) for at in range(0, n, size)]
         made = epoch * 2 if steps is None else list(itertools.islice(itertools.cycle(epoch), steps))
         phase = Phase(2 if steps is None else None, steps, size, shuffle=True)
-        assert lone_rows(phase, np.array([n])).tolist() == [1 in made], (n, size, steps)
+        assert has_lone_batch(phase, np.array([n])).tolist() == [1 in made], (n, size, steps)
 
 
 def test_a_batch_of_one_row_is_found_before_training() -> None:

@@ -21,7 +21,7 @@ def alt(split: Any) -> Any:
     return mo.Stage(ALT, rounds=1, split=split)
 
 
-def given(**options: Any) -> dict[str, Any]:
+def pipeline_options(**options: Any) -> dict[str, Any]:
     return {"stages": [FIRST, alt("output_layer")], "model": mlp(), "data": FED, "engine": "sequential"} | options
 
 
@@ -78,7 +78,7 @@ def test_pipelines(tmp_path: Path, case: str) -> None:
     out = tmp_path / "deep" / "out"
 
     def call() -> Any:
-        options = given(**changes)
+        options = pipeline_options(**changes)
         return mo.pipeline(
             options.pop("stages"), options.pop("model"), options.pop("data"), **with_settings(out=out, **options)
         )
@@ -108,19 +108,19 @@ def test_stages(options: dict[str, Any], words: str) -> None:
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("ended") / "out"
-    mo.pipeline(**with_settings(out=out, **given()))
+    mo.pipeline(**with_settings(out=out, **pipeline_options()))
     return out
 
 
 def test_a_folder_that_is_taken(ended: Path, tmp_path: Path) -> None:
     before = tree_hash(ended)
-    refused(lambda: mo.pipeline(**with_settings(**given(), out=ended)), "holds no run yet.*pipeline.toml")
+    refused(lambda: mo.pipeline(**with_settings(**pipeline_options(), out=ended)), "holds no run yet.*pipeline.toml")
     refused(lambda: mo.fit(mlp(), FED, AVG, rounds=1, out=ended), "holds no run yet.*pipeline.toml")
-    refused(lambda: mo.pipeline(**with_settings(**given(), out=ended / "1-fedavg")), "holds no run yet")
+    refused(lambda: mo.pipeline(**with_settings(**pipeline_options(), out=ended / "1-fedavg")), "holds no run yet")
     assert tree_hash(ended) == before
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.toml").touch()
-    refused(lambda: mo.pipeline(**with_settings(**given(), out=tmp_path)), "holds no run yet.*run")
+    refused(lambda: mo.pipeline(**with_settings(**pipeline_options(), out=tmp_path)), "holds no run yet.*run")
 
 
 def test_resuming(ended: Path) -> None:

@@ -30,7 +30,7 @@ import moiety as mo
 from moiety import tree
 from moiety.engines import processes
 from moiety.engines.arena import ALIGN, Arena
-from moiety.engines.processes import Processes, deal
+from moiety.engines.processes import Processes, deal_jobs
 from moiety.engines.rows import Job, Rows
 
 HERE = Path(__file__).parent
@@ -527,7 +527,7 @@ def test_the_arena():
 @settings(max_examples=60, deadline=None)
 def test_every_job_is_dealt_once_and_the_work_is_even(sizes, shares):
     jobs = [Job(i, {"local": Rows(np.zeros(n, dtype=int), np.array([n]))}, n, None) for i, n in enumerate(sizes)]
-    dealt = deal(jobs, shares)
+    dealt = deal_jobs(jobs, shares)
     assert len(dealt) == shares
     assert sorted(i for share in dealt for i in share) == list(range(len(sizes)))
     assert all(share == sorted(share) for share in dealt)

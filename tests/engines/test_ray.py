@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import moiety as mo
 from moiety import tree
 from moiety.engines.auto import ENGINES
-from moiety.engines.ray import Ray, connect, digest, pack, remember, shifts, unpack
+from moiety.engines.ray import Ray, connect, digest, pack, remember, row_shifts, unpack
 
 ray = pytest.importorskip("ray")
 
@@ -343,7 +343,7 @@ def test_states_are_held_up_to_a_limit():
 def test_rows_lie_close_together_at_their_actor():
     bounds = np.array([[0, 2, 2, 3], [5, 6, 6, 9], [10, 12, 12, 12], [12, 13, 14, 15], [20, 21, 21, 22]])
     # Actor 0 has rows 0-2, 10-11 and 20 as 0-2, 3-4 and 5; actor 1 has 5-8 and 12-14 as 0-3 and 4-6.
-    assert shifts(bounds, 2).tolist() == [0, 5, 7, 8, 15]
+    assert row_shifts(bounds, 2).tolist() == [0, 5, 7, 8, 15]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool], ids=str)

@@ -14,7 +14,7 @@ SIZES, TESTED = (6, 30, 3), (4, 2, 9)
 FED = federated(image_clients(SIZES), image_clients(TESTED, seed=5))
 
 
-def trained(engine="sequential", data=FED, algorithm=None, **options):
+def fit_run(engine="sequential", data=FED, algorithm=None, **options):
     net = mo.models.mlp(4, 3, hidden=(6,), seed=1)
     algorithm = algorithm or mo.fedalt(shared=0.5, personal=0.5)
     return mo.fit(
@@ -24,7 +24,7 @@ def trained(engine="sequential", data=FED, algorithm=None, **options):
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised", "processes:sequential"])
 def test_training_rows_are_scored_by_the_exported_models(engine):
-    run = trained(engine, workers=2 if engine.startswith("processes") else None)
+    run = fit_run(engine, workers=2 if engine.startswith("processes") else None)
     rows = run.evaluate("train")
     assert [row["client"] for row in rows] == [row["client"] for row in run.clients]
     assert [row["n_test"] for row in rows] == list(SIZES)
@@ -43,20 +43,20 @@ def test_training_rows_are_scored_by_the_exported_models(engine):
 @pytest.mark.parametrize("stateful", [True, False])
 def test_on_its_own_part_it_gives_the_rows_of_the_run(engine, stateful):
     """Clients without a state adapt with the same draws as in the run's last evaluation."""
-    run = trained(engine, algorithm=mo.fedalt(shared=0.5, personal=0.5, stateful=stateful))
+    run = fit_run(engine, algorithm=mo.fedalt(shared=0.5, personal=0.5, stateful=stateful))
     assert run.evaluate() == run.clients
     assert run.evaluate("test") == run.clients
 
 
 def test_the_same_few_clients_are_asked():
-    run = trained(evaluate_clients=2)
+    run = fit_run(evaluate_clients=2)
     assert [row["client"] for row in run.evaluate("train")] == [row["client"] for row in run.clients]
     assert len(run.clients) == 2
 
 
 def test_a_run_goes_on_as_before(tmp_path):
     """Scoring changes neither models nor threads."""
-    run = trained(out=tmp_path / "run")
+    run = fit_run(out=tmp_path / "run")
     before, threads = run.parameters(1), torch.get_num_threads()
     run.evaluate("train")
     assert torch.get_num_threads() == threads
@@ -66,7 +66,7 @@ def test_a_run_goes_on_as_before(tmp_path):
 
 
 def test_parts_that_are_none():
-    run = trained()
+    run = fit_run()
     with pytest.raises(MoietyError, match=r"`part` must be one of the known names, got 'tests'. Did you mean test\?"):
         run.evaluate("tests")
     with pytest.raises(MoietyError, match="`part` must be a part of the data that has rows, got validation"):
@@ -79,5 +79,5 @@ def test_validation_rows():
         client=np.arange(60) % 4,
         validation=0.2,
     )
-    run = trained(data=data)
+    run = fit_run(data=data)
     assert [row["n_test"] for row in run.evaluate("validation")] == data.sizes("validation").tolist() == [3] * 4

@@ -16,7 +16,7 @@ import moiety as mo
 from moiety.cli import main
 from moiety.experiments import CI_NOTICE, Cell, Experiment, Page, Section, registry
 from moiety.experiments.judge import claim_row, count_verdicts, score_row
-from moiety.experiments.plans import change, plain_fields
+from moiety.experiments.plans import change_plan, plain_fields
 
 
 @dataclass(frozen=True)
@@ -142,11 +142,11 @@ def test_a_page_at_scale_ci_claims_nothing(scale, count):
 
 
 def test_options_change_the_plan_wherever_it_has_the_field():
-    plan = change(Plan(), "rows", 7)
+    plan = change_plan(Plan(), "rows", 7)
     assert [part.rows for part in plan.parts] == [7, 7]
-    assert [(part.rounds, part.later) for part in change(plan, "rounds", 8).parts] == [(8, 4), (8, 4)]
-    assert change(plan, "rates", [0.5]).rates == (0.5,)
-    assert change(plan, "lr", 1).lr == 1
+    assert [(part.rounds, part.later) for part in change_plan(plan, "rounds", 8).parts] == [(8, 4), (8, 4)]
+    assert change_plan(plan, "rates", [0.5]).rates == (0.5,)
+    assert change_plan(plan, "lr", 1).lr == 1
     assert set(plain_fields(plan)) == {"seeds", "lr", "halved", "rates", "rows", "rounds", "later"}
 
 

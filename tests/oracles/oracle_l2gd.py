@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from oracle_pulled import cut, joined
 
-from moiety.algorithms.l2gd import tosses
+from moiety.algorithms.l2gd import toss_coins
 from moiety.random import hashed
 
 
@@ -17,7 +17,7 @@ def coin(probability, rounds, coins=0):
     """xi_0, xi_1, ...: in each round a run of ones, then a run of zeros."""
     found = []
     for t in range(rounds):
-        means, local = tosses(probability, coins, hashed("train", t))
+        means, local = toss_coins(probability, coins, hashed("train", t))
         found += [1] * means + [0] * local
     return found
 

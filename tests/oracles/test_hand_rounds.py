@@ -36,12 +36,12 @@ def run(algorithm, engine, rounds=1, **options):
     return mo.fit(scalar_task(), federated(CLIENTS), algorithm, split=split, rounds=rounds, engine=engine, **options)
 
 
-def found(run):
+def read_models(run):
     return float(run.shared_parameters()["u"]), *(float(run.parameters(i)["v"]) for i in (0, 1))
 
 
 def agree(run, u, v1, v2):
-    assert found(run) == pytest.approx([float(u), float(v1), float(v2)], rel=1e-13, abs=1e-15)
+    assert read_models(run) == pytest.approx([float(u), float(v1), float(v2)], rel=1e-13, abs=1e-15)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

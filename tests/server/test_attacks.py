@@ -41,19 +41,21 @@ def vectors(sent):
     return np.array([[*u.upload["a"].tolist(), *u.upload["b"].reshape(-1).tolist()] for u in sent])
 
 
-def sent(attack, chance=None):
+def send_attack(attack, chance=None):
     return vectors(attack.send(updates(HONEST), updates(OWN), chance))
 
 
 def test_each_against_numpy():
     m, s = HONEST.mean(0), HONEST.std(0)
-    np.testing.assert_allclose(sent(sign_flip(scale=3.0)), -3 * OWN, rtol=1e-14)
-    np.testing.assert_allclose(sent(inner_product_manipulation(epsilon=0.1)), [-0.1 * m] * 3, rtol=1e-14)
-    np.testing.assert_allclose(sent(a_little_is_enough(z=1.5)), [m - 1.5 * s] * 3, rtol=1e-13)
-    np.testing.assert_array_equal(sent(mimic(client=2)), [HONEST[2]] * 3)
-    assert np.isnan(sent(not_finite())).all()
+    np.testing.assert_allclose(send_attack(sign_flip(scale=3.0)), -3 * OWN, rtol=1e-14)
+    np.testing.assert_allclose(send_attack(inner_product_manipulation(epsilon=0.1)), [-0.1 * m] * 3, rtol=1e-14)
+    np.testing.assert_allclose(send_attack(a_little_is_enough(z=1.5)), [m - 1.5 * s] * 3, rtol=1e-13)
+    np.testing.assert_array_equal(send_attack(mimic(client=2)), [HONEST[2]] * 3)
+    assert np.isnan(send_attack(not_finite())).all()
     drawn = np.random.Generator(np.random.Philox(key=generator(1, "attack", 4).bit_generator.state["state"]["key"]))
-    np.testing.assert_array_equal(sent(gaussian(std=200.0), generator(1, "attack", 4)), drawn.normal(size=(3, 4)) * 200)
+    np.testing.assert_array_equal(
+        send_attack(gaussian(std=200.0), generator(1, "attack", 4)), drawn.normal(size=(3, 4)) * 200
+    )
 
 
 def test_the_largest_shift():
@@ -62,7 +64,7 @@ def test_the_largest_shift():
     For n = 50 and f = 24 s is 2 and 24/26 the quantile; of one attacker in ten s is 5 and 4/9 the quantile, below 1/2.
     """
     z = scipy.stats.norm.ppf(4 / 7)
-    np.testing.assert_allclose(sent(a_little_is_enough()), [HONEST.mean(0) - z * HONEST.std(0)] * 3, rtol=1e-12)
+    np.testing.assert_allclose(send_attack(a_little_is_enough()), [HONEST.mean(0) - z * HONEST.std(0)] * 3, rtol=1e-12)
     assert largest_shift(50, 24) == pytest.approx(scipy.stats.norm.ppf(24 / 26), rel=1e-12)
     assert largest_shift(10, 1) == pytest.approx(scipy.stats.norm.ppf(4 / 9), rel=1e-12)
     with pytest.raises(MoietyError, match="`byzantine` must be less than half of the 10 clients, got 5"):
@@ -136,7 +138,7 @@ def test_labels_are_turned_round_twice_to_themselves():
     words = torch.tensor([[1, 2, -100], [4, -100, -100]])
     assert flip(words).tolist() == [[3, 2, -100], [0, -100, -100]]
     assert label_flip().labels(torch.tensor([1.5, -2.0])).tolist() == [-1.5, 2]
-    np.testing.assert_array_equal(sent(label_flip(classes=5)), OWN)
+    np.testing.assert_array_equal(send_attack(label_flip(classes=5)), OWN)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def test_labels_are_turned_round_twice_to_themselves():
             lambda: label_flip().labels(torch.tensor([1])),
             "`classes` must be given where labels are whole numbers, got None.",
         ),
-        (lambda: sent(gaussian(std=1.0)), "`generator` must be given to what draws at random, got None."),
+        (lambda: send_attack(gaussian(std=1.0)), "`generator` must be given to what draws at random, got None."),
     ],
 )
 def test_bad_arguments_are_one_line(make, text):
@@ -190,7 +192,7 @@ NAMED = [*ALL, label_flip(classes=3), label_flip()]
 def test_a_configuration_can_say_it(attack):
     again = build("attack", ATTACKS, attack.spec)
     assert again.spec == attack.spec
-    np.testing.assert_array_equal(sent(again, generator(2)), sent(attack, generator(2)))
+    np.testing.assert_array_equal(send_attack(again, generator(2)), send_attack(attack, generator(2)))
 
 
 def descend(aggregator, attack, rounds=60, rate=0.2):

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moiety.errors import MoietyError
-from moiety.server.mean import client_weights, weighted_mean
+from moiety.server.averaging import client_weights
+from moiety.server.mean import weighted_mean
 from moiety.types import ClientUpdate
 
 NUMBERS = st.floats(-1e3, 1e3)
@@ -73,6 +74,15 @@ def test_whole_numbered_buffers_stay_whole():
     assert found["n"].dtype == found["m"].dtype == torch.int64
     assert int(found["n"]) == 4
     assert found["m"].tolist() == [12]
+
+
+def test_whole_numbered_buffers_are_rounded_and_not_cut_off():
+    """3 and 4 weighted 1 : 3 have mean 3.75, which is nearest to 4; -3 and -4 likewise."""
+    given_updates = [
+        ClientUpdate({"n": torch.tensor([3, -3])}, torch.tensor(1.0), {}),
+        ClientUpdate({"n": torch.tensor([4, -4])}, torch.tensor(3.0), {}),
+    ]
+    assert weighted_mean(given_updates)["n"].tolist() == [4, -4]
 
 
 def test_a_large_counter_does_not_lose_its_units():

@@ -14,7 +14,7 @@ from moiety.errors import MoietyError
 from moiety.random import generator
 from moiety.server.aggregators import AGGREGATORS, aggregator_from
 from moiety.server.geometric import geometric_median
-from moiety.server.preaggregation import bucket_means, bucketing, mixed, nearest_neighbour_mixing
+from moiety.server.preaggregation import bucket_means, bucketing, mix_with_nearest, nearest_neighbour_mixing
 from moiety.server.robust import (
     centred_clipping,
     krum,
@@ -176,7 +176,7 @@ def test_centred_clipping_against_numpy():
 def test_nearest_neighbour_mixing_against_numpy():
     near = [sorted(range(N), key=lambda j: np.sum((ROWS[i] - ROWS[j]) ** 2))[: N - F] for i in range(N)]
     wanted = np.stack([ROWS[rows].mean(0) for rows in near])
-    np.testing.assert_allclose(mixed(torch.tensor(ROWS), F).numpy(), wanted, rtol=1e-14)
+    np.testing.assert_allclose(mix_with_nearest(torch.tensor(ROWS), F).numpy(), wanted, rtol=1e-14)
     found = aggregate(nearest_neighbour_mixing(byzantine=F, then=median()), ROWS)
     np.testing.assert_allclose(found, np.median(wanted, 0), rtol=1e-14)
 

@@ -38,7 +38,7 @@ NUMBERS = st.integers(-40, 40).map(lambda k: 420 * k)
 CLIENTS = st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=5, max_size=9)
 
 
-def found(aggregator, rows):
+def aggregate_rows(aggregator, rows):
     updates = [
         ClientUpdate({"p": torch.tensor(r[:2], dtype=torch.float64), "q": torch.tensor(float(r[2])).double()}, w, {})
         for r, w in zip(rows, torch.ones(len(rows)), strict=True)
@@ -57,9 +57,9 @@ def by_name(aggregator):
 @given(rows=CLIENTS, random=st.randoms(use_true_random=False))
 def test_the_order_of_updates_does_not_matter_bit_for_bit(aggregator, rows, random):
     """With the same generator also for bucketing, as the permutation is of the ordered vectors."""
-    before = found(aggregator, rows)
+    before = aggregate_rows(aggregator, rows)
     shuffled = random.sample(rows, len(rows))
-    np.testing.assert_array_equal(found(aggregator, shuffled), before)
+    np.testing.assert_array_equal(aggregate_rows(aggregator, shuffled), before)
 
 
 @pytest.mark.parametrize("aggregator", [mean(), *ALL], ids=by_name)
@@ -67,14 +67,14 @@ def test_the_order_of_updates_does_not_matter_bit_for_bit(aggregator, rows, rand
 @given(rows=CLIENTS, shift=st.tuples(*[st.integers(-1000, 1000)] * 3))
 def test_a_common_shift_shifts_it(aggregator, rows, shift):
     moved = [tuple(np.add(r, shift).tolist()) for r in rows]
-    np.testing.assert_allclose(found(aggregator, moved), found(aggregator, rows) + shift, atol=1e-9)
+    np.testing.assert_allclose(aggregate_rows(aggregator, moved), aggregate_rows(aggregator, rows) + shift, atol=1e-9)
 
 
 @pytest.mark.parametrize("aggregator", [mean(), *ALL], ids=by_name)
 @settings(max_examples=10, deadline=None)
 @given(row=st.tuples(NUMBERS, NUMBERS, NUMBERS), n=st.integers(5, 9))
 def test_what_all_say_is_the_aggregate(aggregator, row, n):
-    np.testing.assert_allclose(found(aggregator, [row] * n), row, atol=1e-12)
+    np.testing.assert_allclose(aggregate_rows(aggregator, [row] * n), row, atol=1e-12)
 
 
 @settings(max_examples=60, deadline=None)
@@ -87,6 +87,6 @@ def test_no_client_is_nearer_to_all_than_the_geometric_median(rows):
     def g(z):
         return np.linalg.norm(points - z, axis=1).mean()
 
-    z = found(geometric_median(tolerance=1e-3), rows)
+    z = aggregate_rows(geometric_median(tolerance=1e-3), rows)
     for other in [*points, points.mean(0), np.median(points, 0)]:
         assert g(z) <= g(other) + 1e-3 * s + 1e-9

@@ -12,7 +12,7 @@ import torch
 import moiety as mo
 from moiety.errors import MoietyError
 from moiety.transport import CODECS, pack, unpack
-from moiety.transport.codecs import pack_bits, places, unpack_bits
+from moiety.transport.codecs import draw_places, pack_bits, unpack_bits
 
 
 class Dice:
@@ -106,7 +106,8 @@ def test_rand_k_over_all_outcomes(k):
     codec, rng, seen = mo.codec.rand_k(k=k), np.random.default_rng(0), {}
     for _ in range(200):
         packed = codec.encode({"x": torch.from_numpy(x)}, rng)
-        seen[tuple(places(int(packed["rand_k:seed"]), 4, many))] = codec.decode(packed, {"x": torch.from_numpy(x)})["x"]
+        chosen = tuple(draw_places(int(packed["rand_k:seed"]), 4, many))
+        seen[chosen] = codec.decode(packed, {"x": torch.from_numpy(x)})["x"]
     assert set(seen) == set(itertools.combinations(range(4), many))
     for chosen, got in seen.items():
         wanted = np.zeros(4)
@@ -142,7 +143,7 @@ def test_rand_k_draws_all_subsets_alike():
     """6 subsets of 2 out of 4, n = 3000 draws: a count is off n / 6 by sqrt(n log(2 / q) / 2) with probability q."""
     n, q = 3000, 1e-7
     rng = np.random.default_rng(3)
-    drawn = [tuple(places(int(rng.integers(1 << 63)), 4, 2)) for _ in range(n)]
+    drawn = [tuple(draw_places(int(rng.integers(1 << 63)), 4, 2)) for _ in range(n)]
     counts = [drawn.count(subset) for subset in itertools.combinations(range(4), 2)]
     assert sum(counts) == n
     assert max(abs(c - n / 6) for c in counts) < math.sqrt(n * math.log(2 * 6 / q) / 2)

@@ -7,7 +7,7 @@ import torch
 import moiety as mo
 from moiety.errors import MoietyError
 from moiety.transport import pack, unpack
-from moiety.transport.sparse import active, sparse_bytes, sparse_pack, sparse_unpack
+from moiety.transport.sparse import count_active, sparse_bytes, sparse_pack, sparse_unpack
 
 
 def example(size, count, seed=0):
@@ -47,7 +47,7 @@ def test_the_bill_is_the_length_of_what_is_packed(count, known):
     values, mask = example(100, count)
     whole = {"w": values, "b": torch.randn(3)}
     packed = pack(sparse_pack(whole, {"w": mask}, known=known))
-    assert sparse_bytes(whole, active({"w": mask}), known=known) == (4 * count + 12, len(packed))
+    assert sparse_bytes(whole, count_active({"w": mask}), known=known) == (4 * count + 12, len(packed))
 
 
 def test_the_codec_loses_nothing_and_sends_what_is_shorter():

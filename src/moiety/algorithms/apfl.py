@@ -52,12 +52,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moiety.clients.states import OwnModel, begin_own_model, own_model
 from moiety.errors import number
-from moiety.local.sgd import Sgd, check_rate, sgd_work
-from moiety.local.verbs import clip_gradients, difference, fold, gradient_at
-from moiety.server.averaging import assemble
-from moiety.server.mean import client_weights
+from moiety.local import (
+    OwnModel,
+    Sgd,
+    begin_own_model,
+    check_rate,
+    clip_gradients,
+    difference,
+    fold,
+    gradient_at,
+    own_model,
+    sgd_work,
+)
+from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Schedule, ServerOptimiser, Work
 

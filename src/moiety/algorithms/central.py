@@ -21,11 +21,9 @@ from __future__ import annotations
 
 import torch
 
-from moiety.clients.states import Personal
-from moiety.local.online import Online, online_work
-from moiety.local.verbs import gradient_at
+from moiety.local import Online, Personal, gradient_at, online_work
+from moiety.server.averaging import client_weights
 from moiety.server.descent import assemble_descent
-from moiety.server.mean import client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Work
 

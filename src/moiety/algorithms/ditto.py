@@ -33,12 +33,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moiety.clients.states import OwnModel, begin_own_model, keep_own_model, own_model
 from moiety.errors import choice, must
-from moiety.local.sgd import Sgd, sgd_work, train
-from moiety.local.verbs import difference
-from moiety.server.averaging import assemble
-from moiety.server.mean import client_weights, weighted_mean
+from moiety.local import OwnModel, Sgd, begin_own_model, difference, keep_own_model, own_model, sgd_work, train
+from moiety.server.averaging import assemble, client_weights
+from moiety.server.mean import weighted_mean
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Work
 

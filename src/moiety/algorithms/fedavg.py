@@ -23,11 +23,8 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from moiety.clients.states import Personal
-from moiety.local.sgd import Sgd, sgd_work, train
-from moiety.local.verbs import difference
-from moiety.server.averaging import adapt_statistics, assemble
-from moiety.server.mean import client_weights
+from moiety.local import Personal, Sgd, difference, sgd_work, train
+from moiety.server.averaging import adapt_statistics, assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Work
 

@@ -51,11 +51,22 @@ import torch
 from torch import Tensor
 
 from moiety.errors import kind, must, number, whole
+from moiety.local import (
+    ALL,
+    WHOLE,
+    Sgd,
+    add_prefix,
+    check_rate,
+    count_rows,
+    from_vector,
+    gradient_over_samples,
+    project_to_ball,
+    sgd_work,
+    take_prefix,
+    to_vector,
+)
 from moiety.local.kernels import Kernel, walk
-from moiety.local.online import project
 from moiety.local.priors import Prior, gaussian
-from moiety.local.sgd import ALL, WHOLE, Sgd, check_rate, sgd_work
-from moiety.local.verbs import add_prefix, count_rows, cut, flat, gradient_over_samples, take_prefix
 from moiety.server.averaging import assemble
 from moiety.server.optimisers import server_or_mean
 from moiety.spec import recorded
@@ -147,16 +158,16 @@ def fedpop(
     ) -> tuple[list[Params], Params, Tensor]:
         """Lines 3 to 8: the samples Z_k^(i,1:M), the last of which is where the chain stands; the model, the loss."""
         _check(work, state)
-        last = {name: z[-1] for name, z in state.samples.items()}
+        last = _last_sample(state)
         # Lines 3-5: warm start
-        start = torch.where(state.asked, flat(last), population.centre(beta))
-        model = work.compose(shared, cut(start, last))
+        start = torch.where(state.asked, to_vector(last), population.centre(beta))
+        model = work.compose(shared, from_vector(start, last))
         # Lines 6-8: Z^(i,m+1) ~ Q_gamma(Z^(i,m), .)
         density: dict[str, Any] = {"log_prior": partial(population.log_density, beta), "loss_weight": loss_weight}
         # Where there are minibatches the phase is as much longer.
         passes = 1 + burn_in if anew and not minibatches else 1
         points, loss = walk(work, personal, model, start, "sample", passes=passes, keep=samples * thinning, **density)
-        return (_points(state.samples) + points[thinning - 1 :: thinning])[-samples:], model, loss
+        return (_list_samples(state.samples) + points[thinning - 1 :: thinning])[-samples:], model, loss
 
     def shared_gradient(work: Work, model: Params, points: list[Params]) -> Params:
         """Line 10: J^(i), the mean over samples of grad_phi log p(D_i | Z, phi); with its share of log p(phi)."""
@@ -168,7 +179,7 @@ def fedpop(
 
     def prior_gradient(work: Work, beta: Params, points: list[Params]) -> Params:
         """Line 9: I^(i), the mean over samples of grad_beta log p(Z | beta); with its share of log p(beta)."""
-        vectors = [flat(point) for point in points]
+        vectors = [to_vector(point) for point in points]
 
         def objective(at: Params) -> tuple[Tensor, Params]:
             value = torch.stack([population.log_density(at, z) for z in vectors]).mean()
@@ -177,7 +188,7 @@ def fedpop(
         return work.gradient(objective, beta)[0]
 
     def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
-        shared, beta = _now(received)
+        shared, beta = _split_received(received)
         points, model, loss = chain(work, shared, beta, state, anew=not stateful)
         eta, rate = (lr * work.scale * b for lr in (shared_sgd.lr, prior_rate))
         upload = {name: torch.zeros_like(p) for name, p in shared.items()}  # of buffers, which do not move
@@ -188,17 +199,17 @@ def fedpop(
             upload[STEP] = population.centre(beta).new_full((), work.scale)
         # Line 11
         update = ClientUpdate(upload, torch.ones_like(work.examples), {"loss": loss})
-        return update, _begun(points, state) if stateful else state
+        return update, _keep_samples(points, state) if stateful else state
 
     def adapt(work: Work, received: Params, state: Client) -> Client:
-        return _begun(chain(work, *believed(received), state, anew=True)[0], state)
+        return _keep_samples(chain(work, *choose_iterates(received), state, anew=True)[0], state)
 
-    def believed(received: Params) -> tuple[Params, Params]:
-        """The shared part and beta that models are made with."""
-        shared, beta = _now(received)
+    def choose_iterates(received: Params) -> tuple[Params, Params]:
+        """The shared part and beta that models are made with: the newest, or the averaged ones."""
+        shared, beta = _split_received(received)
         if not averaged:
             return shared, beta
-        mean_shared, mean_beta = _now(take_prefix(received, MEAN))
+        mean_shared, mean_beta = _split_received(take_prefix(received, MEAN))
         return {**shared, **mean_shared}, {**beta, **mean_beta}
 
     def server_update(server: Server, change: Params, share: float) -> Server:
@@ -206,7 +217,7 @@ def fedpop(
         held = {**server.shared, **(add_prefix(server.prior, PRIOR) if learn_prior else {})}
         moved, state = optimiser.step(held, {name: change[name] for name in held}, server.optimiser)
         phi = {name: moved[name] for name in server.shared}
-        shared = phi if radius is None else project(phi, radius)
+        shared = phi if radius is None else project_to_ball(phi, radius)
         beta = population.project(take_prefix(moved, PRIOR)) if learn_prior else server.prior
         statistics = {name: s + change[name] for name, s in server.statistics.items()}
         if not averaged:
@@ -218,7 +229,7 @@ def fedpop(
         return Server(shared, beta, statistics, state, average, total)
 
     def init_server(shared: Params, statistics: Params, personal: Params) -> Server:
-        beta = population.init(flat(personal))
+        beta = population.init(to_vector(personal))
         held = {**shared, **add_prefix(beta, PRIOR)}
         average = {**held, **statistics} if averaged else {}
         total = population.centre(beta).new_zeros(())
@@ -229,23 +240,23 @@ def fedpop(
         return down | add_prefix(server.average, MEAN)
 
     def layout(shared: Params, personal: Params) -> tuple[Params, Params]:
-        beta = add_prefix(population.init(flat(personal)), PRIOR)
+        beta = add_prefix(population.init(to_vector(personal)), PRIOR)
         down, up = {**shared, **beta}, {**shared, **(beta if learn_prior else {})}
         if not averaged:
             return down, up
-        return {**down, **add_prefix({**shared, **beta}, MEAN)}, {**up, STEP: flat(personal).new_zeros(())}
+        return {**down, **add_prefix({**shared, **beta}, MEAN)}, {**up, STEP: to_vector(personal).new_zeros(())}
 
     def draws(received: Params, state: Client) -> Params:
-        centre = cut(population.centre(believed(received)[1]), {name: z[-1] for name, z in state.samples.items()})
+        centre = from_vector(population.centre(choose_iterates(received)[1]), _last_sample(state))
         return {name: torch.where(state.asked, z, centre[name]) for name, z in state.samples.items()}
 
     def personal_model(received: Params, state: Client) -> tuple[Params, Params]:
-        return believed(received)[0], {name: z.mean(0) for name, z in draws(received, state).items()}
+        return choose_iterates(received)[0], {name: z.mean(0) for name, z in draws(received, state).items()}
 
     def newcomer(key: Tensor, received: Params, state: Client) -> Client:
-        like = {name: z[-1] for name, z in state.samples.items()}
-        beta = believed(received)[1]
-        return _begun([cut(population.draw(beta, key, "population", m), like) for m in range(samples)], state)
+        beta, like = choose_iterates(received)[1], _last_sample(state)
+        points = [from_vector(population.draw(beta, key, "population", m), like) for m in range(samples)]
+        return _keep_samples(points, state)
 
     def init_client(shared: Params, personal: Params) -> Client:
         draws = {name: p.expand(samples, *p.shape).clone() for name, p in personal.items()}
@@ -277,16 +288,22 @@ def _check(work: Work, state: Client) -> None:
     must(not odd, "split", "one whose personal part is trained parameters alone for fedpop", ", ".join(odd))
 
 
-def _now(received: Params) -> tuple[Params, Params]:
+def _split_received(received: Params) -> tuple[Params, Params]:
     """phi (and shared buffers) and beta."""
     shared = {name: p for name, p in received.items() if not name.startswith((PRIOR, MEAN))}
     return shared, take_prefix(received, PRIOR)
 
 
-def _points(samples: Params) -> list[Params]:
+def _last_sample(state: Client) -> Params:
+    """Where the client's chain stands."""
+    return {name: z[-1] for name, z in state.samples.items()}
+
+
+def _list_samples(samples: Params) -> list[Params]:
     """The samples one by one."""
     return [{name: z[m] for name, z in samples.items()} for m in range(len(next(iter(samples.values()))))]
 
 
-def _begun(points: list[Params], state: Client) -> Client:
+def _keep_samples(points: list[Params], state: Client) -> Client:
+    """The state of a client whose chain has begun."""
     return Client({name: torch.stack([p[name] for p in points]) for name in points[0]}, torch.ones_like(state.asked))

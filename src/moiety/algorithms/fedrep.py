@@ -28,7 +28,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moiety.algorithms.fedalt import fedalt
-from moiety.local.sgd import Sgd, sgd_work
+from moiety.local import Sgd, sgd_work
 from moiety.spec import recorded
 from moiety.types import Algorithm, Schedule, ServerOptimiser
 

@@ -26,12 +26,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moiety.clients.states import Personal
 from moiety.errors import must
-from moiety.local.sgd import Sgd, local_work, sgd, sgd_work, train
-from moiety.local.verbs import difference
-from moiety.server.averaging import assemble
-from moiety.server.mean import client_weights
+from moiety.local import Personal, Sgd, difference, sgd_work, train
+from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Work
 
@@ -59,7 +56,7 @@ def fedsim(
         stateful: False lets v_i start anew from its first value each time (appendix C.4).
     """
     shared_sgd = sgd_work("shared", shared)
-    personal_sgd = local_work("personal", personal, sgd)
+    personal_sgd = sgd_work("personal", personal, epochs=None, batch_size=None, without=())
     for name in ("epochs", "steps", "batch_size", "clip"):
         ours, theirs = getattr(personal_sgd, name), getattr(shared_sgd, name)
         must(ours in (None, theirs), f"personal.{name}", "left out, or as in shared", ours, "Both train at once.")

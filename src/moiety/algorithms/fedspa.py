@@ -35,13 +35,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from moiety.clients.masked import Masked, begin_masked, differ, mask_densities, masked_model, masked_work
 from moiety.errors import choice, number, whole
-from moiety.local.sgd import Sgd, sgd_work, train
-from moiety.local.verbs import apply_masks, difference, either, mean_loss
+from moiety.local import Sgd, apply_masks, difference, gradient_at, select, sgd_work, train
+from moiety.local.masked import Masked, begin_masked, mask_densities, masked_model, masked_work, masks_differ
 from moiety.random import uniform
-from moiety.server.averaging import assemble
-from moiety.server.mean import client_weights
+from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.split.masks import (
     DENSITIES,
@@ -55,7 +53,6 @@ from moiety.split.masks import (
 from moiety.transport.sparse import sparse_bytes
 from moiety.types import (
     Algorithm,
-    Batch,
     ClientUpdate,
     Params,
     Schedule,
@@ -121,21 +118,10 @@ def fedspa(
         """m_{k,t}: the client's; the first is the common one, or where masks differ drawn with the client's key."""
         if masks == "same":
             return state.mask
-        return either(state.asked, state.mask, draw_masks(key, w, volumes(w), "mask", mask_seed))
+        return select(state.asked, state.mask, draw_masks(key, w, volumes(w), "mask", mask_seed))
 
     def first_mask(key: Tensor, w: Params, state: Masked) -> Masked:
         return state if bool(state.asked) else state._replace(mask=own_mask(key, w, state))
-
-    def dense_gradient(work: Work, model: Params, names: dict[str, int]) -> Params:
-        """g(w_{k,t,N}): the gradient of one batch for every weight, active or not (Algorithm 2, line 5)."""
-        gradient = {name: torch.zeros_like(model[name]) for name in names}
-        for batch in work.batches("search"):
-
-            def objective(block: Params, batch: Batch = batch) -> tuple[Tensor, Params]:
-                return mean_loss(work.task.loss({**model, **block}, batch)[0], batch), {}
-
-            gradient = work.gradient(objective, {name: model[name] for name in names})[0]
-        return gradient
 
     def next_masks(work: Work, mask: Params, model: Params, counts: dict[str, int]) -> Params:
         """NEXT_MASKS of Algorithm 2 or of Algorithm 3."""
@@ -143,7 +129,9 @@ def fedspa(
             return {name: m.clone() for name, m in mask.items()}  # Algorithm 3, line 4: m_{k,t+1} = m_{k,t}
         rate = anneal_rate(prune_rate, work.elapsed)  # Algorithm 2, line 4
         if by_gradient:
-            score = {name: g.abs() for name, g in dense_gradient(work, model, counts).items()}  # line 5
+            # Line 5: g(w_{k,t,N}), the gradient of one batch for every weight, active or not
+            dense, _, _ = gradient_at(work, model, tuple(counts), work.batches("search"))
+            score = {name: g.abs() for name, g in dense.items()}
         else:
             shapes = {name: tuple(m.shape) for name, m in mask.items()}
             score = {name: uniform(work.key, shape, work.turn, "regrow", name) for name, shape in shapes.items()}
@@ -161,7 +149,7 @@ def fedspa(
         w_k, statistics = work.parts(model)
         change = difference(w_k, start)  # 17: -U_{k,t}
         new = next_masks(work, mask, model, volumes(w))  # 18
-        info = {"loss": loss, "new_mask": differ(state, mask, new)}
+        info = {"loss": loss, "new_mask": masks_differ(state, mask, new)}
         return ClientUpdate(change, weight(work), info), Masked(statistics, new, torch.ones_like(state.asked))  # 19
 
     def down(w: Params, state: Masked) -> tuple[int, int]:

@@ -32,13 +32,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moiety.clients.states import Personal
 from moiety.errors import must, whole
-from moiety.local.sgd import ALL, Sgd, sgd_work, train
-from moiety.local.solvers import Solver, draw_start, solver_work
-from moiety.local.verbs import difference
-from moiety.server.averaging import assemble
-from moiety.server.mean import client_weights
+from moiety.local import ALL, Personal, Sgd, Solver, difference, draw_start, sgd_work, solver_work, train
+from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Work
 

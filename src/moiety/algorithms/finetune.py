@@ -22,8 +22,7 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from moiety.clients.states import Personal
-from moiety.local.sgd import Sgd, sgd_work, train
+from moiety.local import Personal, Sgd, sgd_work, train
 from moiety.server.averaging import assemble
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, Work

@@ -35,10 +35,9 @@ import torch
 from torch import Tensor
 
 from moiety.errors import choice, must, whole
-from moiety.local.online import Online, online_work
-from moiety.local.verbs import gradient_at
+from moiety.local import Online, gradient_at, online_work, take_floats
+from moiety.server.averaging import client_weights
 from moiety.server.descent import assemble_descent
-from moiety.server.mean import client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, Batch, ClientUpdate, Delay, Params, Work
 
@@ -90,7 +89,7 @@ def glocal_sgd(
     weight = client_weights(weighting, server.rows)
 
     def init_client(shared: Params, personal: Params) -> Client:
-        floats = {n: p for n, p in personal.items() if p.is_floating_point()}
+        floats = take_floats(personal)
         past = {n: p.new_zeros((longest_round_trip, *p.shape)) for n, p in floats.items()} if longest_round_trip else {}
         return Client(personal, past, client.init(floats))
 

@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from moiety.local.online import Online, online_work
-from moiety.local.verbs import fold, gradient_at
+from moiety.local import Online, fold, gradient_at, online_work, take_floats
 from moiety.server.averaging import assemble
 from moiety.spec import recorded
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Work
@@ -42,7 +41,7 @@ def independent(*, personal: float | Online) -> Algorithm:
     descent = online_work("personal", personal, without=())
 
     def init_client(shared: Params, personal: Params) -> Client:
-        return Client(personal, descent.init({n: p for n, p in personal.items() if p.is_floating_point()}))
+        return Client(personal, descent.init(take_floats(personal)))
 
     def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
         def step(now: tuple[Params, Params], batch: Batch) -> tuple[tuple[Params, Params], Tensor]:

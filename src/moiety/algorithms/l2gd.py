@@ -36,13 +36,21 @@ from __future__ import annotations
 
 import math
 
-from moiety.clients.states import OwnModel, begin_own_model, keep_own_model, own_model
 from moiety.errors import choice, must, number, whole
-from moiety.local.sgd import ALL, WHOLE, Sgd, sgd_work, train
-from moiety.local.verbs import difference
+from moiety.local import (
+    ALL,
+    WHOLE,
+    OwnModel,
+    Sgd,
+    begin_own_model,
+    difference,
+    keep_own_model,
+    own_model,
+    sgd_work,
+    train,
+)
 from moiety.random import hashed
-from moiety.server.averaging import assemble
-from moiety.server.mean import client_weights
+from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Phase, Schedule, Work
 
@@ -78,7 +86,7 @@ def l2gd(
 
     def client_update(work: Work, mean: Params, state: OwnModel) -> tuple[ClientUpdate, OwnModel]:
         x_i, statistics = own_model(mean, state)
-        means, locals_ = tosses(probability, coins, work.turn)
+        means, locals_ = toss_coins(probability, coins, work.turn)
         # xi = 1: x_i <- (1 - alpha lambda / (n p)) x_i + alpha lambda / (n p) x_mean, ``means`` times
         left = (1 - lr * work.scale * pull / probability) ** means
         x = {n: mean[n] + left * (x_i[n] - mean[n]) for n in work.shared}
@@ -88,11 +96,8 @@ def l2gd(
         change = difference(work.parts(model)[0], mean)
         return ClientUpdate(change, weight(work), {"loss": loss}), keep_own_model(work, model, state)
 
-    def count_local_steps(turn: int) -> int:
-        return tosses(probability, coins, turn)[1]
-
     return assemble(
-        phases={"local": Phase(1, None, WHOLE, False, repeats=count_local_steps)},
+        phases={"local": Phase(1, None, WHOLE, False, repeats=lambda turn: toss_coins(probability, coins, turn)[1])},
         init_client=begin_own_model,  # x_1 = ... = x_n
         client_update=client_update,  # the mean of the uploads moves x_mean
         personal_model=own_model,
@@ -101,12 +106,12 @@ def l2gd(
     )
 
 
-def tosses(probability: float, coins: int, turn: int) -> tuple[int, int]:
+def toss_coins(probability: float, coins: int, turn: int) -> tuple[int, int]:
     """How many steps to the mean and how many local ones a round has: at least one each, the same for all clients.
 
     P(means = j) = (1 - p) p^(j - 1), P(local steps = k) = p (1 - p)^(k - 1), by inversion of a uniform number each.
 
-    >>> tosses(0.01, 0, 7) == tosses(0.01, 0, 7)
+    >>> toss_coins(0.01, 0, 7) == toss_coins(0.01, 0, 7)
     True
     """
     one, other = ((hashed("l2gd", coins, turn, kind) % 2**64 + 0.5) / 2**64 for kind in ("mean", "local"))

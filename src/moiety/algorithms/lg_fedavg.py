@@ -28,7 +28,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moiety.algorithms.fedsim import fedsim
-from moiety.local.sgd import Sgd, sgd_work
+from moiety.local import Sgd
 from moiety.spec import recorded
 from moiety.types import Algorithm, Schedule, ServerOptimiser
 
@@ -51,7 +51,6 @@ def lg_fedavg(
         server: the server's optimiser; plain averaging by default.
         schedule: of the learning rates across rounds; constant by default.
     """
-    base = sgd_work("shared", shared)
-    other = base if personal is None else personal
-    same = fedsim(shared=base, personal=other, weighting=weighting, server=server, schedule=schedule)
+    other = shared if personal is None else personal
+    same = fedsim(shared=shared, personal=other, weighting=weighting, server=server, schedule=schedule)
     return replace(same, default_split="representation")

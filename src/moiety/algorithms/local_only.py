@@ -12,11 +12,12 @@ Deviations: none. A round trains the clients of its cohort only, so that work ca
 
 from __future__ import annotations
 
-from moiety.clients.states import Personal
-from moiety.local.sgd import Sgd, sgd_work, train
-from moiety.server.averaging import assemble
+from dataclasses import replace
+
+from moiety.algorithms.finetune import finetune
+from moiety.local import Sgd
 from moiety.spec import recorded
-from moiety.types import Algorithm, ClientUpdate, Params, Schedule, Work
+from moiety.types import Algorithm, Schedule
 
 
 @recorded
@@ -27,18 +28,5 @@ def local_only(*, personal: float | Sgd, schedule: Schedule | None = None) -> Al
         personal: local work: the learning rate, or ``moiety.sgd(...)``.
         schedule: of the learning rate across rounds; constant by default.
     """
-    personal_sgd = sgd_work("personal", personal)
-
-    def client_update(work: Work, received: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
-        # w_i <- w_i - gamma grad F_i(w_i)
-        model = work.compose({}, state.personal)
-        model, loss = train(work, model, work.batches("local"), {work.personal: personal_sgd})
-        return ClientUpdate({}, work.examples, {"loss": loss}), Personal(work.parts(model)[1])
-
-    return assemble(
-        phases={"local": personal_sgd.phase},
-        client_update=client_update,
-        aggregator=None,
-        schedule=schedule,
-        default_split="everything",
-    )
+    # w_i <- w_i - gamma grad F_i(w_i)
+    return replace(finetune(personal=personal, schedule=schedule), default_split="everything")

@@ -37,12 +37,22 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from moiety.clients.states import OwnModel, begin_own_model, keep_own_model, own_model
 from moiety.errors import MoietyError, choice, message
-from moiety.local.sgd import Sgd, sgd_work, train
-from moiety.local.verbs import clip_gradients, difference, fold, gradient_at, mean_loss
-from moiety.server.averaging import assemble
-from moiety.server.mean import client_weights
+from moiety.local import (
+    OwnModel,
+    Sgd,
+    begin_own_model,
+    clip_gradients,
+    difference,
+    fold,
+    gradient_at,
+    keep_own_model,
+    mean_loss,
+    own_model,
+    sgd_work,
+    train,
+)
+from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Schedule, ServerOptimiser, Work
 
@@ -137,7 +147,7 @@ def hessian_product(work: Work, model: Params, vector: Params, batch: Batch) -> 
         with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
             _, backward = torch.func.vjp(torch.func.grad(loss), {n: model[n] for n in work.shared})  # type: ignore[misc]
             (product,) = backward(vector)  # symmetric: from the left is from the right
-    except RuntimeError as error:  # first derivatives were had before: what fails here is the second
+    except RuntimeError as error:  # first derivatives worked before, so it is the second that fails
         constraint = "one that can be differentiated twice for form='hessian_vector'"
         raise MoietyError(message("model", constraint, error, "Use form='first_order'.")) from error
     return product  # type: ignore[no-any-return]

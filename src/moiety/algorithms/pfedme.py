@@ -38,12 +38,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moiety.clients.states import OwnModel, begin_own_model, keep_own_model, own_model
 from moiety.errors import must
-from moiety.local.sgd import Sgd, sgd_work, train
-from moiety.local.verbs import difference, fold
-from moiety.server.averaging import assemble
-from moiety.server.mean import client_weights
+from moiety.local import OwnModel, Sgd, begin_own_model, difference, fold, keep_own_model, own_model, sgd_work, train
+from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Schedule, ServerOptimiser, Work
 
@@ -72,13 +69,13 @@ def pfedme(
     must(pull > 0, "personal.pull", "> 0", pull, "It holds theta to the shared model.")
     weight = client_weights(weighting, shared_sgd.rows)
 
-    def proximal(work: Work, theta: Params, w: Params, batch: Batch) -> tuple[Params, Tensor]:
+    def find_proximal(work: Work, theta: Params, w: Params, batch: Batch) -> tuple[Params, Tensor]:
         # Line 7: K steps on f_i(theta; D) + (lambda / 2) ||theta - w||^2, and the mean loss f_i on the way
         return train(work, theta, [batch] * K, {work.shared: personal_sgd}, centre=w)
 
     def client_update(work: Work, received: Params, state: OwnModel) -> tuple[ClientUpdate, OwnModel]:
         def step(now: tuple[Params, Params], batch: Batch) -> tuple[tuple[Params, Params], Tensor]:
-            theta, loss = proximal(work, *now, batch)
+            theta, loss = find_proximal(work, *now, batch)
             # Line 8: w_{i,r+1} = w_{i,r} - eta lambda (w_{i,r} - theta_i)
             w = {n: p - lr * work.scale * pull * (p - theta[n]) for n, p in now[1].items()}
             return (theta, w), loss
@@ -91,7 +88,7 @@ def pfedme(
     def adapt(work: Work, received: Params, state: OwnModel) -> OwnModel:
         theta = work.compose(*own_model(received, state))
         for batch in work.batches("local"):
-            theta, _ = proximal(work, theta, received, batch)
+            theta, _ = find_proximal(work, theta, received, batch)
         return keep_own_model(work, theta, state)
 
     return assemble(

@@ -39,10 +39,9 @@ import torch
 from torch import Tensor
 
 from moiety.errors import choice
-from moiety.local.sgd import ALL, WHOLE, Sgd, sgd_work, train
-from moiety.local.verbs import add_prefix, difference, take_prefix
+from moiety.local import ALL, WHOLE, Sgd, add_prefix, difference, sgd_work, take_floats, take_prefix, train
 from moiety.server import averaging
-from moiety.server.mean import client_weights
+from moiety.server.averaging import client_weights
 from moiety.server.optimisers import server_or_mean
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Objective, Params, Phase, Schedule, ServerOptimiser, Tree, Wire, Work
@@ -131,26 +130,22 @@ def scaffold(
         return Server(*model, {n: c + share * change[CONTROL + n] for n, c in now.control.items()})
 
     def init_server(shared: Params, statistics: Params, personal: Params) -> Server:
-        return Server(*averaging.init_server(optimiser, shared, statistics), zeros({**shared, **statistics}))
-
-    def adapt(work: Work, received: Params, state: Client) -> Client:
-        # Only running statistics can be a client's own; where there are none there is nothing to learn.
-        return client_update(work, received, state)[1] if state.personal else state
+        return Server(*averaging.init_server(optimiser, shared, statistics), zero_controls({**shared, **statistics}))
 
     def layout(shared: Params, personal: Params) -> tuple[Params, Params]:
-        both = {**shared, **add_prefix(zeros(shared), CONTROL)}
+        both = {**shared, **add_prefix(zero_controls(shared), CONTROL)}
         return both, both
 
     phase = whole if one_batch else shared_sgd.phase
     return averaging.assemble(
         phases={"local": phase} | ({"control": whole} if option == "I" else {}),
         init_server=init_server,
-        init_client=lambda shared, personal: Client(personal, zeros(shared)),
+        init_client=lambda shared, personal: Client(personal, zero_controls(shared)),
         broadcast=lambda now: {**averaging.broadcast(now.model), **add_prefix(now.control, CONTROL)},  # line 5
-        client_update=client_update,  # the mean of line 16 is as ever
+        client_update=client_update,  # line 16 is the usual mean
         server_update=server_update,
         personal_model=lambda received, state: (split_control(received)[0], state.personal),
-        adapt=adapt,
+        adapt=averaging.adapt_statistics(client_update),
         schedule=schedule,
         default_split="nothing",
         wire=Wire(layout, uncompressed=lambda name: name.startswith(CONTROL)),
@@ -169,9 +164,9 @@ def shift_gradients(work: Work, shift: Params) -> tuple[Work, Params]:
     return replace(work, gradient=gradient), sums
 
 
-def zeros(shared: Params) -> Params:
+def zero_controls(shared: Params) -> Params:
     """Controls as they are first; counters, which are whole numbers, have none."""
-    return {n: torch.zeros_like(p) for n, p in shared.items() if p.is_floating_point()}
+    return {n: torch.zeros_like(p) for n, p in take_floats(shared).items()}
 
 
 def split_control(received: Params) -> tuple[Params, Params]:

@@ -37,15 +37,13 @@ from dataclasses import replace
 
 import torch
 
-from moiety.clients.masked import Masked, begin_masked, differ, mask_densities, masked_model, masked_work
 from moiety.errors import number
-from moiety.local.sgd import Sgd, sgd_work, train
-from moiety.local.verbs import apply_masks, difference, either, mean_metric
-from moiety.server.averaging import assemble
-from moiety.server.mean import client_weights
+from moiety.local import Sgd, apply_masks, difference, mean_metric, select, sgd_work, train
+from moiety.local.masked import Masked, begin_masked, mask_densities, masked_model, masked_work, masks_differ
+from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.split.masks import check_density, hamming_distance, layer_counts, mask_smallest
-from moiety.transport.sparse import active, sparse_bytes
+from moiety.transport.sparse import count_active, sparse_bytes
 from moiety.types import (
     Algorithm,
     ClientUpdate,
@@ -119,11 +117,11 @@ def sub_fedavg(
         # Prune where accuracy and distance are at their thresholds; at the final density there is nothing to prune.
         metric = mean_metric(work, model, work.batches("check"))
         accurate = metric >= accuracy if work.task.metric.higher_is_better else metric <= accuracy
-        mask = either(accurate & (hamming_distance(after_first, after_last) >= distance), after_last, state.mask)
+        mask = select(accurate & (hamming_distance(after_first, after_last) >= distance), after_last, state.mask)
         theta_k, statistics = work.parts(model)
         change = apply_masks(difference(theta_k, start), mask)  # upload theta_k * m_k, and m_k
         masks = {MASK + name: m.byte() for name, m in mask.items()}
-        info = {"loss": loss, "new_mask": differ(state, mask, state.mask)}
+        info = {"loss": loss, "new_mask": masks_differ(state, mask, state.mask)}
         return ClientUpdate(change | masks, weight(work), info), Masked(statistics, mask, torch.ones_like(state.asked))
 
     def layout(shared: Params, personal: Params) -> tuple[Params, Params]:
@@ -132,12 +130,12 @@ def sub_fedavg(
 
     def down(received: Params, state: Masked) -> tuple[int, int]:
         # All have the whole model at first; later the client knows its mask, which it found itself.
-        return sparse_bytes(received, active(state.mask), known=True)
+        return sparse_bytes(received, count_active(state.mask), known=True)
 
     def up(update: ClientUpdate) -> tuple[int, int]:
         weights = {name: p for name, p in update.upload.items() if not name.startswith(MASK)}
         masks = {name: update.upload[MASK + name] for name in weights if MASK + name in update.upload}
-        return sparse_bytes(weights, active(masks), known=not update.info["new_mask"])
+        return sparse_bytes(weights, count_active(masks), known=not update.info["new_mask"])
 
     phases = {"first": replace(shared_sgd, epochs=1).phase}
     phases |= {"rest": replace(shared_sgd, epochs=epochs - 1).phase} if epochs > 1 else {}

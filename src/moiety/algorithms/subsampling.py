@@ -22,17 +22,14 @@ from __future__ import annotations
 
 import torch
 
-from moiety.clients.states import Personal
 from moiety.errors import kind
-from moiety.local.sgd import Sgd, sgd_work, train
-from moiety.local.verbs import difference
+from moiety.local import Personal, Sgd, difference, from_vector, sgd_work, take_floats, train
 from moiety.random import uniform
-from moiety.server.averaging import adapt_statistics, assemble
-from moiety.server.mean import client_weights
+from moiety.server.averaging import adapt_statistics, assemble, client_weights
 from moiety.spec import recorded
 from moiety.split.masks import check_density, mask_highest, round_share
-from moiety.transport.wire import payload_bytes, value_bytes
-from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Traffic, Tree, Wire, Work
+from moiety.transport.wire import message_bytes, payload_bytes, value_bytes
+from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Traffic, Wire, Work
 
 SEED, VALUES = "subsampling:seed", "subsampling:values"
 
@@ -66,13 +63,9 @@ def subsampling(
         """The change times a mask of this client and this round."""
         d, k = sent_count(change, density)
         mask = mask_highest(uniform(work.key, (d,), work.turn, "subsampling"), k)
-        sent, at = dict(change), 0
-        for name, p in change.items():
-            if p.is_floating_point():
-                own = mask[at : at + p.numel()].view(p.shape)
-                sent[name] = torch.where(own, p * (d / k) if rescale else p, 0)
-                at += p.numel()
-        return sent
+        floats = take_floats(change)
+        masks = from_vector(mask, {n: torch.empty_like(p, dtype=torch.bool) for n, p in floats.items()})
+        return change | {n: torch.where(masks[n], p * (d / k) if rescale else p, 0) for n, p in floats.items()}
 
     def client_update(work: Work, w: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
         model = work.compose(w, state.personal)
@@ -80,15 +73,12 @@ def subsampling(
         w_k, statistics = work.parts(model)
         return ClientUpdate(sample(work, difference(w_k, w)), weight(work), {"loss": loss}), Personal(statistics)
 
-    def down(received: Params, state: Tree) -> tuple[int, int]:
-        return value_bytes(received), payload_bytes(received)
-
     def up(update: ClientUpdate) -> tuple[int, int]:
         """The values, and the seed of eight bytes from which the server can draw the mask."""
-        floats = [p for p in update.upload.values() if p.is_floating_point()]
-        layout = {name: p for name, p in update.upload.items() if not p.is_floating_point()}
+        floats = take_floats(update.upload)
+        layout = {name: p for name, p in update.upload.items() if name not in floats}
         if floats:
-            wide = max(floats, key=torch.Tensor.element_size)
+            wide = max(floats.values(), key=torch.Tensor.element_size)
             layout[VALUES] = wide.new_empty(sent_count(update.upload, density)[1], device="meta")
         return value_bytes(layout), payload_bytes(layout | {SEED: torch.zeros(1, dtype=torch.int64)})
 
@@ -99,7 +89,7 @@ def subsampling(
         server=server,
         schedule=schedule,
         default_split="nothing",
-        wire=Wire(traffic=Traffic(down, up)),
+        wire=Wire(traffic=Traffic(lambda received, state: message_bytes(received), up)),
     )
 
 
@@ -109,5 +99,5 @@ def sent_count(change: Params, density: float) -> tuple[int, int]:
     >>> sent_count({"a": torch.zeros(3, 3), "b": torch.zeros(4)}, 0.5)
     (13, 7)
     """
-    d = sum(p.numel() for p in change.values() if p.is_floating_point())
+    d = sum(p.numel() for p in take_floats(change).values())
     return d, round_share(d, density)

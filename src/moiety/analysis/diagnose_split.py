@@ -24,7 +24,7 @@ from moiety.errors import kind, must, proper_fraction, whole
 from moiety.local.sgd import WHOLE, check_rate
 from moiety.local.solvers import Solver, draw_start, lbfgs, solver_work
 from moiety.local.verbs import mean_loss
-from moiety.loop.evaluate import score_clients, scoring
+from moiety.loop.evaluate import score_clients, score_function
 from moiety.run.build import make_problem
 from moiety.run.settings import Options, Settings, complete_options
 from moiety.split import Split
@@ -290,7 +290,7 @@ def _diagnose(name: str, problem: Problem, algorithm: Algorithm, method: Method)
     """The row of one split: at theta as it is in the model, then along FFGG."""
     functions = {
         "measure": ClientFunction(make_measure(method.solver, method.random_start), ("personal", "whole")),
-        "score": ClientFunction(scoring(algorithm), ("score",)),
+        "score": score_function(algorithm),
     }
     engine = make_engine("sequential", problem, functions, None)
     phases = {"personal": method.solver.phase, "whole": Phase(1, None, WHOLE, False)}

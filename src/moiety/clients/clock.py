@@ -8,24 +8,24 @@ Time is virtual: nothing waits, and a run with a clock can be repeated to the la
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from moiety.clients.speed import (
     Names,
     Times,
-    check_length,
+    as_times,
+    build_times,
+    check_count,
     client_value,
     constant,
     exponential,
     pareto,
-    times,
-    times_from,
     trace,
 )
 from moiety.errors import choice, kind, must, whole
 from moiety.spec import Spec, build, recorded
+from moiety.types import Recorded
 
 __all__ = ["asynchronous", "constant", "delayed", "exponential", "pareto", "synchronous", "trace"]
 
@@ -53,30 +53,27 @@ class Travel:
 
 
 @dataclass(frozen=True)
-class Asynchronous:
+class Asynchronous(Recorded):
     """See ``asynchronous``."""
 
     active: int
     travel: Travel
-    spec: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Synchronous:
+class Synchronous(Recorded):
     """See ``synchronous``."""
 
     travel: Travel
-    spec: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Delayed:
+class Delayed(Recorded):
     """See ``delayed``."""
 
     down: int | tuple[int, ...]
     up: int | tuple[int, ...]
     at: str
-    spec: dict[str, Any] = field(default_factory=dict)
 
     def of(self, client: int) -> tuple[int, int]:
         """The rounds that a client's broadcasts and its uploads are under way."""
@@ -138,7 +135,8 @@ def delayed(*, down: int | list[int] = 0, up: int | list[int] = 0, at: str = "di
     With ``at="arrival"`` the upload is not computed when the client works but when it arrives, as by a server that was
     sent the client's batch and state. Client i works in round t as above, for its new state alone. In round s =
     t + up_i ``client_update`` is called once more, with version s, the state that the client had before its work in
-    round t, and the batches and the chance of round t. That upload is aggregated and that state is let go.
+    round t, and the batches and the draws of round t. That upload is aggregated; the state that comes with it is
+    dropped.
 
     Args:
         down: rounds that a broadcast takes, for all clients or a list with a number for each.
@@ -163,7 +161,7 @@ def clock_from(spec: Spec | str) -> Clock:
     >>> clock.active, clock.travel.compute.seconds, clock.travel.up.seconds
     (4, 2.0, 0.0)
     """
-    inner = {what: partial(times_from, what) for what in ("compute", "up", "down")}
+    inner = {what: partial(build_times, what) for what in ("compute", "up", "down")}
     clock: Clock = build("clock", CLOCKS, spec, inner)
     return clock
 
@@ -173,8 +171,8 @@ def check_clock(clock: object, names: Names) -> None:
     hint = "For instance moiety.clock.asynchronous(active=4)."
     kind("clock", clock, (Asynchronous, Synchronous, Delayed), "what moiety.clock makes", hint)
     if isinstance(clock, Delayed):
-        check_length("clock.down", clock.down, len(names))
-        check_length("clock.up", clock.up, len(names))
+        check_count("clock.down", clock.down, len(names))
+        check_count("clock.up", clock.up, len(names))
         return
     assert isinstance(clock, Asynchronous | Synchronous)
     clock.travel.check(names)
@@ -182,15 +180,15 @@ def check_clock(clock: object, names: Names) -> None:
         must(clock.active <= len(names), "clock.active", f"<= {len(names)}, the number of clients", clock.active)
 
 
-def traces(clock: Clock) -> list[str]:
-    """What tells the files that the clock's times were read from."""
+def trace_digests(clock: Clock) -> list[str]:
+    """Digests of the files that the clock's times were read from."""
     if isinstance(clock, Delayed):
         return []
     return [part.digest for part in clock.travel.parts().values() if part.digest]
 
 
 def _travel(compute: Times | float, up: Times | float, down: Times | float) -> Travel:
-    return Travel(times("clock.compute", compute), times("clock.up", up), times("clock.down", down))
+    return Travel(as_times("clock.compute", compute), as_times("clock.up", up), as_times("clock.down", down))
 
 
 def _rounds(name: str, rounds: int | list[int]) -> int | tuple[int, ...]:

@@ -15,7 +15,7 @@ def uniform_cohort(clients: int, cohort: int, *, seed: int, round: int) -> np.nd
 
 
 def bernoulli_cohort(clients: int, expected: int, *, seed: int, round: int) -> np.ndarray:
-    """Each client by itself with probability ``expected / clients``, in ascending order; there may be none.
+    """Draw each client independently, with probability ``expected / clients``. Ascending; there may be none.
 
     The number of them is binomial, and given the number any set of that size is as likely: work is O(cohort).
     """

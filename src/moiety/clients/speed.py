@@ -10,7 +10,7 @@ import csv
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ import numpy as np
 from moiety.errors import MoietyError, kind, message, must, near, number
 from moiety.random import generator
 from moiety.spec import build, recorded
+from moiety.types import Recorded
 
 Value = TypeVar("Value", int, float)
 Names = Sequence[str] | np.ndarray
@@ -28,7 +29,7 @@ Draw = Callable[[np.random.Generator, float, int], float]
 
 
 @dataclass(frozen=True)
-class Times:
+class Times(Recorded):
     """Seconds that one thing takes; made by one of the builders of ``TIMES``.
 
     ``seconds`` is one number for all clients, or one for each. With ``spread`` a client's number is multiplied by
@@ -41,8 +42,7 @@ class Times:
     spread: float = 0.0
     traced: Mapping[str, tuple[float, ...]] | None = None
     digest: str = ""
-    """What tells the file that the times were read from."""
-    spec: dict[str, Any] = field(default_factory=dict)
+    """Of the file that the times were read from; empty where there is none."""
 
     def of(self, seed: int, what: str, client: int, name: str, turn: int) -> float:
         """The seconds of one turn of a client, counted from 0."""
@@ -60,7 +60,7 @@ class Times:
             missing = [str(name) for name in names if str(name) not in self.traced]
             hint = near(missing[0], self.traced) if missing else ""
             must(not missing, f"clock.{what}", "a trace with a line for every client", f"none for {missing[:1]}", hint)
-        check_length(f"clock.{what}", self.seconds, len(names))
+        check_count(f"clock.{what}", self.seconds, len(names))
 
 
 def client_value(value: Value | tuple[Value, ...], client: int) -> Value:
@@ -68,7 +68,7 @@ def client_value(value: Value | tuple[Value, ...], client: int) -> Value:
     return value[client] if isinstance(value, tuple) else value
 
 
-def check_length(name: str, value: object, clients: int) -> None:
+def check_count(name: str, value: object, clients: int) -> None:
     """Raise where there is a value for each client, but not as many as clients."""
     count = len(value) if isinstance(value, tuple) else clients
     must(count == clients, name, f"one number, or one for each of {clients} clients", count)
@@ -171,8 +171,8 @@ TIMES: dict[str, Callable[..., Times]] = {
 }
 
 
-def times(name: str, value: Times | float) -> Times:
-    """The value as times; a mere number is a constant."""
+def as_times(name: str, value: Times | float) -> Times:
+    """The value as times; a number stands for ``constant(number)``."""
     if isinstance(value, Times):
         return value
     hint = "For instance moiety.clock.exponential(1.0)."
@@ -180,6 +180,6 @@ def times(name: str, value: Times | float) -> Times:
     return constant(float(value))
 
 
-def times_from(name: str, spec: Any) -> Any:
+def build_times(name: str, spec: Any) -> Any:
     """The times that a nested table of a configuration describes; numbers and lists of them stay as they are."""
     return build(f"clock.{name}", TIMES, spec) if isinstance(spec, dict | str) else spec

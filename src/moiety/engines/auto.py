@@ -8,7 +8,7 @@ from functools import partial
 
 from moiety.engines.base import Engine, Functions, RoundInfo
 from moiety.engines.problem import Problem
-from moiety.engines.processes import SPIN_SECONDS, Processes, cores
+from moiety.engines.processes import SPIN_SECONDS, Processes, count_cores
 from moiety.engines.ray import Ray
 from moiety.engines.rows import Job
 from moiety.engines.sequential import Sequential
@@ -64,7 +64,7 @@ def pick_fastest(
         return time.perf_counter() - began
 
     def measure(engine: Engine) -> float:
-        # Workers of the engine before stay awake for a moment, on the very cores that are to be measured.
+        # Workers of the last engine stay awake for a moment, on the cores that are now to be measured.
         time.sleep(SPIN_SECONDS)
         first = time_one(engine, sample)
         # The first call pays for set-up and for waking, so it is repeated where that takes little time.
@@ -73,7 +73,7 @@ def pick_fastest(
     reference = Sequential(problem, functions)
     time_one(reference, jobs[:1])  # the first call pays for lazy set-up
     per_client = max(time_one(reference, jobs[:1]), 1e-6)
-    count = workers or cores()
+    count = workers or count_cores()
     # Enough clients that every worker has some, and else as many as take a moment.
     sample = jobs[: max(2 * count, int(seconds / 4 / per_client))]
     names = [n for n in ENGINES if n.startswith(name) or (name == "auto" and n != "ray")]

@@ -61,7 +61,7 @@ class Processes(Engine):
         super().__init__(problem, functions)
         self.inner = inner
         self.name = f"processes:{inner.name}"
-        self.count = workers or cores()
+        self.count = workers or count_cores()
         self.workers: list[_Worker] = []
         self.received: Arena
         self.states: Arena
@@ -99,12 +99,12 @@ class Processes(Engine):
         self.received = Arena(received, 1)
         # The first call may be for a few clients only, as when engines are tried out; later ones are for more.
         cohort = max(cohort, 256)
-        self.states = Arena(job.state, slots_for(job.state, cohort))
+        self.states = Arena(job.state, count_slots(job.state, cohort))
         quiet = Sequential(replace(self.problem, quiet=True, warned=set()), self.functions)
         for name, function in self.functions.items():
             rows = {phase: Rows(np.array([start, start]), np.array([2])) for phase in function.phases}
             (result,) = quiet.map(name, [Job(job.client, rows, 2, job.state)], received, RoundInfo())
-            self.results[name] = Arena(result, slots_for(result, cohort))
+            self.results[name] = Arena(result, count_slots(result, cohort))
         self.workers = [self._fork() for _ in range(self.count)]
 
     def _fork(self) -> _Worker:
@@ -118,7 +118,7 @@ class Processes(Engine):
     def _serve(self, function: str, jobs: Sequence[Job], info: RoundInfo) -> list[Tree]:
         for slot, job in enumerate(jobs):
             self.states.write(slot, job.state)
-        shares = [share for share in deal(jobs, len(self.workers)) if share]
+        shares = [share for share in deal_jobs(jobs, len(self.workers)) if share]
         orders = [(function, [(slot, jobs[slot]._replace(state=None)) for slot in share], info) for share in shares]
         waiting: dict[int, int] = {}  # worker -> times its share was sent
         for w, order in enumerate(orders):
@@ -202,19 +202,19 @@ def keep_freed_memory() -> None:
             mallopt(parameter, value)
 
 
-def cores() -> int:
+def count_cores() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def slots_for(example: Tree, wanted: int) -> int:
+def count_slots(example: Tree, wanted: int) -> int:
     """How many trees like ``example`` fit the arena, at most ``wanted``."""
     size = sum(x.numel() * x.element_size() for x in tree.leaves(example).values()) or 1
     return max(1, min(wanted, ARENA_BYTES // size))
 
 
-def deal(jobs: Sequence[Job], shares: int) -> list[list[int]]:
-    """The jobs in ``shares`` parts of about equal work, longest first to whoever has least."""
+def deal_jobs(jobs: Sequence[Job], shares: int) -> list[list[int]]:
+    """Deal the jobs into ``shares`` parts of about equal work: the longest first, each to the part that has least."""
     sizes = [sum(len(rows.order) for rows in job.rows.values()) for job in jobs]
     dealt: list[list[int]] = [[] for _ in range(shares)]
     load = [0] * shares

@@ -27,7 +27,7 @@ from torch import Tensor
 from moiety import tree
 from moiety.engines.base import Engine, Functions, RoundInfo
 from moiety.engines.problem import Problem
-from moiety.engines.processes import cores, slots_for
+from moiety.engines.processes import count_cores, count_slots
 from moiety.engines.rows import Job, Rows
 from moiety.engines.sequential import Sequential
 from moiety.errors import MoietyError, message, must
@@ -58,14 +58,14 @@ class Ray(Engine):
         try:
             available = max(1, int(self.ray.cluster_resources().get("CPU", 1)))
             self.count = workers or available
-            # An actor that the cluster has no core for would be waited for without end.
+            # Ray would wait forever for an actor that the cluster has no core for.
             must(self.count <= available, "workers", f"at most {available}, the cores of the Ray cluster", workers)
             # Each actor gets the data of its own clients later.
             self.common = self._put((replace(problem, data=cast(Any, None), columns={}), dict(functions)))
         except BaseException:
             self.close()
             raise
-        self.shift = shifts(problem.data.bounds, self.count)
+        self.shift = row_shifts(problem.data.bounds, self.count)
 
     def map(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> list[Tree]:
         """Run the function for each job on the actor that owns its client."""
@@ -74,7 +74,7 @@ class Ray(Engine):
         if not self.actors:
             self.held = [{} for _ in range(self.count)]
             self.actors = [self._actor(w, cpus=1) for w in range(self.count)]
-        limit = slots_for(jobs[0].state, len(self.problem.data))
+        limit = count_slots(jobs[0].state, len(self.problem.data))
         call = (function, self.ray.put(pack(received)), limit, info)
         shares: dict[int, list[int]] = {}
         for slot, job in enumerate(jobs):
@@ -193,7 +193,7 @@ def connect(address: str | None, workers: int | None) -> tuple[Any, bool]:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address in (None, "", "local"):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anyone that was not asked for
-        _start(ray, address="local", num_cpus=workers or cores(), include_dashboard=False, **quiet)
+        _start(ray, address="local", num_cpus=workers or count_cores(), include_dashboard=False, **quiet)
         return ray, True
     host, _, port = str(address).removeprefix("ray://").rpartition(":")
     try:
@@ -228,10 +228,12 @@ def _start(ray: Any, **options: Any) -> None:
                 raise MoietyError(text) from error
 
 
-def shifts(bounds: np.ndarray, actors: int) -> np.ndarray:
-    """For each client, its rows' numbers less those they have at its actor, where client lies close upon client.
+def row_shifts(bounds: np.ndarray, actors: int) -> np.ndarray:
+    """For each client, what to subtract from the numbers of its rows to get their numbers at its actor.
 
-    >>> shifts(np.array([[0, 2, 2, 3], [3, 5, 5, 5], [5, 7, 8, 9]]), 2).tolist()
+    An actor holds the rows of its clients one client after the other.
+
+    >>> row_shifts(np.array([[0, 2, 2, 3], [3, 5, 5, 5], [5, 7, 8, 9]]), 2).tolist()
     [0, 3, 2]
     """
     shift = np.empty(len(bounds), dtype=np.int64)

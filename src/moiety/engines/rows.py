@@ -72,7 +72,7 @@ def phase_rows(phase: Phase, start: int, stop: int, *words: str | int, seed: int
     """
     if phase.walk:
         *purpose, t, client = words
-        return _walked(phase, start, stop - start, (*purpose, client), seed, int(t))
+        return _continue_walk(phase, start, stop - start, (*purpose, client), seed, int(t))
     n = stop - start
     rows = (phase.steps or 0) * phase.batch_size + (phase.epochs or 0) * n
     sizes, order, epochs = _known_walk(phase, n) if rows <= KNOWN_ROWS else _walk(phase, n)
@@ -98,12 +98,12 @@ def _walk(phase: Phase, n: int) -> tuple[np.ndarray, np.ndarray, int]:
     return sizes, order, epochs
 
 
-def lone_rows(phase: Phase, rows: np.ndarray) -> np.ndarray:
-    """Whether some round has a batch of one row, for clients with so many rows, at least one.
+def has_lone_batch(phase: Phase, rows: np.ndarray) -> np.ndarray:
+    """Whether some round has a batch of one row, for clients that have these numbers of rows (at least one).
 
-    >>> lone_rows(Phase(epochs=1, steps=None, batch_size=4, shuffle=True), np.array([1, 2, 4, 5, 6, 9])).tolist()
+    >>> has_lone_batch(Phase(epochs=1, steps=None, batch_size=4, shuffle=True), np.array([1, 2, 4, 5, 6, 9])).tolist()
     [True, False, False, True, False, True]
-    >>> lone_rows(Phase(epochs=None, steps=2, batch_size=4, shuffle=True), np.array([5, 9])).tolist()
+    >>> has_lone_batch(Phase(epochs=None, steps=2, batch_size=4, shuffle=True), np.array([5, 9])).tolist()
     [True, False]
     """
     width = np.minimum(phase.batch_size, rows)
@@ -116,7 +116,7 @@ def lone_rows(phase: Phase, rows: np.ndarray) -> np.ndarray:
 _known_walk = lru_cache(maxsize=1024)(_walk)
 
 
-def _walked(phase: Phase, start: int, n: int, words: tuple[str | int, ...], seed: int, t: int) -> Rows:
+def _continue_walk(phase: Phase, start: int, n: int, words: tuple[str | int, ...], seed: int, t: int) -> Rows:
     """The steps of round ``t`` of a walk. Step k of them all is batch k mod m of epoch k div m, of m batches each."""
     width, steps = min(phase.batch_size, n), phase.steps or 0
     per_epoch = -(-n // width)

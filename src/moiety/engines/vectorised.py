@@ -7,6 +7,7 @@ where the time goes into calls and not into arithmetic.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,8 +19,6 @@ from moiety.engines.problem import Problem
 from moiety.engines.rows import Job, own_rows, pad_rows
 from moiety.engines.work import Batches, job_numbers, make_work
 from moiety.errors import MoietyError, must
-from moiety.random import torch_seed
-from moiety.task import backprop_bytes
 from moiety.task.block import block_gradient
 from moiety.transport import value_bytes
 from moiety.types import Batch, Params, Tree
@@ -35,7 +34,9 @@ PADDING_BYTES = 1 << 18
 """Padding is free up to this much of activations in a step: the time goes into calls then, and a block saves them."""
 
 
-def blocks(jobs: Sequence[Job], *, most: int, room: Callable[[int], int], free: float = 0) -> Iterator[list[int]]:
+def split_into_blocks(
+    jobs: Sequence[Job], *, most: int, room: Callable[[int], int], free: float = 0
+) -> Iterator[list[int]]:
     """The jobs in blocks of neighbours in length, so that padding stays below ``PADDING`` of the work.
 
     A block has at most ``most`` clients, and at most ``room(width)`` where its batches are ``width`` rows wide. Padding
@@ -68,7 +69,6 @@ class Vectorised(Engine):
     def __init__(self, problem: Problem, functions: Functions, block: int = 256) -> None:
         super().__init__(problem, functions)
         self.block = block
-        self._sizes: tuple[int, int] | None = None
 
     def map(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> list[Tree]:
         """Run the function for blocks of clients of similar length."""
@@ -77,9 +77,9 @@ class Vectorised(Engine):
         must(not task.mixes_examples, "engine", "able to pad batches for this model", padding, INSTEAD)
         must(not task.unvectorised, "engine", "able to vectorise this loss and metric", task.unvectorised, INSTEAD)
         results: list[Tree] = [None] * len(jobs)
-        model_bytes, row_bytes = self._measure()
-        # A client takes the model, its gradient, the momentum, and one more for what is being computed.
-        split = blocks(
+        model_bytes, row_bytes = self._sizes
+        # A client takes four models: its own, the gradient, the momentum, and one for intermediate results.
+        split = split_into_blocks(
             jobs,
             most=self.block,
             room=lambda width: BLOCK_BYTES // (4 * model_bytes + width * row_bytes),
@@ -91,16 +91,10 @@ class Vectorised(Engine):
                 results[i] = result
         return results
 
-    def _measure(self) -> tuple[int, int]:
+    @cached_property
+    def _sizes(self) -> tuple[int, int]:
         """The bytes of a model, and of the activations of one row."""
-        if self._sizes is None:
-            problem = self.problem
-            # A model may edit its input.
-            row = {name: column[:1].clone() for name, column in problem.columns.items()}
-            names = (*problem.split.trained_shared, *problem.split.trained_personal)
-            with torch_seed(problem.seed, "memory"):
-                self._sizes = value_bytes(problem.task.init), backprop_bytes(problem.task, row, names)
-        return self._sizes
+        return value_bytes(self.problem.task.init), self.problem.backprop_bytes([0])
 
     def _gather(self, index: Tensor) -> Batch | None:
         """The rows of all batches, where they are not too many: under vmap a gather is several times slower."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from moiety.experiments.records import Cells, Outcome, Page, Results, Watch, watch_nothing
-from moiety.experiments.runner import Request, run
+from moiety.experiments.runner import run
 
 P = TypeVar("P")
 
@@ -73,5 +73,7 @@ class Experiment(Generic[P]):
             resume: continue what has begun in ``out``; options may then be left out.
             watch: called before each run; gives what is called after every round.
         """
-        request = Request(scale, rounds, seed, seeds, dict(changes or {}), engine, device, resume)
-        return run(self, request, None if out is None else Path(out), watch)
+        asked: dict[str, Any] = {"scale": scale, "rounds": rounds, "seed": seed, "seeds": seeds}
+        asked |= {"changes": dict(changes or {}), "device": device}
+        folder = None if out is None else Path(out)
+        return run(self, asked, folder, engine=engine, resume=resume, watch=watch)

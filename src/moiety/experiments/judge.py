@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from moiety.analysis.intervals import FAILS, HOLDS, UNDECIDED, Interval, claim, interval, table_row
+from moiety.analysis.intervals import FAILS, HOLDS, UNDECIDED, Interval, claim, interval
 
 Row = dict[str, Any]
 
 
-def span(of: Interval) -> list[float] | None:
+def interval_ends(of: Interval) -> list[float] | None:
     """The ends of an interval; None where there is one seed."""
     return None if of.low is None or of.high is None else [of.low, of.high]
 
@@ -23,7 +23,7 @@ def score_row(row: str, values: Sequence[float], *, paper: float | None = None, 
     """
     each = [scale * value for value in values]
     ours = interval(each)
-    return {"row": row, "paper": paper, "ours": ours.mean, "interval": span(ours), "each": each}
+    return {"row": row, "paper": paper, "ours": ours.mean, "interval": interval_ends(ours), "each": each}
 
 
 def claim_row(
@@ -71,6 +71,3 @@ def show_interval(row: Mapping[str, Any], *, digits: int = 2, sign: str = "") ->
     ends = row["interval"]
     shown = "" if ends is None else f" [{ends[0]:{sign}.{digits}f}, {ends[1]:{sign}.{digits}f}]"
     return f"{row['ours']:{sign}.{digits}f}{shown}"
-
-
-__all__ = ["claim", "claim_row", "compare", "count_verdicts", "interval", "score_row", "show_interval", "table_row"]

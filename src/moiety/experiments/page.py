@@ -32,8 +32,8 @@ def write_page(experiment: Experiment[Any], options: Row, page: Page, results: R
         from moiety.files import write_file
 
         parts += _draw(page, out)
-        content = {**head, **page.more, "rows": page.rows}
-        write_file(out / "table.json", (json.dumps(_finite(content), indent=1, allow_nan=False) + "\n").encode())
+        content = _replace_not_finite({**head, **page.more, "rows": page.rows})
+        write_file(out / "table.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
         write_file(out / "table.md", ("\n\n".join(parts) + "\n").encode())
     sentence = CI_NOTICE if head["scale"] == "ci" else page.sentence
     return Outcome("\n\n".join(parts), sentence, results)
@@ -100,10 +100,10 @@ def _draw(page: Page, out: Path) -> Iterator[str]:
         yield f"![{title}]({file})"
 
 
-def _finite(value: Any) -> Any:
+def _replace_not_finite(value: Any) -> Any:
     """The value with null for numbers that are not finite, which JSON does not have."""
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _replace_not_finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_replace_not_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -24,8 +24,8 @@ def plain_fields(plan: Any) -> dict[str, Any]:
     return named
 
 
-def change(plan: Any, name: str, value: Any) -> Any:
-    """The plan with another value of a field, wherever it or a dataclass that it holds has one of that name."""
+def change_plan(plan: Any, name: str, value: Any) -> Any:
+    """Set a field of the plan, in the plan itself and in every dataclass that it holds."""
     known = plain_fields(plan)
     must(name in known, "--set", "a field of the plan", name, near(name, known))
     if name in ("rounds", "seeds"):

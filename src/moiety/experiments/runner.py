@@ -6,13 +6,13 @@ import contextlib
 import json
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moiety.errors import MoietyError, choice, message, must, whole
 from moiety.experiments.page import write_page
-from moiety.experiments.plans import SCALES, change, plain_fields
+from moiety.experiments.plans import SCALES, change_plan, plain_fields
 from moiety.experiments.records import Cell, Key, Outcome, Row, Watch
 
 if TYPE_CHECKING:
@@ -25,68 +25,47 @@ AGAIN = ("model", "data", "split", "algorithm", "loss", "metric", "settings")
 """The arguments of ``moiety.fit`` that a run needs again when it is continued."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """What an experiment was asked for. None is what was left out."""
+def run(
+    experiment: Experiment[Any], asked: Row, out: Path | None, *, engine: str | None, resume: bool, watch: Watch
+) -> Outcome:
+    """Run what has not ended yet, and write the page.
 
-    scale: str | None = None
-    rounds: int | None = None
-    seed: int | None = None
-    seeds: int | None = None
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    engine: str | None = None
-    device: str | None = None
-    resume: bool = False
-
-    def lasting(self) -> Row:
-        """The options that must stay the same when the experiment is resumed."""
-        return {key: value for key, value in asdict(self).items() if key not in ("engine", "resume")}
-
-
-def run(experiment: Experiment[Any], request: Request, out: Path | None, watch: Watch) -> Outcome:
-    """Run what has not ended yet, and write the page."""
+    ``asked`` holds the options that must stay the same when the experiment is resumed; None is what was left out.
+    """
     from moiety.engines.auto import check_engine
 
-    _check_options(experiment, request)
-    settled = _settle(experiment, request, out)
-    check_engine(request.engine or experiment.engine)
+    _check_options(experiment, {**asked, "engine": engine})
+    settled = _settle(experiment, asked, out, resume)
+    choice("scale", settled["scale"], SCALES)
+    check_engine(engine or experiment.engine)
     plan, seeds = _plan(experiment, settled)
     cells = experiment.cells(plan, seeds)
     cell = next(cells)  # before anything is written: the data may not be at hand
-    _write_request(out, experiment, settled)
-    runner = Runner(experiment, plan, out, request.engine, settled["device"], watch)
+    if out is not None:  # also where nothing is new: the file's time says when the experiment was continued
+        write_json(out / RECIPE, {"recipe": experiment.name, **settled}, indent=1)
+    runner = Runner(experiment, plan, out, engine, settled["device"], watch)
     with contextlib.suppress(StopIteration):
         while True:
             cell = cells.send(runner.run(cell))
     page = experiment.page(plan, seeds, runner.results)
-    return write_page(experiment, {**settled, "engine": request.engine}, page, runner.results, out)
+    return write_page(experiment, {**settled, "engine": engine}, page, runner.results, out)
 
 
-def is_experiment(folder: Path) -> bool:
-    """Whether an experiment has begun in this folder."""
-    return (folder / RECIPE).is_file()
-
-
-def _check_options(experiment: Experiment[Any], request: Request) -> None:
+def _check_options(experiment: Experiment[Any], options: Row) -> None:
     for name, reason in experiment.refused.items():
-        value = getattr(request, name, None) or request.changes.get(name)
+        value = options.get(name) or options["changes"].get(name)
         must(value is None, name, f"left out for {experiment.name}", value, reason)
-    for name in ("rounds", "seeds"):
-        if getattr(request, name) is not None:
-            whole(name, getattr(request, name), 1)
-    if request.seed is not None:
-        whole("seed", request.seed, 0)
+    for name, least in {"rounds": 1, "seeds": 1, "seed": 0}.items():
+        if options[name] is not None:
+            whole(name, options[name], least)
 
 
-def _settle(experiment: Experiment[Any], request: Request, out: Path | None) -> Row:
+def _settle(experiment: Experiment[Any], asked: Row, out: Path | None, resume: bool) -> Row:
     """The options as given, else as the experiment began, else as they are by default."""
     file = None if out is None else out / RECIPE
-    asked = request.lasting()
     if file is None or not file.is_file():
-        settled = {**asked, "scale": asked["scale"] or "laptop", "seed": asked["seed"] or 0}
-        choice("scale", settled["scale"], SCALES)
-        return settled
-    must(request.resume, "out", "a folder that holds no run yet", out, "Resume it, or choose another folder.")
+        return {**asked, "scale": asked["scale"] or "laptop", "seed": asked["seed"] or 0}
+    must(resume, "out", "a folder that holds no run yet", out, "Resume it, or choose another folder.")
     began = read_json(file, ("recipe", *asked), "Begin in another folder.")
     must(began["recipe"] == experiment.name, "out", f"a folder of {experiment.name}", f"one of {began['recipe']}")
     settled = {key: began[key] if value in (None, {}) else value for key, value in asked.items()}
@@ -94,7 +73,6 @@ def _settle(experiment: Experiment[Any], request: Request, out: Path | None) -> 
         more = experiment.extensible and key == "rounds" and (began[key] or 0) < (value or 0)
         hint = "Leave it out, or begin in another folder."
         must(more or value == began[key], key, f"{began[key]}, as the recipe began", value, hint)
-    choice("scale", settled["scale"], SCALES)
     return settled
 
 
@@ -103,17 +81,11 @@ def _plan(experiment: Experiment[Any], settled: Row) -> tuple[Any, range]:
     scale = settled["scale"]
     plan = experiment.plan("laptop" if scale == "night" and not experiment.night else scale)
     for name, value in settled["changes"].items():
-        plan = change(plan, name, value)
+        plan = change_plan(plan, name, value)
     for name in ("rounds", "seeds"):
         if settled[name] is not None:
-            plan = change(plan, name, settled[name])
+            plan = change_plan(plan, name, settled[name])
     return plan, range(settled["seed"], settled["seed"] + plain_fields(plan).get("seeds", 1))
-
-
-def _write_request(out: Path | None, experiment: Experiment[Any], settled: Row) -> None:
-    """Keep what was asked for. Where nothing is new, the file's time still says when the experiment was continued."""
-    if out is not None:
-        write_json(out / RECIPE, {"recipe": experiment.name, **settled}, indent=1)
 
 
 def read_json(file: Path, keys: Iterable[str], hint: str) -> Row:

@@ -1,1 +1,58 @@
-"""The verbs and values of local work: what a client does in its turn."""
+"""The verbs and values of local work: what a client does in its turn, and the states that it keeps."""
+
+from moiety.local.online import Online, online_work, project_to_ball
+from moiety.local.sgd import ALL, WHOLE, Sgd, check_rate, sgd_work, train
+from moiety.local.solvers import Solver, draw_start, solver_work
+from moiety.local.states import OwnModel, Personal, begin_own_model, keep_own_model, own_model
+from moiety.local.verbs import (
+    add_prefix,
+    apply_masks,
+    clip_gradients,
+    count_rows,
+    difference,
+    fold,
+    from_vector,
+    gradient_at,
+    gradient_over_samples,
+    mean_loss,
+    mean_metric,
+    select,
+    take_floats,
+    take_prefix,
+    to_vector,
+)
+
+__all__ = [
+    "ALL",
+    "WHOLE",
+    "Online",
+    "OwnModel",
+    "Personal",
+    "Sgd",
+    "Solver",
+    "add_prefix",
+    "apply_masks",
+    "begin_own_model",
+    "check_rate",
+    "clip_gradients",
+    "count_rows",
+    "difference",
+    "draw_start",
+    "fold",
+    "from_vector",
+    "gradient_at",
+    "gradient_over_samples",
+    "keep_own_model",
+    "mean_loss",
+    "mean_metric",
+    "online_work",
+    "own_model",
+    "project_to_ball",
+    "select",
+    "sgd_work",
+    "solver_work",
+    "take_floats",
+    "take_prefix",
+    "to_vector",
+    "train",
+]

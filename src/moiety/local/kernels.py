@@ -16,17 +16,17 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from moiety.errors import number, whole
-from moiety.local.verbs import cut, mean_loss
+from moiety.errors import number, positive, whole
+from moiety.local.verbs import from_vector, mean_loss, reuse_rows
 from moiety.random import normal, uniform
 from moiety.spec import recorded
-from moiety.types import Batch, LossFunction, Params, Tree, Work
+from moiety.types import Batch, LossFunction, Params, Recorded, Tree, Work
 
 Z = "z"
 
@@ -46,12 +46,11 @@ Step = Callable[..., tuple[Tensor, Tree]]
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Kernel(Recorded):
     """One step of a chain, and the rows that each of its gradients is from; all of a client's where None."""
 
     step: Step
     batch_size: int | None = None
-    spec: dict[str, Any] = field(default_factory=dict)
 
 
 @recorded
@@ -93,22 +92,21 @@ def preconditioned_sgld(
         decay: of the running mean; 1 holds v at the first g^2.
         damping: added to sqrt(v): the largest step is gamma / damping.
     """
-    gamma = _positive("step", step)
+    positive("kernel.step", step)
     if batch_size is not None:
         whole("batch_size", batch_size, 1)
     number("decay", decay, ">= 0 and <= 1", lambda x: 0 <= x <= 1)
-    _positive("damping", damping)
+    positive("kernel.damping", damping)
+    gamma = float(step)
 
-    def preconditioned(
-        target: Target, z: Tensor, memory: Tree, key: Tensor, *words: str | int
-    ) -> tuple[Tensor, Tensor]:
+    def take_step(target: Target, z: Tensor, memory: Tree, key: Tensor, *words: str | int) -> tuple[Tensor, Tensor]:
         _, gradient = target.at(z)
         square = (gradient / target.examples).to(z.dtype).square()
         v = square if memory is None else decay * memory + (1 - decay) * square
         g = 1 / (damping + v.sqrt())
         return z + gamma * g * gradient + (2 * gamma * g).sqrt() * normal(key, z, *words), v
 
-    return Kernel(preconditioned, batch_size)
+    return Kernel(take_step, batch_size)
 
 
 @recorded
@@ -121,9 +119,10 @@ def mala(*, step: float) -> Kernel:
     Args:
         step: gamma; too large a step is refused nearly always.
     """
-    gamma = _positive("step", step)
+    positive("kernel.step", step)
+    gamma = float(step)
 
-    def adjusted(target: Target, z: Tensor, memory: Tree, key: Tensor, *words: str | int) -> tuple[Tensor, Tree]:
+    def step_or_stay(target: Target, z: Tensor, memory: Tree, key: Tensor, *words: str | int) -> tuple[Tensor, Tree]:
         value, gradient = target.at(z) if memory is None else memory
         proposed = z + gamma * gradient + math.sqrt(2 * gamma) * normal(key, z, *words, "proposal")
         there, back = target.at(proposed)
@@ -134,22 +133,18 @@ def mala(*, step: float) -> Kernel:
         kept = torch.where(accepted, there, value), torch.where(accepted, back, gradient)
         return torch.where(accepted, proposed, z), kept
 
-    return Kernel(adjusted)
+    return Kernel(step_or_stay)
 
 
 def _unadjusted(step: float) -> Step:
-    gamma = _positive("step", step)
+    positive("kernel.step", step)
+    gamma = float(step)
 
-    def unadjusted(target: Target, z: Tensor, memory: Tree, key: Tensor, *words: str | int) -> tuple[Tensor, Tree]:
+    def take_step(target: Target, z: Tensor, memory: Tree, key: Tensor, *words: str | int) -> tuple[Tensor, Tree]:
         _, gradient = target.at(z)
         return z + gamma * gradient + math.sqrt(2 * gamma) * normal(key, z, *words), memory
 
-    return unadjusted
-
-
-def _positive(name: str, value: float) -> float:
-    number(f"kernel.{name}", value, "> 0 and finite", lambda x: 0 < x < math.inf)
-    return float(value)
+    return take_step
 
 
 def walk(
@@ -171,8 +166,8 @@ def walk(
         kernel: of the chain.
         model: the whole model, whose shared part is held fixed: what no personal parameter reaches is computed once.
         start: the first z, the personal parameters as one vector.
-        phase: one step for each of its batches,
-        passes: which are gone through so many times.
+        phase: the name of the phase; each of its batches gives one step.
+        passes: how often the chain goes through those batches.
         keep: how many points to keep; what comes before them is burn-in.
         log_prior: of a vector z.
         loss_weight: what turns a loss into minus a log-likelihood.
@@ -185,7 +180,7 @@ def walk(
 
     def target(loss_of: LossFunction, batch: Batch) -> Target:
         def objective(at: Params) -> tuple[Tensor, Params]:
-            each, _ = loss_of({**model, **cut(at[Z], like)}, batch)
+            each, _ = loss_of({**model, **from_vector(at[Z], like)}, batch)
             loss = mean_loss(each, batch)
             return log_prior(at[Z]) - loss_weight * work.examples * loss, {"loss": loss}
 
@@ -196,15 +191,13 @@ def walk(
 
         return Target(at, work.examples)
 
-    loss_of, batches = work.task.loss, work.batches(phase)
-    if work.reuse is not None:
-        loss_of, batches = work.reuse(model, frozenset(work.personal), batches)
+    loss_of, batches = reuse_rows(work, model, work.personal, work.batches(phase))
     z, memory, k = start, None, 0
     points: deque[Params] = deque(maxlen=keep)
     for _ in range(passes):
         for batch in batches:
             z, memory = kernel.step(target(loss_of, batch), z, memory, work.key, work.turn, "chain", k)
-            points.append(cut(z, like))
+            points.append(from_vector(z, like))
             k += 1
     if not losses:
         return list(points), torch.zeros_like(work.examples)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
 from moiety.errors import choice, number
-from moiety.local.sgd import ALL, WHOLE, check_length, check_rate, local_work
+from moiety.local.sgd import Descent, check_length, check_rate, local_work
 from moiety.spec import recorded, spec_from_fields
 from moiety.types import Names, Params, Phase
 
@@ -18,17 +17,12 @@ _TINY = 1e-10
 """Added to the root of the sum of squares, as in ``torch.optim.Adagrad``."""
 
 
-@dataclass(frozen=True)
-class Online:
+@dataclass(frozen=True, kw_only=True)
+class Online(Descent):
     """Online descent with checked options; ``moiety.online`` makes it and says what they mean."""
 
-    lr: float
     rule: str = "sgd"
     radius: float | None = None
-    steps: int | None = None
-    batch_size: int | str | None = None
-    shuffle: bool = True
-    spec: dict[str, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         check_rate("lr", self.lr)
@@ -38,11 +32,6 @@ class Online:
             number("radius", self.radius, "> 0 and finite", lambda r: 0 < r < math.inf, hint)
         check_length(None, self.steps, self.batch_size, self.shuffle)
         object.__setattr__(self, "spec", spec_from_fields("online", self))
-
-    @property
-    def rows(self) -> int:
-        """The batch size as a number."""
-        return WHOLE if self.batch_size == ALL else int(self.batch_size or 0)
 
     @property
     def phase(self) -> Phase:
@@ -59,7 +48,7 @@ class Online:
             squares = {n: squares[n] + g.square() for n, g in gradient.items()}
             gradient = {n: g / (squares[n].sqrt() + _TINY) for n, g in gradient.items()}
         point = {n: p.sub(gradient[n], alpha=self.lr * scale) for n, p in point.items()}
-        return (point if self.radius is None else project(point, self.radius)), squares
+        return (point if self.radius is None else project_to_ball(point, self.radius)), squares
 
 
 @recorded
@@ -84,7 +73,7 @@ def online(
         batch_size: rows in a step, or ``"all"``; one by default.
         shuffle: False walks through the rows in their order.
     """
-    return Online(lr, rule, radius, steps, batch_size, shuffle)
+    return Online(lr, rule=rule, radius=radius, steps=steps, batch_size=batch_size, shuffle=shuffle)
 
 
 def online_work(name: str, value: float | Online, *, without: Names = ("steps",)) -> Online:
@@ -92,7 +81,7 @@ def online_work(name: str, value: float | Online, *, without: Names = ("steps",)
     return local_work(name, value, online, without=without, steps=1, batch_size=1)
 
 
-def project(point: Params, radius: float) -> Params:
+def project_to_ball(point: Params, radius: float) -> Params:
     """The nearest point of the ball of this radius around 0, all parameters as one vector."""
     if not point:
         return {}

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from moiety.errors import choice, must, number
+from moiety.errors import choice, must, number, positive
 from moiety.random import normal, uniform
 from moiety.spec import recorded
-from moiety.types import Params
+from moiety.types import Params, Recorded
 
 SPREADS = ("common", "element")
 
 
 @dataclass(frozen=True)
-class Prior:
+class Prior(Recorded):
     """A family of densities over vectors z.
 
     ``init(z)`` makes the first beta from the model's first personal values; ``log_density(beta, z)`` is log p(z | beta)
@@ -39,7 +38,6 @@ class Prior:
     draw: Callable[..., Tensor]
     hyper: Callable[[Params], Tensor] | None = None
     project: Callable[[Params], Params] = lambda beta: beta
-    spec: dict[str, Any] = field(default_factory=dict)
 
 
 @recorded
@@ -59,14 +57,13 @@ def gaussian(
         scale: sigma at first.
         mean: mu at first, one number for all; by default the model's first personal values.
         spread: ``common``, one sigma for all numbers (the paper's), or ``element``, one for each.
-        least: sigma is held at or above this,
-        most: and at or below this (the projection onto B).
+        least: sigma never goes below this.
+        most: sigma never goes above this (with ``least``, the projection onto B).
         mean_decay: log p(mu) = -(mean_decay / 2) ||mu||^2.
         scale_decay: log p(log sigma) = -(scale_decay / 2) ||log sigma - log scale||^2.
     """
-    log_density = _scaled(lambda x: -x.square() / 2)
-    options = {"least": least, "most": most, "mean_decay": mean_decay, "scale_decay": scale_decay}
-    return _location_scale(log_density, normal, scale, mean, spread, **options)
+    options = (scale, mean, spread, least, most, mean_decay, scale_decay)
+    return _location_scale(lambda x: -x.square() / 2, normal, *options)
 
 
 @recorded
@@ -84,41 +81,30 @@ def laplace(
 
     The arguments are those of ``gaussian``, with s in the place of sigma.
     """
-    log_density = _scaled(lambda x: -x.abs())
-    options = {"least": least, "most": most, "mean_decay": mean_decay, "scale_decay": scale_decay}
-    return _location_scale(log_density, laplace_noise, scale, mean, spread, **options)
+    options = (scale, mean, spread, least, most, mean_decay, scale_decay)
+    return _location_scale(lambda x: -x.abs(), draw_laplace, *options)
 
 
-def laplace_noise(key: Tensor, like: Tensor, *words: str | int) -> Tensor:
+def draw_laplace(key: Tensor, like: Tensor, *words: str | int) -> Tensor:
     """Standard Laplace numbers, by the inverse of their distribution function."""
     u = uniform(key, tuple(like.shape), *words) - 0.5
     return (-u.sign() * torch.log1p(-2 * u.abs())).to(like.dtype)
 
 
-def _scaled(log_shape: Callable[[Tensor], Tensor]) -> Callable[[Params, Tensor], Tensor]:
-    """The log density of mu + s x where x has the log density ``log_shape``, up to a constant."""
-
-    def log_density(beta: Params, z: Tensor) -> Tensor:
-        log_scale = beta["log_scale"].expand(z.shape)
-        return (log_shape((z - beta["mean"]) * (-log_scale).exp()) - log_scale).sum()
-
-    return log_density
-
-
 def _location_scale(
-    log_density: Callable[[Params, Tensor], Tensor],
+    log_shape: Callable[[Tensor], Tensor],
     noise: Callable[..., Tensor],
     scale: float,
     mean: float | None,
     spread: str,
-    *,
     least: float,
     most: float,
     mean_decay: float,
     scale_decay: float,
 ) -> Prior:
+    """The prior of mu + s x, where x has the log density ``log_shape`` (up to a constant) and is drawn by ``noise``."""
     for name, value in {"scale": scale, "least": least, "most": most}.items():
-        number(f"prior.{name}", value, "> 0 and finite", lambda x: 0 < x < math.inf)
+        positive(f"prior.{name}", value)
     must(least <= most, "prior.least", f"at most prior.most, {most}", least)
     must(least <= scale <= most, "prior.scale", f"from {least} to {most}", scale)
     for name, value in {"mean_decay": mean_decay, "scale_decay": scale_decay}.items():
@@ -131,6 +117,10 @@ def _location_scale(
         shape = z if spread == "element" else z.new_zeros(())
         centre = z.clone() if mean is None else torch.full_like(z, mean)
         return {"mean": centre, "log_scale": torch.full_like(shape, math.log(scale))}
+
+    def log_density(beta: Params, z: Tensor) -> Tensor:
+        log_scale = beta["log_scale"].expand(z.shape)
+        return (log_shape((z - beta["mean"]) * (-log_scale).exp()) - log_scale).sum()
 
     def hyper(beta: Params) -> Tensor:
         away = beta["log_scale"] - math.log(scale)

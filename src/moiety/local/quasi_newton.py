@@ -51,7 +51,7 @@ class Search:
             torch.where(taken, self.trial, self.point),
             torch.where(taken, value, self.value),
             torch.where(taken, gradient, self.gradient),
-            torch.where(taken, -_scaled(gradient, moves, bends), self.direction),
+            torch.where(taken, -_apply_inverse_hessian(gradient, moves, bends), self.direction),
             torch.where(taken, torch.ones_like(self.length), self.length / 2),
             moves,
             bends,
@@ -59,13 +59,13 @@ class Search:
 
 
 def begin(point: Tensor, value: Tensor, gradient: Tensor, memory: int) -> Search:
-    """At the start, with room for ``memory`` pairs; the first step, which has no scale to go by, is at most 1 long."""
+    """Begin a search with room for ``memory`` pairs. The first step has no scale yet, so it is at most 1 long."""
     none = torch.zeros_like(gradient).expand(memory, -1)
     length = 1 / gradient.abs().sum().clamp(min=1)
     return Search(point, value, gradient, -gradient, length, none, none)
 
 
-def _scaled(gradient: Tensor, moves: Tensor, bends: Tensor) -> Tensor:
+def _apply_inverse_hessian(gradient: Tensor, moves: Tensor, bends: Tensor) -> Tensor:
     """The inverse Hessian of L-BFGS times the gradient, in two loops; pairs that are all 0 are not there yet."""
     products = (moves * bends).sum(1)
     there = products > 0

@@ -10,16 +10,16 @@ import math
 import numbers
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from moiety.errors import kind, must, number, whole
-from moiety.local.verbs import clip_gradients, mean_loss
+from moiety.local.verbs import clip_gradients, mean_loss, reuse_rows
 from moiety.spec import recorded, spec_from_fields
-from moiety.types import Batch, Names, Params, Phase, Work
+from moiety.types import Batch, Names, Params, Phase, Recorded, Work
 
 ALL = "all"
 """The batch size that stands for all rows of a client."""
@@ -28,19 +28,32 @@ WHOLE = sys.maxsize
 
 
 @dataclass(frozen=True)
-class Sgd:
-    """Local SGD with checked options; ``moiety.sgd`` makes it and says what they mean."""
+class Descent(Recorded):
+    """What ``Sgd`` and ``Online`` have in common: a learning rate, and the batches of a round."""
 
+    spec: dict[str, Any] = field(init=False, default_factory=dict, repr=False)
+    """It follows from the other fields, so that it is right after ``dataclasses.replace`` too."""
     lr: float
-    epochs: int | None = None
+    _: KW_ONLY
     steps: int | None = None
     batch_size: int | str | None = None
     shuffle: bool = True
+
+    @property
+    def rows(self) -> int:
+        """The batch size as a number."""
+        return WHOLE if self.batch_size == ALL else int(self.batch_size or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sgd(Descent):
+    """Local SGD with checked options; ``moiety.sgd`` makes it and says what they mean."""
+
+    epochs: int | None = None
     momentum: float = 0.0
     weight_decay: float = 0.0
     pull: float = 0.0
     clip: float | None = None
-    spec: dict[str, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         check_rate("lr", self.lr)
@@ -51,11 +64,6 @@ class Sgd:
         if self.clip is not None:
             number("clip", self.clip, "> 0 or None", lambda c: c > 0)
         object.__setattr__(self, "spec", spec_from_fields("sgd", self))
-
-    @property
-    def rows(self) -> int:
-        """The batch size as a number."""
-        return WHOLE if self.batch_size == ALL else int(self.batch_size or 0)
 
     @property
     def phase(self) -> Phase:
@@ -92,7 +100,17 @@ def sgd(
         pull: the penalty (pull / 2) ||p - c||^2; the algorithm says what c is.
         clip: the largest norm of the gradient of the part that is trained.
     """
-    return Sgd(lr, epochs, steps, batch_size, shuffle, momentum, weight_decay, pull, clip)
+    return Sgd(
+        lr,
+        epochs=epochs,
+        steps=steps,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        pull=pull,
+        clip=clip,
+    )
 
 
 Value = TypeVar("Value")
@@ -132,7 +150,7 @@ def sgd_work(
     *,
     epochs: int | None = 1,
     steps: int | None = None,
-    batch_size: int | str = 32,
+    batch_size: int | str | None = 32,
     without: Names = ("pull",),
 ) -> Sgd:
     """The local SGD given as ``name``: one epoch in batches of 32 by default, and no pull."""
@@ -167,9 +185,8 @@ def train(
     model = dict(model)
     if not options:  # nothing to train: no step, and no forward pass that could move a buffer
         return model, torch.zeros_like(work.examples)
-    loss_of, clip = work.task.loss, next(iter(options.values())).clip
-    if work.reuse is not None:
-        loss_of, batches = work.reuse(model, frozenset(options), batches)
+    clip = next(iter(options.values())).clip
+    loss_of, batches = reuse_rows(work, model, tuple(options), batches)
     velocity: Params = {}
     losses: list[Tensor] = []
     actives: list[Tensor] = []
@@ -181,8 +198,7 @@ def train(
             return mean_loss(each, batch), changed
 
         gradients, loss, changed = work.gradient(objective, {name: model[name] for name in options})
-        if clip is not None:
-            gradients = clip_gradients(gradients, clip)
+        gradients = clip_gradients(gradients, clip)
         active = batch["mask"].any() if "mask" in batch else None
         for name, g in gradients.items():
             how = options[name]
@@ -215,7 +231,7 @@ def check_rate(name: str, lr: float) -> None:
 
 
 def check_length(epochs: int | None, steps: int | None, batch_size: int | str | None, shuffle: bool) -> None:
-    """Raise unless the length of a phase and its batches can be had."""
+    """Raise unless the length of a phase and its batches are possible."""
     must(epochs is None or steps is None, "epochs", "left out where steps is given", epochs)
     for name, count in (("epochs", epochs), ("steps", steps), ("batch_size", batch_size)):
         if count is not None and not (name == "batch_size" and count == ALL):

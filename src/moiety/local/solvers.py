@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,10 +20,10 @@ from torch import Tensor
 from moiety.errors import kind, must, number, whole
 from moiety.local.quasi_newton import Search, begin
 from moiety.local.sgd import WHOLE, Sgd, sgd_work, train
-from moiety.local.verbs import cut, flat, mean_loss
+from moiety.local.verbs import from_vector, mean_loss, reuse_rows, to_vector
 from moiety.random import generator
 from moiety.spec import recorded
-from moiety.types import Batch, LossFunction, Objective, Params, Phase, Work
+from moiety.types import Batch, LossFunction, Objective, Params, Phase, Recorded, Work
 
 W = "w"
 MOST = 4096
@@ -31,7 +31,7 @@ MOST = 4096
 
 
 @dataclass(frozen=True)
-class Solver:
+class Solver(Recorded):
     """``solve(work, model, batches)`` gives the model with its personal parameters solved for, and the mean loss.
 
     The loss is the mean over the steps, each at the parameters before its step. ``phase`` says which batches are asked
@@ -40,7 +40,6 @@ class Solver:
 
     phase: Phase
     solve: Callable[[Work, Params, Iterable[Batch]], tuple[Params, Tensor]]
-    spec: dict[str, Any] = field(default_factory=dict)
 
 
 @recorded
@@ -63,7 +62,7 @@ def conjugate_gradient(*, steps: int, tolerance: float | None = None) -> Solver:
 
     def newton(gradient: Tensor, curvature: Callable[[Tensor], Tensor]) -> Tensor:
         """Approximately -H^-1 g."""
-        least = _small(gradient) if tolerance is None else tolerance
+        least = _negligible(gradient) if tolerance is None else tolerance
         x, r = torch.zeros_like(gradient), -gradient
         p, rr = r, r @ r
         enough = least**2 * rr
@@ -98,7 +97,7 @@ def exact() -> Solver:
         # In float64: with eigenvalues that repeat many times the decomposition may not converge in less. And of finite
         # numbers alone, which it asks for: a client without them gets NaN, and is left out of the round.
         fine = hessian.isfinite().all()
-        inverse = torch.linalg.pinv(torch.where(fine, hessian, 0).double(), rtol=_small(gradient), hermitian=True)
+        inverse = torch.linalg.pinv(torch.where(fine, hessian, 0).double(), rtol=_negligible(gradient), hermitian=True)
         return torch.where(fine, -(inverse @ gradient.double()), math.nan).to(gradient.dtype)
 
     return Solver(Phase(1, None, WHOLE, False), _newton(newton))
@@ -121,20 +120,19 @@ def lbfgs(*, steps: int, memory: int = 10) -> Solver:
     def solve(work: Work, model: Params, batches: Iterable[Batch]) -> tuple[Params, Tensor]:
         if not work.personal:
             return model, torch.zeros_like(work.examples)
-        loss_of: LossFunction = work.task.loss
-        if work.reuse is not None:
-            loss_of, batches = work.reuse(model, frozenset(work.personal), batches)
+        loss_of, batches = reuse_rows(work, model, work.personal, batches)
+        start = {name: model[name] for name in work.personal}
         search: Search | None = None
         values: list[Tensor] = []
         for batch in batches:
-            point = _flat(work, model) if search is None else search.trial
+            point = to_vector(start) if search is None else search.trial
             found, value, changed = work.gradient(_objective(work, loss_of, model, batch), {W: point})
             search = begin(point, value, found[W], memory) if search is None else search.next(value, found[W])
             model = {**model, **changed}
             values.append(search.value)
         if search is None:
             return model, torch.zeros_like(work.examples)
-        return {**model, **_cut(work, model, search.point)}, torch.stack(values).double().mean()
+        return {**model, **from_vector(search.point, start)}, torch.stack(values).double().mean()
 
     return Solver(Phase(steps + 1, None, WHOLE, False), solve)
 
@@ -147,16 +145,17 @@ def _newton(
     def solve(work: Work, model: Params, batches: Iterable[Batch]) -> tuple[Params, Tensor]:
         loss = torch.zeros_like(work.examples)
         for batch in batches if work.personal else ():
-            flat = _flat(work, model)
+            start = {name: model[name] for name in work.personal}
+            point = to_vector(start)
             gradient = torch.func.grad_and_value(_objective(work, work.task.loss, model, batch), has_aux=True)
-            found, backward, (value, changed) = torch.func.vjp(gradient, {W: flat}, has_aux=True)  # type: ignore[misc]
+            found, backward, (value, changed) = torch.func.vjp(gradient, {W: point}, has_aux=True)  # type: ignore[misc]
 
             def curvature(vector: Tensor, backward: Any = backward) -> Tensor:
                 # The Hessian is symmetric, so the product from the left is the product.
                 return backward({W: vector})[0][W]  # type: ignore[no-any-return]
 
-            moved = flat + step(found[W], curvature)
-            model, loss = {**model, **changed, **_cut(work, model, moved)}, value.double()
+            solution = from_vector(point + step(found[W], curvature), start)
+            model, loss = {**model, **changed, **solution}, value.double()
         return model, loss
 
     return solve
@@ -164,24 +163,17 @@ def _newton(
 
 def _objective(work: Work, loss_of: LossFunction, model: Params, batch: Batch) -> Objective:
     """The mean loss of a batch, from the personal parameters one below the other, under the name ``W``."""
+    like = {name: model[name] for name in work.personal}
 
     def objective(at: Params) -> tuple[Tensor, Params]:
-        losses, changed = loss_of({**model, **_cut(work, model, at[W])}, batch)
+        losses, changed = loss_of({**model, **from_vector(at[W], like)}, batch)
         return mean_loss(losses, batch), changed
 
     return objective
 
 
-def _flat(work: Work, model: Params) -> Tensor:
-    return flat({name: model[name] for name in work.personal})
-
-
-def _cut(work: Work, model: Params, vector: Tensor) -> Params:
-    return cut(vector, {name: model[name] for name in work.personal})
-
-
-def _small(x: Tensor) -> float:
-    """What is taken for 0 beside 1: well above rounding, well below what matters."""
+def _negligible(x: Tensor) -> float:
+    """The relative size below which a number counts as 0: well above rounding, well below what matters."""
     return float(torch.finfo(x.dtype).eps ** 0.75)
 
 

@@ -107,15 +107,20 @@ def clip_gradients(gradients: Params, limit: float | None) -> Params:
     return {name: g * factor for name, g in gradients.items()}
 
 
-def flat(params: Params) -> Tensor:
+def to_vector(params: Params) -> Tensor:
     """All values one below the other, as one vector."""
     return torch.cat([p.reshape(-1) for p in params.values()])
 
 
-def cut(vector: Tensor, like: Params) -> Params:
-    """A vector of ``flat`` laid out as ``like`` again."""
+def from_vector(vector: Tensor, like: Params) -> Params:
+    """The inverse of ``to_vector``: tensors in the shapes and types of ``like``."""
     pieces = torch.split(vector, [p.numel() for p in like.values()])
     return {n: v.reshape(p.shape).to(p.dtype) for (n, p), v in zip(like.items(), pieces, strict=True)}
+
+
+def take_floats(params: Params) -> Params:
+    """The floating-point tensors; counters and other whole numbers are left out."""
+    return {name: p for name, p in params.items() if p.is_floating_point()}
 
 
 def difference(new: Params, old: Params) -> Params:
@@ -123,9 +128,9 @@ def difference(new: Params, old: Params) -> Params:
     return {name: p - old[name] for name, p in new.items()}
 
 
-def either(first: Tensor, one: Params, other: Params) -> Params:
-    """``one`` where ``first`` is true and ``other`` where it is not, name by name."""
-    return {name: torch.where(first, p, other[name]) for name, p in one.items()}
+def select(condition: Tensor, one: Params, other: Params) -> Params:
+    """``one`` where the condition holds and ``other`` where it does not, name by name."""
+    return {name: torch.where(condition, p, other[name]) for name, p in one.items()}
 
 
 def apply_masks(params: Params, masks: Params) -> Params:
@@ -141,6 +146,13 @@ def add_prefix(params: Params, prefix: str) -> Params:
 def take_prefix(params: Params, prefix: str) -> Params:
     """The tensors whose names begin with ``prefix``, without it."""
     return {name.removeprefix(prefix): p for name, p in params.items() if name.startswith(prefix)}
+
+
+def reuse_rows(
+    work: Work, model: Params, trained: Names, batches: Iterable[Batch]
+) -> tuple[LossFunction, Iterable[Batch]]:
+    """The loss and the batches of a phase; where the engine can, what the ``trained`` do not reach is computed once."""
+    return (work.task.loss, batches) if work.reuse is None else work.reuse(model, frozenset(trained), batches)
 
 
 def gradient_over_samples(work: Work, model: Params, samples: Sequence[Params], names: Names, batch: Batch) -> Params:

@@ -7,7 +7,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
-from torch.utils.hooks import RemovableHandle
 
 from moiety import tree
 from moiety.engines.base import ClientFunction, RoundInfo
@@ -26,7 +24,7 @@ from moiety.engines.rows import Job, Rows
 from moiety.engines.sequential import Sequential
 from moiety.random import torch_seed
 from moiety.transport import device_memory
-from moiety.types import Algorithm, Batch, Names, Params, Phase, Tree, Work
+from moiety.types import Algorithm, Batch, Names, Params, Tree, Work
 
 
 class Flops(NamedTuple):
@@ -54,7 +52,7 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
     whole model. Where a phase goes through its rows several times, the count is divided by that number.
     """
     densities = algorithm.sparsity.densities if algorithm.sparsity else None
-    owners = _owners(problem, tuple(densities(state))) if densities else {}
+    owners = _find_owners(problem, tuple(densities(state))) if densities else {}
     two = np.arange(2) % problem.data.total
 
     def count(passes: int) -> dict[str, tuple[float, dict[str, float]]]:
@@ -79,7 +77,7 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
             mark("")
         flops = {phase: (0.0, dict.fromkeys(owners, 0.0)) for phase in algorithm.phases}
         for (phase, start, before), (_, end, after) in itertools.pairwise(marks):
-            uses = 2 * _repeats(algorithm.phases[phase], job.turn)
+            uses = 2 * algorithm.phases[phase].repeats(job.turn)
             layers = {
                 name: sum(after.get(m, 0.0) - before.get(m, 0.0) for m in some) / uses for name, some in owners.items()
             }
@@ -95,17 +93,13 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
     flops = {}
     for phase, length in algorithm.phases.items():
         (first, layers), (both, again) = one[phase], twice[phase]
-        sparse, repeats = None if length.search else densities, partial(_repeats, length)
+        sparse = None if length.search else densities
         if length.epochs == 1:  # no row comes round twice
-            flops[phase] = Flops(0.0, first, layers, sparse, length.search, repeats)
+            flops[phase] = Flops(0.0, first, layers, sparse, length.search, length.repeats)
         else:
             each = {name: again[name] - layers[name] for name in layers}
-            flops[phase] = Flops(2 * first - both, both - first, each, sparse, length.search, repeats)
+            flops[phase] = Flops(2 * first - both, both - first, each, sparse, length.search, length.repeats)
     return flops
-
-
-def _repeats(phase: Phase, turn: int) -> int:
-    return 1 if phase.repeats is None else phase.repeats(turn)
 
 
 class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -156,22 +150,15 @@ def count_by_module() -> Iterator[tuple[dict[nn.Module, float], OperationCounter
         backward = sum(any(t.requires_grad for t in some) for some in (weights, tensors)) * torch.is_grad_enabled()
         modules[module] = modules.get(module, 0.0) + (total - within) * (1 + backward)
 
-    hooks = register_module_forward_pre_hook(before), register_module_forward_hook(after)
-    with _hooked(*hooks), OperationCounter() as counter:
+    with (
+        register_module_forward_pre_hook(before),
+        register_module_forward_hook(after),
+        OperationCounter() as counter,
+    ):
         yield modules, counter
 
 
-@contextlib.contextmanager
-def _hooked(*hooks: RemovableHandle) -> Iterator[None]:
-    """Remove the hooks in the end."""
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _owners(problem: Problem, names: Names) -> dict[str, set[nn.Module]]:
+def _find_owners(problem: Problem, names: Names) -> dict[str, set[nn.Module]]:
     """The layers that compute with each of the given weights: one in training, maybe another in evaluation.
 
     Left out, and so counted as dense, is what cannot be told apart: layers with several of the weights, and layers that
@@ -187,8 +174,7 @@ def _owners(problem: Problem, names: Names) -> dict[str, set[nn.Module]]:
             if id(params[name]) in weights:
                 owners.setdefault(name, set()).add(module)
 
-    hook = register_module_forward_pre_hook(note_owner)
-    with _hooked(hook), torch.no_grad(), torch_seed(problem.seed, "flops"):
+    with register_module_forward_pre_hook(note_owner), torch.no_grad(), torch_seed(problem.seed, "flops"):
         problem.task.loss(params, rows)
         problem.task.scores(params, rows)
     several = {module for module, many in Counter(m for some in owners.values() for m in some).items() if many > 1}

@@ -12,7 +12,7 @@ from torch import Tensor
 from moiety import tree
 from moiety.clients import Store, uniform_cohort
 from moiety.data import FederatedData
-from moiety.engines.base import ClientCall, ClientFunction, Engine, RoundInfo
+from moiety.engines.base import ClientFunction, Engine, RoundInfo
 from moiety.engines.problem import Problem
 from moiety.evaluation import Row, client_rows
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Task, Tree, Work
@@ -20,17 +20,23 @@ from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Task, Tr
 EVALUATION_BATCH, STATES_AT_ONCE = 256, 64
 
 
-def evaluated_clients(data: FederatedData, options: Mapping[str, Any], seed: int) -> np.ndarray:
+def choose_evaluated(data: FederatedData, options: Mapping[str, Any], seed: int) -> np.ndarray:
     """The clients that a run evaluates: all of them, or the same sample each time."""
     return uniform_cohort(len(data), options.get("evaluate_clients") or len(data), seed=seed, round=-1)
 
 
 def client_functions(algorithm: Algorithm) -> dict[str, ClientFunction]:
     """What engines run for clients: local work, the algorithm's rule for newcomers, and scoring."""
+
+    def train(work: Work, received: Params, state: Tree) -> tuple[ClientUpdate, Tree, Tensor]:
+        """Local work, and whether all its results are finite, which is checked where the work is done."""
+        update, state = algorithm.client_update(work, received, state)
+        return update, state, tree.is_finite((update, state))
+
     return {
-        "train": ClientFunction(training(algorithm), tuple(algorithm.phases)),
-        "adapt": ClientFunction(algorithm.adapt, tuple(adapt_phases(algorithm))),
-        "score": ClientFunction(scoring(algorithm), ("score",)),
+        "train": ClientFunction(train, tuple(algorithm.phases)),
+        "adapt": ClientFunction(algorithm.adapt, tuple(algorithm.phases)),
+        "score": score_function(algorithm),
     }
 
 
@@ -42,17 +48,7 @@ def adapt_phases(algorithm: Algorithm) -> Mapping[str, Phase]:
     }
 
 
-def training(algorithm: Algorithm) -> ClientCall:
-    """Local work, and whether all its results are finite, which is checked where the work is done."""
-
-    def train(work: Work, received: Params, state: Tree) -> tuple[ClientUpdate, Tree, Tensor]:
-        update, state = algorithm.client_update(work, received, state)
-        return update, state, tree.is_finite((update, state))
-
-    return train
-
-
-def scoring(algorithm: Algorithm) -> ClientCall:
+def score_function(algorithm: Algorithm) -> ClientFunction:
     """Mean loss and metric of a client's personal model over its batches, and the metric's weight."""
 
     def score(work: Work, received: Params, state: Tree) -> Tensor:
@@ -63,7 +59,7 @@ def scoring(algorithm: Algorithm) -> ClientCall:
             sums = sums + (torch.where(batch["mask"], scores, 0) if "mask" in batch else scores).sum(1)
         return torch.stack([sums[0] / work.examples, sums[1] / sums[2], sums[2]])
 
-    return score
+    return ClientFunction(score, ("score",))
 
 
 def score_examples(task: Task, model: Params, batch: Batch) -> Tensor:

@@ -9,7 +9,7 @@ from moiety.engines.problem import Problem
 from moiety.engines.rows import Job
 from moiety.loop.uploads import UploadOptions
 from moiety.random import generator
-from moiety.transport import Ledger, check, payload_bytes, value_bytes
+from moiety.transport import Ledger, check, message_bytes
 from moiety.types import Algorithm, ClientUpdate, Params, Tree
 
 
@@ -33,11 +33,7 @@ class Exchange:
         self.problem, self.options, self.ledger = problem, options, ledger
         self.traffic, self.plain = algorithm.wire.traffic, algorithm.wire.uncompressed
         self.down, self.up = declare_layouts(problem, algorithm)
-        self.up_bytes = value_bytes(self.up), payload_bytes(self.up)
-
-    def check_broadcast(self, received: Params, t: int) -> None:
-        """Raise unless a broadcast holds exactly what the algorithm declares."""
-        check(received, self.down, where=f"round {t + 1}", what="broadcast")
+        self.up_bytes = message_bytes(self.up)
 
     def check_upload(self, update: ClientUpdate, client: int, t: int) -> None:
         """Raise unless an upload holds exactly what the algorithm declares."""
@@ -45,11 +41,9 @@ class Exchange:
 
     def count_broadcast(self, received: Params, jobs: list[Job]) -> None:
         """Enter a broadcast to the clients of these jobs into the ledger."""
-        if self.traffic is None:
-            self.ledger.broadcast(received, len(jobs))
-            return
+        alike = message_bytes(received)
         for job in jobs:
-            self.ledger.down(*self.traffic.down(received, job.state))
+            self.ledger.down(*(alike if self.traffic is None else self.traffic.down(received, job.state)))
 
     def receive(self, arrivals: list[Arrival], t: int) -> list[Arrival]:
         """The arrivals as the server sees them: attackers' uploads forged, all checked, compressed and counted."""
@@ -77,9 +71,9 @@ class Exchange:
         rest = {name: p for name, p in update.upload.items() if name not in plain}
         packed = codec.encode(rest, generator(self.problem.seed, "codec", t, client))
         arrived = {**codec.decode(packed, rest), **plain}
-        ledger.upload({**packed, **plain})
+        ledger.up(*message_bytes({**packed, **plain}))
         if traffic is not None:
-            ledger.up(0, traffic.beside(update))
+            ledger.up(0, traffic.extra(update))
         return update._replace(upload={name: arrived[name] for name in update.upload})
 
     def _uncompressed(self, name: str) -> bool:

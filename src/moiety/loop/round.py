@@ -23,7 +23,7 @@ from moiety.loop.evaluate import client_functions
 from moiety.loop.exchange import Arrival, Exchange
 from moiety.loop.in_transit import InTransit
 from moiety.loop.uploads import UploadOptions
-from moiety.transport import Ledger
+from moiety.transport import Ledger, check
 from moiety.types import Algorithm, Params, RoundRecord, Tree
 
 NOTHING_FINITE = (
@@ -91,7 +91,7 @@ class Loop:
         cohort, received, info = self.sample_cohort(), self.broadcast(), self.round_info(now.round)
         jobs = self.make_jobs(cohort, now.store.get(cohort), now.round)
         results = self.prepare_engine(jobs, received, info).map("train", jobs, received, info)
-        with self.changing():
+        with self.mark_inconsistent():
             self.count(jobs, received)
             return self.close_round([Arrival(job.client, *result) for job, result in zip(jobs, results, strict=True)])
 
@@ -103,7 +103,7 @@ class Loop:
     def broadcast(self) -> Params:
         """What the server sends now, checked by the guard."""
         received = self.algorithm.broadcast(self.progress.server)
-        self.exchange.check_broadcast(received, self.progress.round)
+        check(received, self.exchange.down, where=f"round {self.progress.round + 1}", what="broadcast")
         return received
 
     def round_info(self, t: int) -> RoundInfo:
@@ -134,7 +134,7 @@ class Loop:
         return self.engine
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[None]:
+    def mark_inconsistent(self) -> Iterator[None]:
         """Mark the progress as inconsistent in between; an error or an interrupt leaves the mark."""
         self.progress.consistent = False
         yield

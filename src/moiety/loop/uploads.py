@@ -23,7 +23,7 @@ class UploadOptions:
     attack: Attack | None = None
     attackers: frozenset[int] = frozenset()
     bernoulli: bool = False
-    """Whether each client takes part by itself, with the probability cohort / clients."""
+    """Whether each client takes part independently, with the probability cohort / clients."""
 
     @property
     def least(self) -> int:

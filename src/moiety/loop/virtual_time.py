@@ -79,7 +79,7 @@ class AsynchronousLoop(ClockedLoop):
         """Let clients begin until enough are active, then take the upload that arrives first (lines 3 and 4)."""
         transit = self.in_transit
         self._start_clients()
-        with self.changing():
+        with self.mark_inconsistent():
             first = transit.receive_next()
             assert first.update is not None
             stale = transit.steps - first.version
@@ -108,7 +108,7 @@ class AsynchronousLoop(ClockedLoop):
         received = self.broadcast()
         jobs = self.make_jobs(clients, now.store.get(clients), now.round)
         results = self.compute(jobs, received, now.round)
-        with self.changing():
+        with self.mark_inconsistent():
             self.count(jobs, received)
             for job, (update, state, finite) in zip(jobs, results, strict=True):
                 due = transit.time + self.turn_seconds(self.clock.travel, job.client)
@@ -146,7 +146,7 @@ class DelayedLoop(ClockedLoop):
         jobs = self.make_jobs(cohort, now.store.get(cohort), t)
         versions = [max(0, t - clock.of(job.client)[0]) for job in jobs]
         results = self._compute_by_version(jobs, versions, t)
-        with self.changing():
+        with self.mark_inconsistent():
             for version, places in group_places(versions):
                 self.count([jobs[i] for i in places], transit.versions[version])
             for job, version, (update, _, finite) in zip(jobs, versions, results, strict=True):
@@ -156,7 +156,7 @@ class DelayedLoop(ClockedLoop):
                 before = job.state if late and self.keeps_states else None
                 upload = None if late else update
                 transit.send(t + clock.of(job.client)[1], job.client, t, version, bool(finite), upload, before)
-            # The loss is that of this round's work, at the parameters that predicted, and not of what arrives now.
+            # The loss is of this round's work, not of what arrives now.
             worked = [Arrival(job.client, *result) for job, result in zip(jobs, results, strict=True) if result[2]]
             self.store_states([(a.client, a.state) for a in worked])
             loss = mean_train_loss(worked)

@@ -22,7 +22,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from moiety import tree
-from moiety.clients.clock import Clock, traces
+from moiety.clients.clock import Clock, trace_digests
 from moiety.engines.problem import Problem
 from moiety.errors import must
 from moiety.files import digest, report_failure, report_unreadable, sync_folder, write_file
@@ -45,7 +45,7 @@ def run_identity(problem: Problem, algorithm: Algorithm, clock: Clock | None) ->
         "data": problem.data.fingerprint(),
     }
     # A file of times may have changed though its name has not.
-    return identity if clock is None else {**identity, "clock": clock.spec, "traces": traces(clock)}
+    return identity if clock is None else {**identity, "clock": clock.spec, "traces": trace_digests(clock)}
 
 
 def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) -> None:

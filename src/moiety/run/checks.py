@@ -13,7 +13,7 @@ from torch import nn
 from moiety.data import FederatedData
 from moiety.data.checks import as_column
 from moiety.engines.problem import Problem
-from moiety.engines.rows import lone_rows
+from moiety.engines.rows import has_lone_batch
 from moiety.errors import MoietyError, kind, message, must, near
 from moiety.random import torch_seed
 from moiety.split import Split
@@ -122,10 +122,10 @@ def check_clients(problem: Problem, algorithm: Algorithm) -> None:
         got = f"1 for client {data.ids[int(np.argmax(sizes == 1))]}"
         raise MoietyError(message("data", wanted, got, "Leave such clients out, or normalise with GroupNorm."))
     for phase in algorithm.phases.values():
-        lone = lone_rows(phase, sizes)
+        lone = has_lone_batch(phase, sizes)
         if lone.any():
             at, larger = int(np.argmax(lone)), range(phase.batch_size + 1, int(sizes.max()) + 1)
-            fits = next(size for size in larger if not lone_rows(phase._replace(batch_size=size), sizes).any())
+            fits = next(size for size in larger if not has_lone_batch(phase._replace(batch_size=size), sizes).any())
             wanted = "one that leaves no client a batch of one row, which BatchNorm cannot train on"
             got = f"{phase.batch_size} for the {sizes[at]} rows of client {data.ids[at]}"
             raise MoietyError(message("batch_size", wanted, got, f"The next that fits is {fits}."))

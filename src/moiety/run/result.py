@@ -18,7 +18,7 @@ from moiety.errors import kind, must, whole
 from moiety.evaluation import Row
 from moiety.evaluation.calibration import calibration_rows
 from moiety.evaluation.predictive import Predictive
-from moiety.loop.evaluate import client_functions, current_states, evaluate, evaluated_clients
+from moiety.loop.evaluate import choose_evaluated, client_functions, current_states, evaluate
 from moiety.loop.round import Loop
 from moiety.run.predict import input_columns, new_state, own_state, predictive
 from moiety.run.settings import check_part
@@ -159,7 +159,7 @@ class Run:
     def _score_clients(self, part: str) -> list[Row]:
         """A row for each client that the run evaluates."""
         loop, now, data = self._loop, self._loop.progress, self._loop.problem.data
-        clients = evaluated_clients(data, self.config["run"], loop.problem.seed)
+        clients = choose_evaluated(data, self.config["run"], loop.problem.seed)
         return evaluate(
             loop.problem,
             loop.algorithm,

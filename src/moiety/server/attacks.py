@@ -9,19 +9,19 @@ then work honestly.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from moiety.errors import must, number, whole
-from moiety.server.robust import given, stacked, unstacked
+from moiety.errors import must, number, positive, whole
+from moiety.local import from_vector, take_floats
+from moiety.server.robust import require_generator, stack_uploads
 from moiety.spec import recorded
 from moiety.task.scores import IGNORED
-from moiety.types import ClientUpdate
+from moiety.types import ClientUpdate, Recorded
 
 __all__ = [
     "ATTACKS",
@@ -42,7 +42,7 @@ Forge = Callable[[Tensor, Tensor, np.random.Generator | None], Tensor]
 
 
 @dataclass(frozen=True)
-class Attack:
+class Attack(Recorded):
     """What the attackers of a round send; made by one of the builders of ``ATTACKS``.
 
     ``forge`` is the rule on stacked vectors; without one attackers send what they have. Where it draws (``gaussian``),
@@ -52,7 +52,6 @@ class Attack:
 
     forge: Forge | None = None
     labels: Callable[[Tensor], Tensor] | None = None
-    spec: dict[str, Any] = field(default_factory=dict)
 
     def send(
         self,
@@ -64,14 +63,14 @@ class Attack:
 
         In a round without honest clients the attackers know of none but themselves: their own stand for those.
         """
-        like = own[0].upload if own else {}
-        if self.forge is None or not any(x.is_floating_point() for x in like.values()):
+        floats = take_floats(own[0].upload) if own else {}
+        if self.forge is None or not floats:
             return list(own)
-        vectors = stacked([*own, *honest])
+        vectors = stack_uploads([*own, *honest])
         mine = vectors[: len(own)]
         forged = self.forge(vectors[len(own) :] if honest else mine, mine, generator)
         return [
-            ClientUpdate({**update.upload, **unstacked(vector, like)}, update.weight, update.info)
+            ClientUpdate({**update.upload, **from_vector(vector, floats)}, update.weight, update.info)
             for update, vector in zip(own, forged, strict=True)
         ]
 
@@ -83,7 +82,7 @@ def sign_flip(*, scale: float = 1.0) -> Attack:
     >>> sign_flip(scale=2.0).forge(torch.zeros(1, 2), torch.tensor([[1.0, -3.0]]), None).tolist()
     [[-2.0, 6.0]]
     """
-    number("scale", scale, "> 0 and finite", lambda x: 0 < x < float("inf"))
+    positive("scale", scale)
     return Attack(lambda honest, own, generator: -scale * own)
 
 
@@ -96,7 +95,7 @@ def inner_product_manipulation(*, epsilon: float) -> Attack:
     >>> inner_product_manipulation(epsilon=0.5).forge(torch.tensor([[1.0], [3.0]]), torch.zeros(2, 1), None).tolist()
     [[-1.0], [-1.0]]
     """
-    number("epsilon", epsilon, "> 0 and finite", lambda x: 0 < x < float("inf"))
+    positive("epsilon", epsilon)
     return Attack(lambda honest, own, generator: (-epsilon * honest.mean(0)).expand_as(own))
 
 
@@ -182,10 +181,10 @@ def mimic_target(rounds: Tensor) -> int:
 @recorded
 def gaussian(*, std: float) -> Attack:
     """``N(0, std^2 I)`` from each, drawn anew (Blanchard et al. 2017, who take 200 for ``std``)."""
-    number("std", std, "> 0 and finite", lambda x: 0 < x < float("inf"))
+    positive("std", std)
 
     def forge(honest: Tensor, own: Tensor, generator: np.random.Generator | None) -> Tensor:
-        return torch.from_numpy(given(generator).normal(0.0, std, size=tuple(own.shape))).to(own)
+        return torch.from_numpy(require_generator(generator).normal(0.0, std, size=tuple(own.shape))).to(own)
 
     return Attack(forge)
 
@@ -207,10 +206,10 @@ def label_flip(*, classes: int | None = None) -> Attack:
     """
     if classes is not None:
         whole("classes", classes, 2)
-    return Attack(labels=lambda labels: flipped(labels, classes))
+    return Attack(labels=lambda labels: flip_labels(labels, classes))
 
 
-def flipped(labels: Tensor, classes: int | None) -> Tensor:
+def flip_labels(labels: Tensor, classes: int | None) -> Tensor:
     """The labels, or targets where ``classes`` is None, turned round."""
     if classes is None:
         hint = "For instance moiety.attack.label_flip(classes=10)."

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from moiety.clients.states import Personal
+import torch
+from torch import Tensor
+
+from moiety.errors import choice
+from moiety.local import Personal
 from moiety.local.schedules import schedule_or_constant
 from moiety.server.mean import weighted_mean
 from moiety.server.optimisers import server_or_mean
 from moiety.types import Algorithm, ClientUpdate, Params, Phase, Schedule, ServerOptimiser, Tree, Work
+
+WEIGHTINGS = ("examples", "batches", "uniform")
 
 
 class Server(NamedTuple):
@@ -34,6 +40,18 @@ def server_update(optimiser: ServerOptimiser, server: Server, change: Params) ->
     """Move the parameters by the optimiser and the statistics, which are no gradients, by the plain mean change."""
     shared, state = optimiser.step(server.shared, {n: change[n] for n in server.shared}, server.optimiser)
     return Server(shared, {n: s + change[n] for n, s in server.statistics.items()}, state)
+
+
+def client_weights(weighting: str, batch_size: int) -> Callable[[Work], Tensor]:
+    """A client's weight in the mean: its examples N, its batches in an epoch ceil(N / B), or 1."""
+    choice("weighting", weighting, WEIGHTINGS)
+
+    def weigh(work: Work) -> Tensor:
+        if weighting == "examples":
+            return work.examples
+        return (work.examples / float(batch_size)).ceil() if weighting == "batches" else torch.ones_like(work.examples)
+
+    return weigh
 
 
 def assemble(
@@ -77,11 +95,11 @@ def assemble(
 
 
 def adapt_statistics(
-    client_update: Callable[[Work, Params, Personal], tuple[ClientUpdate, Personal]],
-) -> Callable[[Work, Params, Personal], Personal]:
-    """The rule for newcomers where nothing is personal: only running statistics can be a client's own."""
+    client_update: Callable[[Work, Params, Any], tuple[ClientUpdate, Any]],
+) -> Callable[[Work, Params, Any], Any]:
+    """The rule for newcomers where only running statistics can be a client's own: without them there is none."""
 
-    def adapt(work: Work, received: Params, state: Personal) -> Personal:
+    def adapt(work: Work, received: Params, state: Any) -> Any:
         return client_update(work, received, state)[1] if state.personal else state
 
     return adapt

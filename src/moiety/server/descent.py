@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from moiety.local.online import Online
-from moiety.server.averaging import assemble
+from moiety.server.averaging import Server, assemble
 from moiety.server.mean import weighted_sum
-from moiety.types import Algorithm, ClientUpdate, Params, Work
-
-
-class Server(NamedTuple):
-    """The shared model, shared running statistics, and Adagrad's sums of squares."""
-
-    shared: Params
-    statistics: Params
-    squares: Params
+from moiety.types import Algorithm, ClientUpdate, Params, ServerOptimiser, Work
 
 
 def assemble_descent(
@@ -29,12 +21,12 @@ def assemble_descent(
 
     def server_update(server: Server, total: Params, share: float) -> Server:
         gradient = {n: total[n] for n in server.shared}
-        shared, squares = descent.step(server.shared, gradient, server.squares)
-        return Server(shared, server.statistics, squares)
+        shared, squares = descent.step(server.shared, gradient, server.optimiser)
+        return server._replace(shared=shared, optimiser=squares)
 
     return assemble(
         phases={"online": descent.phase},
-        init_server=lambda shared, statistics, personal: Server(dict(shared), dict(statistics), descent.init(shared)),
+        server=ServerOptimiser(descent.init, descent.step),
         client_update=client_update,
         aggregator=weighted_sum,
         server_update=server_update,

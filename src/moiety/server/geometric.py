@@ -18,7 +18,7 @@ def geometric_median(*, tolerance: float = 1e-6, iterations: int = 1000) -> Aggr
 
     Pillutla et al. 2022 ("Robust Aggregation for Federated Learning"), without weights: ``z <- T(z) = sum_i b_i x_i /
     sum_i b_i``, ``b_i = 1 / max(nu, |z - x_i|)``, here from the coordinate-wise median on. Every second step is
-    followed by the squared extrapolation of Varadhan and Roland 2008 along the last two, for without it a median near a
+    followed by the squared extrapolation of Varadhan and Roland 2008 along the last two: without it, a median near a
     client takes thousands of steps. The end is ``g(z) <= min g + tolerance s``, where s is the median distance of the
     clients from the coordinate-wise median, a length that no minority can stretch, and ``nu = tolerance s``.
 
@@ -58,32 +58,32 @@ def _weiszfeld(vectors: Tensor, tolerance: float, iterations: int) -> Tensor:
         pull = distances.clamp(min=nu).reciprocal()
         there: Tensor = pull @ spread / pull.sum()
         gradient = (there - at).norm() * pull.mean()
-        if bool(gradient * _reach(distances, nu) <= nu / 2):
+        if bool(gradient * _bound_distance(distances, nu) <= nu / 2):
             return centre + there
-        after = _extrapolated(before, at, there, spread, nu) if i % 2 == 1 else there
+        after = _extrapolate(before, at, there, spread, nu) if i % 2 == 1 else there
         before, at, distances = at, after, (spread - after).norm(dim=1)
     text = f"geometric_median: tolerance {tolerance} is not certified after {iterations} iterations; the last is taken."
     warnings.warn(text, stacklevel=2)
     return centre + at
 
 
-def _extrapolated(before: Tensor, at: Tensor, there: Tensor, spread: Tensor, nu: float) -> Tensor:
+def _extrapolate(before: Tensor, at: Tensor, there: Tensor, spread: Tensor, nu: float) -> Tensor:
     """Where the steps from ``before`` to ``at`` and ``there`` lead, or ``there`` itself if no such point is lower."""
     first, bend = at - before, there - 2 * at + before
     factor = min(float(first.norm() / bend.norm()), 1e6)
     while factor > 1.5:
         jump = before + 2 * factor * first + factor**2 * bend
-        if bool(_rise(there, jump, spread, nu) <= 0):
+        if bool(_measure_rise(there, jump, spread, nu) <= 0):
             return jump
         factor /= 2
     return there
 
 
-def _smooth(distances: Tensor, nu: float) -> Tensor:
+def _smooth_distances(distances: Tensor, nu: float) -> Tensor:
     return torch.where(distances < nu, distances.square() / (2 * nu) + nu / 2, distances)
 
 
-def _rise(z: Tensor, y: Tensor, spread: Tensor, nu: float) -> Tensor:
+def _measure_rise(z: Tensor, y: Tensor, spread: Tensor, nu: float) -> Tensor:
     """By how much n G is greater in y than in z.
 
     |x - y| - |x - z| is the difference of the squares over the sum: the length of far clients must not drown it.
@@ -91,13 +91,13 @@ def _rise(z: Tensor, y: Tensor, spread: Tensor, nu: float) -> Tensor:
     from_z, from_y = (spread - z).norm(dim=1), (spread - y).norm(dim=1)
     apart = (2 * spread - z - y) @ (z - y) / (from_z + from_y)
     near = torch.minimum(from_z, from_y) < nu
-    return torch.where(near, _smooth(from_y, nu) - _smooth(from_z, nu), apart).sum()
+    return torch.where(near, _smooth_distances(from_y, nu) - _smooth_distances(from_z, nu), apart).sum()
 
 
-def _reach(distances: Tensor, nu: float) -> Tensor:
+def _bound_distance(distances: Tensor, nu: float) -> Tensor:
     """A bound on how far the point with these distances is from a minimiser of the smoothed sum."""
     n = len(distances)
     near = distances.sort().values
     majorities = torch.arange(n // 2 + 1, n + 1, device=distances.device)
-    bounds = (near + _smooth(near, nu)).cumsum(0)[n // 2 :] / (2 * majorities - n)
+    bounds = (near + _smooth_distances(near, nu)).cumsum(0)[n // 2 :] / (2 * majorities - n)
     return torch.minimum(bounds.min(), near[-1])

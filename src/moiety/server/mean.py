@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from moiety.errors import choice
-from moiety.types import ClientUpdate, Params, Work
-
-WEIGHTINGS = ("examples", "batches", "uniform")
-
-
-def client_weights(weighting: str, batch_size: int) -> Callable[[Work], Tensor]:
-    """A client's weight in the mean: its examples N, its batches in an epoch ceil(N / B), or 1."""
-    choice("weighting", weighting, WEIGHTINGS)
-
-    def weigh(work: Work) -> Tensor:
-        if weighting == "examples":
-            return work.examples
-        return (work.examples / float(batch_size)).ceil() if weighting == "batches" else torch.ones_like(work.examples)
-
-    return weigh
+from moiety.types import ClientUpdate, Params
 
 
 def weighted_mean(updates: Sequence[ClientUpdate]) -> Params:

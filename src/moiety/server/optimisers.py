@@ -7,14 +7,13 @@ it persists across rounds and checkpoints.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from moiety.errors import kind, number
+from moiety.errors import kind, number, positive
 from moiety.spec import recorded
 from moiety.types import Params, ServerOptimiser, Tree
 
@@ -95,7 +94,7 @@ def yogi(*, lr: float, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-
 
 
 def _check(lr: float, beta1: float = 0.0, beta2: float = 0.0, eps: float = 1.0) -> None:
-    number("server.lr", lr, "> 0 and finite", lambda x: 0 < x < math.inf)
+    positive("server.lr", lr)
     number("server.beta1", beta1, ">= 0 and < 1", lambda x: 0 <= x < 1)
     number("server.beta2", beta2, ">= 0 and < 1", lambda x: 0 <= x < 1)
     number("server.eps", eps, "> 0", lambda x: x > 0)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moiety.errors import kind, whole
-from moiety.server.robust import Aggregator, enough, given, squared_distances
+from moiety.server.robust import Aggregator, require_clients, require_generator, squared_distances
 from moiety.spec import recorded
 
 HINT = "For instance moiety.aggregator.median()."
@@ -19,7 +19,7 @@ def bucketing(*, size: int, then: Aggregator) -> Aggregator:
 
     "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", Algorithm 1, with s for ``size``: ``y_i = mean
     of x_pi(k) for k = (i - 1) s + 1 ... min(n, i s)`` and a random permutation pi. A Byzantine client spoils at most
-    one bucket, so ``then`` is to expect as many Byzantine buckets as there are Byzantine clients. Where these are a
+    one bucket, so ``then`` must expect as many Byzantine buckets as there are Byzantine clients. Where these are a
     part delta of all, s = floor(delta_max / delta) makes ``krum`` (delta_max 1/4), ``geometric_median`` and ``median``
     (1/2) agnostic robust aggregators (Theorem I). All in one bucket is the mean.
 
@@ -31,7 +31,7 @@ def bucketing(*, size: int, then: Aggregator) -> Aggregator:
     kind("then", then, Aggregator, "an aggregator", HINT)
 
     def join(vectors: Tensor, generator: np.random.Generator | None) -> Tensor:
-        order = torch.from_numpy(given(generator).permutation(len(vectors)))
+        order = torch.from_numpy(require_generator(generator).permutation(len(vectors)))
         return then.join(bucket_means(vectors, order.to(vectors.device), size), generator)
 
     return Aggregator(join, least=size * (then.least - 1) + 1)
@@ -59,18 +59,18 @@ def nearest_neighbour_mixing(*, byzantine: int, then: Aggregator) -> Aggregator:
     kind("then", then, Aggregator, "an aggregator", HINT)
 
     def join(vectors: Tensor, generator: np.random.Generator | None) -> Tensor:
-        return then.join(mixed(vectors, byzantine), generator)
+        return then.join(mix_with_nearest(vectors, byzantine), generator)
 
     return Aggregator(join, least=max(2 * byzantine + 1, then.least))
 
 
-def mixed(vectors: Tensor, byzantine: int) -> Tensor:
+def mix_with_nearest(vectors: Tensor, byzantine: int) -> Tensor:
     """Each row's mean with its nearest, n - ``byzantine`` in all.
 
-    >>> mixed(torch.tensor([[0.0], [1.0], [5.0], [100.0]], dtype=torch.float64), 1).tolist()
+    >>> mix_with_nearest(torch.tensor([[0.0], [1.0], [5.0], [100.0]], dtype=torch.float64), 1).tolist()
     [[2.0], [2.0], [2.0], [35.333...]]
     """
     n = len(vectors)
-    enough(n, 2 * byzantine + 1, f"nearest_neighbour_mixing(byzantine={byzantine})")
+    require_clients(n, 2 * byzantine + 1, f"nearest_neighbour_mixing(byzantine={byzantine})")
     nearest = squared_distances(vectors).argsort(dim=1, stable=True)[:, : n - byzantine]
     return torch.stack([vectors[rows].mean(0) for rows in nearest])

@@ -6,7 +6,7 @@ Karimireddy et al. 2021 and 2022 and Gorbunov et al. 2023): if at most a part de
 and the honest ones have mean m and mean squared distance sigma^2 from each other, then ``E |aggregate - m|^2 <= c delta
 sigma^2``, without sigma being given. The mean fails it. ``krum``, ``geometric_median`` and ``median`` alone fail it too
 (with nobody Byzantine they are not the mean) and hold it behind ``bucketing`` (Karimireddy et al. 2022); behind
-``nearest_neighbour_mixing`` they hold the kindred bound of Allouah et al. 2023. ``centred_clipping`` is given a radius,
+``nearest_neighbour_mixing`` they hold the similar bound of Allouah et al. 2023. ``centred_clipping`` is given a radius,
 so it is not agnostic.
 
 What all of them do here:
@@ -24,18 +24,18 @@ What all of them do here:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from moiety import tree
-from moiety.errors import MoietyError, message, must, number, whole
+from moiety.errors import must, number, refuse, whole
+from moiety.local import from_vector, take_floats, to_vector
 from moiety.server.mean import weighted_mean
 from moiety.spec import recorded
-from moiety.types import ClientUpdate, Params
+from moiety.types import ClientUpdate, Params, Recorded
 
 Join = Callable[[Tensor, np.random.Generator | None], Tensor]
 """From the (n, d) float64 matrix of n clients' vectors, and a source of chance, to one vector of d."""
@@ -44,17 +44,16 @@ LARGEST = 1e100
 
 
 @dataclass(frozen=True)
-class Aggregator:
+class Aggregator(Recorded):
     """Joins the uploads of a round; made by one of the builders of ``moiety.aggregator``.
 
-    ``join`` is the rule on stacked vectors, of which it needs at ``least`` so many. Where it draws (``bucketing``),
+    ``join`` is the rule on stacked vectors; ``least`` is how many of them it needs. Where it draws (``bucketing``),
     ``aggregate`` must be given a generator, one for each round: ``moiety.random.generator(seed, "aggregate", round)``.
     """
 
     join: Join
     weighted: bool = False
     least: int = 1
-    spec: dict[str, Any] = field(default_factory=dict)
 
     def aggregate(self, updates: Sequence[ClientUpdate], generator: np.random.Generator | None = None) -> Params:
         """One upload from many; no update is changed."""
@@ -64,23 +63,16 @@ class Aggregator:
         first = updates[0].upload
         joined: Params = {}
         if any(x.is_floating_point() for x in first.values()):
-            vectors = stacked(updates).clamp_(-LARGEST, LARGEST)
+            vectors = stack_uploads(updates).clamp_(-LARGEST, LARGEST)
             order = torch.unique(vectors, dim=0, return_inverse=True)[1].argsort(stable=True)
-            joined = unstacked(self.join(vectors[order], generator), first)
+            joined = from_vector(self.join(vectors[order], generator), take_floats(first))
         return {n: joined[n] if n in joined else _whole_median([u.upload[n] for u in updates]) for n in first}
 
 
-def stacked(updates: Sequence[ClientUpdate]) -> Tensor:
+def stack_uploads(updates: Sequence[ClientUpdate]) -> Tensor:
     """The floating tensors of each upload as one row, in float64."""
-    names = [n for n, x in updates[0].upload.items() if x.is_floating_point()]
-    return torch.stack([torch.cat([u.upload[n].detach().reshape(-1).double() for n in names]) for u in updates])
-
-
-def unstacked(vector: Tensor, like: Params) -> Params:
-    """The floating tensors of an upload laid out as ``like``, cut from a row of ``stacked``."""
-    floats = {n: x for n, x in like.items() if x.is_floating_point()}
-    parts = torch.split(vector, [x.numel() for x in floats.values()])
-    return {n: part.reshape(x.shape).to(x.dtype) for (n, x), part in zip(floats.items(), parts, strict=True)}
+    names = take_floats(updates[0].upload)
+    return torch.stack([to_vector({n: u.upload[n].detach().double() for n in names}) for u in updates])
 
 
 def _check(updates: Sequence[ClientUpdate]) -> None:
@@ -99,15 +91,15 @@ def _whole_median(values: list[Tensor]) -> Tensor:
     return (low + (high - low) // 2).to(values[0].dtype)
 
 
-def given(generator: np.random.Generator | None) -> np.random.Generator:
+def require_generator(generator: np.random.Generator | None) -> np.random.Generator:
     """The generator, or an error where there is none."""
     if generator is None:
         hint = "For instance moiety.random.generator(seed, purpose, round)."
-        raise MoietyError(message("generator", "given to what draws at random", None, hint))
+        refuse("generator", "given to what draws at random", None, hint)
     return generator
 
 
-def enough(clients: int, least: int, needs: str) -> None:
+def require_clients(clients: int, least: int, needs: str) -> None:
     """Raise unless at least ``least`` vectors came; ``needs`` says who needs them."""
     hint = "Ask more clients in a round, or fewer in a bucket, or expect fewer Byzantine ones."
     must(clients >= least, "updates", f"at least {least} for {needs}", clients, hint)
@@ -159,7 +151,7 @@ def trimmed_mean(*, byzantine: int) -> Aggregator:
 
     def join(vectors: Tensor, generator: np.random.Generator | None) -> Tensor:
         n = len(vectors)
-        enough(n, 2 * byzantine + 1, f"trimmed_mean(byzantine={byzantine})")
+        require_clients(n, 2 * byzantine + 1, f"trimmed_mean(byzantine={byzantine})")
         return vectors.sort(0).values[byzantine : n - byzantine].mean(0)
 
     return Aggregator(join, least=2 * byzantine + 1)
@@ -180,14 +172,14 @@ def krum(*, byzantine: int) -> Aggregator:
     """
     whole("byzantine", byzantine, 0)
     least = 2 * byzantine + 3
-    return Aggregator(lambda vectors, generator: vectors[_by_krum(vectors, byzantine, "krum")[0]], least=least)
+    return Aggregator(lambda vectors, generator: vectors[_order_by_krum(vectors, byzantine, "krum")[0]], least=least)
 
 
 @recorded
 def multi_krum(*, byzantine: int, keep: int) -> Aggregator:
     """The mean of the ``keep`` vectors with the least scores of ``krum`` (Multi-Krum, Blanchard et al. 2017).
 
-    At most n - f can be kept, for as many are honest; each kept one obeys the bound of ``krum``.
+    At most n - f can be kept, the number of honest ones. Each kept vector obeys the bound of ``krum``.
 
     >>> multi_krum(byzantine=1, keep=2).join(torch.tensor([[0.0], [1.0], [3.0], [7.0], [100.0]]), None).tolist()
     [0.5]
@@ -196,16 +188,16 @@ def multi_krum(*, byzantine: int, keep: int) -> Aggregator:
     whole("keep", keep, 1)
 
     def join(vectors: Tensor, generator: np.random.Generator | None) -> Tensor:
-        enough(len(vectors), keep + byzantine, f"multi_krum(byzantine={byzantine}, keep={keep})")
-        return vectors[_by_krum(vectors, byzantine, "multi_krum")[:keep]].mean(0)
+        require_clients(len(vectors), keep + byzantine, f"multi_krum(byzantine={byzantine}, keep={keep})")
+        return vectors[_order_by_krum(vectors, byzantine, "multi_krum")[:keep]].mean(0)
 
     return Aggregator(join, least=max(2 * byzantine + 3, keep + byzantine))
 
 
-def _by_krum(vectors: Tensor, byzantine: int, name: str) -> Tensor:
+def _order_by_krum(vectors: Tensor, byzantine: int, name: str) -> Tensor:
     """The rows from the least score of ``krum`` to the greatest."""
     n = len(vectors)
-    enough(n, 2 * byzantine + 3, f"{name}(byzantine={byzantine})")
+    require_clients(n, 2 * byzantine + 3, f"{name}(byzantine={byzantine})")
     nearest = squared_distances(vectors).sort(1).values[:, 1 : n - byzantine - 1]  # a row's first is itself
     return nearest.sum(1).argsort(stable=True)
 

@@ -8,13 +8,13 @@ model, since both run the very same operations.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.random import fork_rng
 
 from moiety.types import Params
 
@@ -87,11 +87,11 @@ def divide(
     not be random, and must not depend on the other rows of the batch.
     """
     try:
-        with _draws_restored():
+        with fork_rng(devices=()):  # what runs within may draw
             graph = fx.Tracer().trace(module)
     except Exception as error:  # tracing runs the user's code, which may raise anything
         return f"the model cannot be traced ({_shorten(error)})"
-    cut = _cut(module, graph, trained)
+    cut = _cut_graph(module, graph, trained)
     if cut is None:
         return None
     names = tensor_names(module)
@@ -103,10 +103,11 @@ def divide(
 
     count = sum(node.op == "placeholder" for node in cut[1].nodes)
     divided = Divided(count, features, suffix.on_copies)
-    return _objection(prefix.module, divided, params, inputs) or _difference(module, divided, params, inputs) or divided
+    objection = _find_objection(prefix.module, divided, params, inputs)
+    return objection or _find_difference(module, divided, params, inputs) or divided
 
 
-def _cut(module: nn.Module, graph: fx.Graph, trained: frozenset[str]) -> tuple[fx.Graph, fx.Graph] | None:
+def _cut_graph(module: nn.Module, graph: fx.Graph, trained: frozenset[str]) -> tuple[fx.Graph, fx.Graph] | None:
     """The two graphs; None where nothing is computed before the trained parameters, or they do not reach the output."""
     names = {id(p): n for n, p in module.named_parameters()}
     reached: set[fx.Node] = set()  # by a trained parameter
@@ -162,27 +163,17 @@ def _ancestors(nodes: Sequence[fx.Node], stop: set[fx.Node] | None = None) -> se
     return known
 
 
-@contextlib.contextmanager
-def _draws_restored() -> Iterator[None]:
-    """Leave torch's own generator as it was: what runs within may draw."""
-    before = torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(before)
-
-
 def _shorten(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
 
 
-def _difference(module: nn.Module, divided: Divided, params: Params, inputs: Sequence[Tensor]) -> str | None:
+def _find_difference(module: nn.Module, divided: Divided, params: Params, inputs: Sequence[Tensor]) -> str | None:
     """Why the two parts do not give what the model gives: a value that tracing froze (noise, a flag) shows here."""
     whole = Call(module)
     try:
         for seed in (1, 2):
             own = {n: p.clone() for n, p in params.items()}
-            with torch.no_grad(), _draws_restored():
+            with torch.no_grad(), fork_rng(devices=()):
                 torch.default_generator.manual_seed(seed)
                 wanted = whole(own, [column.clone() for column in inputs])[0]
                 torch.default_generator.manual_seed(seed)
@@ -194,12 +185,12 @@ def _difference(module: nn.Module, divided: Divided, params: Params, inputs: Seq
     return None
 
 
-def _objection(prefix: nn.Module, divided: Divided, params: Params, inputs: Sequence[Tensor]) -> str | None:
+def _find_objection(prefix: nn.Module, divided: Divided, params: Params, inputs: Sequence[Tensor]) -> str | None:
     """Why the features cannot be kept, found by trying; None if they can."""
     if any(isinstance(m, nn.modules.batchnorm._NormBase) for m in prefix.modules()):
         return "a normalisation over the batch, in training mode, before the trained parameters"
     try:
-        with torch.no_grad(), _draws_restored():
+        with torch.no_grad(), fork_rng(devices=()):
             first, again = divided.features(params, inputs), divided.features(params, inputs)
             fewer = divided.features(params, [column[:-1] for column in inputs])
     except Exception as error:

@@ -3,7 +3,7 @@
 from moiety.transport.codecs import CODECS
 from moiety.transport.guard import PrivacyError, check
 from moiety.transport.ledger import Ledger, device_memory
-from moiety.transport.wire import pack, payload_bytes, unpack, value_bytes
+from moiety.transport.wire import message_bytes, pack, payload_bytes, unpack, value_bytes
 
 __all__ = [
     "CODECS",
@@ -11,6 +11,7 @@ __all__ = [
     "PrivacyError",
     "check",
     "device_memory",
+    "message_bytes",
     "pack",
     "payload_bytes",
     "unpack",

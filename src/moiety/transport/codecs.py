@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 import numbers
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from moiety.errors import must, number, whole
+from moiety.local import from_vector, take_floats, to_vector
 from moiety.random import generator
 from moiety.spec import recorded
 from moiety.transport.sparse import sparse
@@ -57,7 +58,8 @@ def qsgd(*, levels: int) -> Codec:
         wide = any(p.dtype == torch.float64 for p in floats.values())
         exact = torch.tensor([_norm(_flat(p)) for p in floats.values()], dtype=torch.float64)
         norms = exact.to(torch.float64 if wide else torch.float32)
-        codes = [_levels(_flat(p), norm, levels, rng) for p, norm in zip(floats.values(), norms.tolist(), strict=True)]
+        pairs = zip(floats.values(), norms.tolist(), strict=True)
+        codes = [_round_to_levels(_flat(p), norm, levels, rng) for p, norm in pairs]
         # From -s..s to 0..2s.
         return {NORMS: norms, CODES: torch.from_numpy(pack_bits(np.concatenate(codes) + levels, bits))}
 
@@ -68,8 +70,8 @@ def qsgd(*, levels: int) -> Codec:
         signed = unpack_bits(codes.cpu().numpy(), bits, count) - levels
         # Not finite where the norm is not, the zeros too: the server leaves such an upload out.
         with np.errstate(invalid="ignore"):
-            pieces = zip(_cut(signed, like), norms.tolist(), strict=True)
-            return {name: _as(norm * (values / levels), like[name]) for (name, values), norm in pieces}
+            sizes = [p.numel() for p in like.values()]
+            return _lay_out(np.repeat(norms.double().cpu().numpy(), sizes) * (signed / levels), like)
 
     return _codec_of_floats(encode, decode)
 
@@ -103,9 +105,9 @@ def rand_k(*, k: int | float) -> Codec:
 
     def encode(floats: Params, rng: np.random.Generator) -> Params:
         widest = functools.reduce(torch.promote_types, [p.dtype for p in floats.values()])
-        flat = torch.cat([p.detach().reshape(-1).to(widest) for p in floats.values()])
+        flat = to_vector({name: p.detach().to(widest) for name, p in floats.items()})
         seed = int(rng.integers(1 << 63))
-        kept = torch.from_numpy(places(seed, len(flat), count_kept(len(flat))))
+        kept = torch.from_numpy(draw_places(seed, len(flat), count_kept(len(flat))))
         return {SEED: torch.tensor([seed]), VALUES: flat[kept.to(flat.device)]}
 
     def decode(packed: Params, like: Params) -> Params:
@@ -113,8 +115,8 @@ def rand_k(*, k: int | float) -> Codec:
         many = count_kept(count)
         seed, values = _take(packed, SEED, 1), _take(packed, VALUES, many)
         flat = np.zeros(count)
-        flat[places(int(seed), count, many)] = values.double().cpu().numpy() * (count / many)
-        return {name: _as(piece, like[name]) for name, piece in _cut(flat, like)}
+        flat[draw_places(int(seed), count, many)] = values.double().cpu().numpy() * (count / many)
+        return _lay_out(flat, like)
 
     return _codec_of_floats(encode, decode)
 
@@ -125,8 +127,8 @@ def _codec_of_floats(
     """A codec that compresses floating-point tensors, in an order that both sides know; the others pass as they are."""
 
     def split(params: Params) -> tuple[Params, Params]:
-        names = [name for name in sorted(params) if params[name].is_floating_point() and params[name].numel()]
-        return {name: params[name] for name in names}, {name: p for name, p in params.items() if name not in names}
+        floats = {name: p for name, p in sorted(take_floats(params).items()) if p.numel()}
+        return floats, {name: p for name, p in params.items() if name not in floats}
 
     def encode_all(upload: Params, rng: np.random.Generator) -> Params:
         floats, others = split(upload)
@@ -141,10 +143,10 @@ def _codec_of_floats(
     return Codec(encode_all, decode_all)
 
 
-def places(seed: int, count: int, many: int) -> np.ndarray:
+def draw_places(seed: int, count: int, many: int) -> np.ndarray:
     """``many`` of the numbers below ``count``, all subsets equally likely, ascending.
 
-    >>> places(0, 5, 5).tolist()
+    >>> draw_places(0, 5, 5).tolist()
     [0, 1, 2, 3, 4]
     """
     return np.sort(generator(seed, "rand_k").choice(count, many, replace=False, shuffle=False))
@@ -191,7 +193,7 @@ def _norm(x: np.ndarray) -> float:
     return most * float(np.sqrt(np.square(x / most).sum())) if 0 < most < math.inf else most
 
 
-def _levels(x: np.ndarray, norm: float, levels: int, rng: np.random.Generator) -> np.ndarray:
+def _round_to_levels(x: np.ndarray, norm: float, levels: int, rng: np.random.Generator) -> np.ndarray:
     """Whole numbers from -s to s. Chance is drawn for every number, whatever it is."""
     chance = rng.random(len(x))
     if not 0 < norm < math.inf:
@@ -204,16 +206,9 @@ def _levels(x: np.ndarray, norm: float, levels: int, rng: np.random.Generator) -
     return signed
 
 
-def _cut(flat: np.ndarray, wanted: Params) -> Iterator[tuple[str, np.ndarray]]:
-    """The piece of each tensor, in order."""
-    at = 0
-    for name, p in wanted.items():
-        yield name, flat[at : at + p.numel()]
-        at += p.numel()
-
-
-def _as(values: np.ndarray, like: Tensor) -> Tensor:
-    return torch.from_numpy(values).to(like.device, like.dtype).reshape(like.shape)
+def _lay_out(flat: np.ndarray, like: Params) -> Params:
+    """The numbers one after another as tensors like those of ``like``."""
+    return from_vector(torch.from_numpy(flat).to(next(iter(like.values())).device), like)
 
 
 def _take(packed: Params, name: str, count: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from moiety.transport.wire import payload_bytes, value_bytes
+from moiety.transport.wire import value_bytes
 from moiety.types import Params
 
 
@@ -30,17 +30,9 @@ class Ledger:
     search_flops: float = 0.0
     device_memory: int = 0
 
-    def broadcast(self, down: Params, clients: int) -> None:
-        """Count one broadcast to each of ``clients``."""
-        self.down(clients * value_bytes(down), clients * payload_bytes(down), clients)
-
-    def upload(self, up: Params, clients: int = 1) -> None:
-        """Count one upload from each of ``clients``."""
-        self.up(clients * value_bytes(up), clients * payload_bytes(up))
-
-    def down(self, values: int, payload: int, clients: int = 1) -> None:
-        """Count bytes to clients that were asked."""
-        self.client_updates += clients
+    def down(self, values: int, payload: int) -> None:
+        """Count a broadcast to one client that is asked."""
+        self.client_updates += 1
         self.down_values += values
         self.down_payload += payload
 

@@ -27,12 +27,12 @@ def sparse() -> Codec:
 
     def encode(upload: Params, rng: np.random.Generator) -> Params:
         masks = {name: p != 0 for name, p in upload.items() if p.is_floating_point()}
-        return sparse_pack(upload, {name: mask for name, mask in masks.items() if _pays(mask, upload[name])})
+        return sparse_pack(upload, {name: mask for name, mask in masks.items() if _is_shorter(mask, upload[name])})
 
     return Codec(encode, lambda packed, like: sparse_unpack(packed, like)[0])
 
 
-def _pays(mask: Tensor, like: Tensor) -> bool:
+def _is_shorter(mask: Tensor, like: Tensor) -> bool:
     """Whether a tensor is shorter without its zeros."""
     count, size = int(mask.sum()), mask.numel()
     return count * like.element_size() + min(4 * count, -(-size // 8)) < size * like.element_size()
@@ -68,7 +68,7 @@ def sparse_unpack(packed: Params, like: Params, masks: Params | None = None) -> 
     values, active_places = {}, {}
     for name, p in like.items():
         must(name in packed, "payload", f"one that holds {name}", "none of that name")
-        mask = _mask(packed, name, p) if masks is None else masks.get(name)
+        mask = _read_mask(packed, name, p) if masks is None else masks.get(name)
         if mask is None:
             values[name] = packed[name]
             continue
@@ -80,7 +80,7 @@ def sparse_unpack(packed: Params, like: Params, masks: Params | None = None) -> 
     return values, active_places
 
 
-def _mask(packed: Params, name: str, like: Tensor) -> Tensor | None:
+def _read_mask(packed: Params, name: str, like: Tensor) -> Tensor | None:
     """The mask that was sent for a tensor, None where it went whole."""
     if PLACES + name in packed:
         mask = torch.zeros(like.numel(), dtype=torch.bool)
@@ -116,7 +116,7 @@ def sparse_bytes(like: Params, counts: dict[str, int], *, known: bool = False) -
     return values, payload_bytes(layout)
 
 
-def active(masks: Params) -> dict[str, int]:
+def count_active(masks: Params) -> dict[str, int]:
     """How many places of each mask are active."""
     return {name: int(mask.sum()) for name, mask in masks.items()}
 

@@ -35,6 +35,11 @@ def payload_bytes(params: Params) -> int:
     return _packed_length(tuple((n, p.shape, p.dtype) for n, p in params.items())) if params else 0
 
 
+def message_bytes(params: Params) -> tuple[int, int]:
+    """Bytes of the values alone, and of the message on the wire."""
+    return value_bytes(params), payload_bytes(params)
+
+
 @functools.lru_cache(maxsize=64)
 def _packed_length(layout: tuple[tuple[str, torch.Size, torch.dtype], ...]) -> int:
     # The length depends on names, shapes and types alone: every client's upload has the same.

@@ -29,7 +29,7 @@ def begin_masked(shared: Params, personal: Params, mask: Params) -> Masked:
     return Masked(personal, mask, next(iter(shared.values())).new_zeros((), dtype=torch.bool))
 
 
-def differ(state: Masked, one: Params, other: Params) -> Tensor:
+def masks_differ(state: Masked, one: Params, other: Params) -> Tensor:
     """Whether two sets of masks differ anywhere, as a tensor without axes."""
     differs = torch.zeros_like(state.asked)
     for name, mask in one.items():
@@ -43,7 +43,7 @@ def masked_model(received: Params, state: Masked) -> tuple[Params, Params]:
 
 
 def masked_work(work: Work, mask: Params) -> Work:
-    """The same work with gradients that are 0 wherever the mask is."""
+    """The same work, with gradients set to 0 where the mask is 0."""
     loose = sorted(set(mask) - set(work.shared))
     hint = "A buffer of two or more axes cannot be masked: make it personal or frozen."
     must(not loose, "split", "one whose shared matrices are all trained", ", ".join(loose), hint)

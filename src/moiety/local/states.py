@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moiety.local.verbs import either
+from moiety.local.verbs import select
 from moiety.types import Params, Work
 
 
@@ -37,4 +37,4 @@ def keep_own_model(work: Work, model: Params, state: OwnModel) -> OwnModel:
 
 def own_model(received: Params, state: OwnModel) -> tuple[Params, Params]:
     """The two parts that a client predicts with: its own, or what it received as long as it was never asked."""
-    return either(state.asked, state.shared, received), state.personal
+    return select(state.asked, state.shared, received), state.personal
