@@ -16,7 +16,7 @@ import numpy as np
 import moiety as mo
 from moiety.experiments import Cell, Cells, Page, Results, Row, Section, compare, table_row
 from moiety_recipes.fedpop_pages import build_page, count_claims, judge
-from moiety_recipes.pictures import average_pixels
+from moiety_recipes.pictures import average_pixels, replace_pictures
 
 FEDSOUL = "FedSOUL"
 PERSONAL_HEAD = ("FedRep", FEDSOUL)
@@ -108,11 +108,6 @@ DIGITS = Deal(
     scarce=Scarce(share=0.5, pictures=5),
 )
 """Small enough to end in seconds, for scale ``ci``."""
-
-
-def replace_pictures(fed: mo.FederatedData, change: Callable[[np.ndarray], np.ndarray]) -> mo.FederatedData:
-    """The data with changed pictures."""
-    return replace(fed, columns={**fed.columns, "x": change(fed.columns["x"])}, spec={})
 
 
 def shrink(fed: mo.FederatedData, scarce: Scarce, seed: int) -> mo.FederatedData:

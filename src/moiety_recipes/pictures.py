@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import moiety as mo
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import nn
 
 NAMES = {"digits": "Handwritten digits (scikit-learn)", "fashion_mnist": "Pictures of clothes (Fashion-MNIST)"}
@@ -55,9 +57,13 @@ class Pictures:
         return mo.models.cnn(classes=10, seed=seed)
 
 
+def replace_pictures(fed: mo.FederatedData, change: Callable[[np.ndarray], np.ndarray]) -> mo.FederatedData:
+    """The data with changed pictures."""
+    return replace(fed, columns={**fed.columns, "x": change(fed.columns["x"])}, spec={})
+
+
 def average_pixels(fed: mo.FederatedData) -> mo.FederatedData:
     """The data with the mean of every 2 x 2 pixels."""
-    x = fed.columns["x"]
-    rows, channels, height, width = x.shape
-    small = x.reshape(rows, channels, height // 2, 2, width // 2, 2).mean(axis=(3, 5))
-    return replace(fed, columns={**fed.columns, "x": small}, spec={})
+    rows, channels, height, width = fed.columns["x"].shape
+    blocks = (rows, channels, height // 2, 2, width // 2, 2)
+    return replace_pictures(fed, lambda x: x.reshape(blocks).mean(axis=(3, 5)))
