@@ -110,6 +110,13 @@ DIGITS = Deal(
 """Small enough to end in seconds, for scale ``ci``."""
 
 
+def deal_cifar10(paper: bool, **fields: Any) -> Deal:
+    """CIFAR-10 on 100 clients: whole pictures at scale ``paper``, else few of them, averaged to 16 x 16 pixels."""
+    rows, test_rows = (500, 100) if paper else (50, 50)
+    sizes = {"clients": 100, "rows": rows, "test_rows": test_rows, "small": not paper}
+    return Deal(**{"title": "CIFAR-10, {0.classes} classes a client", "source": "cifar10", **sizes, **fields})
+
+
 def shrink(fed: mo.FederatedData, scarce: Scarce, seed: int) -> mo.FederatedData:
     """The data with a share of the clients, drawn, left with fewer training rows each, drawn as well."""
     rng = mo.random.generator(seed, "shrunk")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import moiety as mo
-from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section, table_row
+from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section, compare, table_row
 from moiety_recipes.fedpop_pages import build_page, count_claims, judge, widen
 
 if TYPE_CHECKING:
@@ -228,21 +228,19 @@ def score(plan: Plan, seeds: Sequence[int], results: Results) -> list[Row]:
     ]
 
 
-def judge_methods(plan: Plan, seeds: Sequence[int], results: Results) -> list[Row]:
+def judge_methods(plan: Plan, seeds: Sequence[int], results: Results) -> Iterator[Row]:
     """That FedSOUL is nearer than the others, on every problem and by both measures."""
-    claims = []
     ours = [("FedSOUL", "space"), ("FedSOUL", "vectors"), (EXACT, "vectors")]
     for problem, other, (method, measure) in itertools.product(plan.problems, METHODS[1:], ours):
         near, far = (distances(seeds, results, problem, name, measure) for name in (method, other))
         row = f"{problem.shown}: {method} is ahead of {other} ({MEASURES[measure]})"
         labels = {"problem": problem.name, "method": method, "against": other, "measure": measure}
-        claims.append(judge(row, [a - b for a, b in zip(far, near, strict=True)], **labels))
-    return claims
+        yield judge(row, compare(far, near), **labels)
 
 
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     """A table for each measure, the claims, and a figure."""
-    rows, claims = score(plan, seeds, results), judge_methods(plan, seeds, results)
+    rows, claims = score(plan, seeds, results), list(judge_methods(plan, seeds, results))
     by_measure = {measure: [row for row in rows if row["measure"] == measure] for measure in MEASURES}
     spaces = [row for row in claims if row["against"] == "FedRep" and row["measure"] == "space"]
     return build_page(

@@ -6,6 +6,7 @@ trained on MNIST see Fashion-MNIST; the entropy of their predictions should be l
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,7 @@ import numpy as np
 import moiety as mo
 from moiety.experiments import Cells, Experiment, Page, Results, Row, Section, count_verdicts
 from moiety_recipes import fedpop_images as images
-from moiety_recipes.fedpop_images import DIGITS, FEDSOUL, NOISE, TUNED, Deal
+from moiety_recipes.fedpop_images import DIGITS, FEDSOUL, NOISE, TUNED, Deal, deal_cifar10
 from moiety_recipes.fedpop_pages import build_page, judge, measure_row, pool_bins, widen
 
 OTHER = "FedRep"
@@ -47,17 +48,8 @@ def plan(scale: str) -> Plan:
         deal = replace(DIGITS, strange=NOISE)
         return Plan(deals=(deal,), methods=METHODS, seeds=2, rounds=2, cohort=2, inspected=3)
     paper = scale == "paper"
-    rows, test, seeds, rounds, inspected = (500, 100, 5, 1000, 100) if paper else (50, 50, 3, 100, 40)
-    five = Deal(
-        name="cifar10-5",
-        title="CIFAR-10, {0.classes} classes a client",
-        source="cifar10",
-        clients=100,
-        classes=5,
-        rows=rows,
-        test_rows=test,
-        small=not paper,
-    )
+    seeds, rounds, inspected = (5, 1000, 100) if paper else (3, 100, 40)
+    five = deal_cifar10(paper, name="cifar10-5", classes=5)
     title = "MNIST, {0.classes} classes a client, shown Fashion-MNIST"
     mnist = replace(five, name="mnist-5", title=title, source="mnist", strange="fashion_mnist")
     deals = (replace(five, name="cifar10-2", classes=2), five, mnist)
@@ -103,11 +95,10 @@ def score(plan: Plan, seeds: Sequence[int], results: Results) -> tuple[list[Row]
     for deal in plan.deals:
         scores = {method: [results[deal.name, seed, method]["scores"] for seed in seeds] for method in METHODS}
         known = {measure: heading for measure, heading in MEASURES.items() if measure in scores[FEDSOUL][0]}
-        for method, each in scores.items():
-            for measure, heading in known.items():
-                values = [score[measure] for score in each]
-                row = f"{deal.shown}, {method}, {heading}"
-                rows.append(measure_row(row, values, measure, setting=deal.name, method=method))
+        for method, measure in itertools.product(METHODS, known):
+            values = [score[measure] for score in scores[method]]
+            row = f"{deal.shown}, {method}, {known[measure]}"
+            rows.append(measure_row(row, values, measure, setting=deal.name, method=method))
         ahead = {
             f"{words} {OTHER}": [sign * (a[key] - b[key]) for a, b in zip(*scores.values(), strict=True)]
             for key, (sign, words) in CLAIMS.items()
@@ -132,12 +123,10 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
         figures[f"reliability-{deal.name}.png"] = (f"Reliability: {deal.shown}", reliability)
         if curves := results[deal.name, seeds[0], FEDSOUL]["entropies"]:
             figures[f"entropy-{deal.name}.png"] = (f"Entropy: {deal.shown}", partial(draw_entropies, deal, curves))
-    size = (
-        f"{plan.rounds} rounds, {plan.cohort} clients a round, {len(seeds)} seeds; {plan.inspected} clients inspected."
-    )
     return build_page(
         about=ABOUT,
-        size=size,
+        size=f"{plan.rounds} rounds, {plan.cohort} clients a round, {len(seeds)} seeds;"
+        f" {plan.inspected} clients inspected.",
         tables=tables,
         rows=rows,
         claims=claims,
