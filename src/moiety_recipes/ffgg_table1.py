@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 import moiety as mo
-from moiety.experiments import Experiment, Page, Results, Row, Section, claim, table_row
+from moiety.experiments import Experiment, Page, Results, Row, Section, table_row
 from moiety_recipes import fedalt_images, fedalt_stages, fedalt_text
 from moiety_recipes.fedalt_claims import Comparison, describe_setting
 from moiety_recipes.fedalt_page import describe, show_rates
@@ -42,7 +42,7 @@ from moiety_recipes.fedalt_stages import (
     train_longer,
     train_together,
 )
-from moiety_recipes.pages import Part, join_parts
+from moiety_recipes.pages import Part, join_parts, judge_row
 
 FEMNIST: Row = {"task": "FEMNIST", "fedavg": 93.18, "input": 93.60, "output": 93.58, "adapter": 94.26}
 STACK_OVERFLOW: Row = {"task": "Stack Overflow", "fedavg": 23.82, "input": 24.11, "output": 24.92, "adapter": 24.80}
@@ -185,9 +185,8 @@ def judge(comparison: Comparison) -> Iterator[Row]:
     def judge_one(name: str, new: str, old: str, *, above: float = 0.0) -> Row:
         """Judge a split against another, FedAvg, or a step of which the paper has no number."""
         gains = comparison.gains(final[new], final.get(old, old))
-        verdict = claim(name, gains, above=above).verdict
         paper = round(theirs[new] - theirs[old], 2) if old in theirs else None
-        row = table_row(name, gains, paper=paper, scale=comparison.scale, verdict=verdict)
+        row = judge_row(name, gains, above=above, paper=paper, scale=comparison.scale)
         return {**row, "claim": name, "above": above, "each": gains}
 
     for split in splits:

@@ -1,11 +1,11 @@
-"""What the pages of several papers share: parts of a page, means with intervals as text, points of curves."""
+"""What the pages of several papers share: parts of a page, claims as rows, means with their intervals as text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from moiety.experiments import Page, Row, Section, count_verdicts
+from moiety.experiments import Page, Row, Section, claim, count_verdicts, table_row
 
 Figures = dict[str, tuple[str, Callable[[], Any]]]
 """By file name, a title and a function that draws the figure."""
@@ -30,6 +30,24 @@ def join_parts(about: str, parts: Sequence[Part], more: Mapping[str, Any] | None
         figures={file: figure for part in parts for file, figure in part.figures.items()},
         more=more or {},
     )
+
+
+def judge_row(
+    row: str,
+    differences: Sequence[float],
+    *,
+    above: float = 0.0,
+    within: float | None = None,
+    paper: float | None = None,
+    scale: float = 1.0,
+) -> Row:
+    """A claim with its verdict, as a row of ``table_row``, from one difference a seed.
+
+    >>> judge_row("FedAlt beats FedSim", [0.003, 0.004, 0.0035], scale=100)["verdict"]
+    'holds'
+    """
+    verdict = claim(row, differences, above=above, within=within).verdict
+    return table_row(row, differences, paper=paper, scale=scale, verdict=verdict)
 
 
 def show_mean(row: Mapping[str, Any], *, scale: float = 1.0, sign: str = "") -> str:

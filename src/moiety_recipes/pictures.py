@@ -57,6 +57,19 @@ class Pictures:
         return mo.models.cnn(classes=10, seed=seed)
 
 
+def deal_digits(clients: int) -> Pictures:
+    """Few handwritten digits and a small network, for scale ``ci``."""
+    return Pictures(source="digits", clients=clients, rows=20, alpha=0.5, pixels=64, hidden=(16, 8))
+
+
+def deal_clothes(paper: bool) -> Pictures:
+    """Fashion-MNIST: whole, on 100 clients with a CNN at scale ``paper``, else averaged, on 20 clients."""
+    if paper:
+        return Pictures(source="fashion_mnist", clients=100, rows=480, test=100, alpha=0.3, pixels=784)
+    sizes: dict[str, Any] = {"pixels": 196, "hidden": (64, 16), "small": True}
+    return Pictures(source="fashion_mnist", clients=20, rows=100, test=100, alpha=0.3, **sizes)
+
+
 def replace_pictures(fed: mo.FederatedData, change: Callable[[np.ndarray], np.ndarray]) -> mo.FederatedData:
     """The data with changed pictures."""
     return replace(fed, columns={**fed.columns, "x": change(fed.columns["x"])}, spec={})
