@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -208,5 +208,5 @@ def draw_curves(results: TaskResults, methods: Sequence[str]) -> Any:
 
 def _points(results: TaskResults, setting: str, method: str) -> list[Row]:
     rounds = results.courses(setting, method)[0]["rounds"]
-    spans = [interval(values) for values in zip(*results.curves(setting, method), strict=True)]
-    return [{"x": t, "mean": s.mean, "low": s.low, "high": s.high} for t, s in zip(rounds, spans, strict=True)]
+    values = zip(*results.curves(setting, method), strict=True)
+    return [{"x": t, **asdict(interval(each))} for t, each in zip(rounds, values, strict=True)]

@@ -6,6 +6,7 @@ trials each. The paper shows curves and no numbers.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -70,9 +71,8 @@ def plan(scale: str, *, divided: bool) -> Plan:
 def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
     """A cell for each data set and number of clients. The first data set is looked at before anything is written."""
     load_tasks(plan.sources[0], 1, seeds[:1])
-    for source in plan.sources:
-        for clients in plan.clients:
-            yield Cell(key=(source, f"{clients} clients"), work=partial(run_point, plan, source, clients, seeds))
+    for source, clients in itertools.product(plan.sources, plan.clients):
+        yield Cell(key=(source, f"{clients} clients"), work=partial(run_point, plan, source, clients, seeds))
 
 
 def run_point(plan: Plan, source: str, clients: int, seeds: Sequence[int]) -> Row:
