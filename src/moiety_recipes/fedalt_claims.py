@@ -81,6 +81,10 @@ class Comparison:
             for new, old in zip(self.rows(step), self.rows("fedavg"), strict=True)
         ]
 
+    def all_changes(self, step: str, column: str = "test") -> list[float]:
+        """The same of all seeds in one list."""
+        return [row[column] for rows in self.changes(step) for row in rows]
+
     def shares_hurt(self, step: str, column: str = "test") -> list[float]:
         """The share of clients that lost by a step against FedAvg, for each seed."""
         return [mo.analysis.share_hurt([rows], column=column).mean for rows in self.changes(step)]
@@ -230,11 +234,16 @@ def flatten(table: Mapping[str, Any], comparison: Comparison) -> list[Row]:
     theirs: dict[str, float | None] = {step: paper.baselines.get(name.lower()) for name, step in BASELINES.items()}
     for split, numbers in paper.table.items():
         theirs |= {step.format(split): number for step, number in zip(COLUMNS.values(), numbers, strict=True)}
-    rows = [_flat_row(step, row, scale) | {"paper": theirs.get(step)} for step, row in table["scores"].items()]
-    rows += [_flat_row(c["claim"], c, 100 if "share" in c else scale) for c in table["claims"]]
-    return [{"setting": table["setting"], **row} for row in rows]
-
-
-def _flat_row(name: str, row: Mapping[str, Any], scale: float) -> Row:
-    ends = None if row["low"] is None else [scale * row["low"], scale * row["high"]]
-    return {"row": name, "paper": None, "ours": scale * row["mean"], "interval": ends, "verdict": row.get("verdict")}
+    scores = [(step, theirs.get(step), row, scale) for step, row in table["scores"].items()]
+    claims = [(claim["claim"], None, claim, 100 if "share" in claim else scale) for claim in table["claims"]]
+    return [
+        {
+            "setting": table["setting"],
+            "row": name,
+            "paper": number,
+            "ours": times * row["mean"],
+            "interval": None if row["low"] is None else [times * row["low"], times * row["high"]],
+            "verdict": row.get("verdict"),
+        }
+        for name, number, row, times in (*scores, *claims)
+    ]

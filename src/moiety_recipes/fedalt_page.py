@@ -52,14 +52,14 @@ def show_setting(table: Row, comparison: Comparison) -> list[Section]:
         },
         "Learning rates": show_rates(table, comparison.scale),
     }
+    details = [
+        Section(title=title, rows=list(rows), level=3, text=HURT if title == "Who is hurt" else "")
+        for title, rows in tables.items()
+    ]
     return [
         Section(title=setting.name, text=describe(table, comparison), rows=list(_splits(table, comparison))),
         Section(rows=_baselines(table, comparison)),
-        *(
-            Section(title=title, rows=rows, level=3, text=HURT if title == "Who is hurt" else "")
-            for title, rows in {title: list(rows) for title, rows in tables.items()}.items()
-            if rows
-        ),
+        *(section for section in details if section.rows),
         Section(title="Notes", notes=setting.notes(setting.stages), level=3),
     ]
 
@@ -152,8 +152,10 @@ def _memory(table: Row, comparison: Comparison) -> list[Row]:
 
 def _hurt(table: Row, comparison: Comparison) -> Iterator[Row]:
     splits = comparison.setting.splits
-    steps = {f"{column}, {split}": step.format(split) for split in splits for column, step in COLUMNS.items()}
-    steps |= {name: step for name, step in BASELINES.items() if step != "fedavg"}
+    steps = {
+        **{f"{column}, {split}": step.format(split) for split in splits for column, step in COLUMNS.items()},
+        **{name: step for name, step in BASELINES.items() if step != "fedavg"},
+    }
     for name, step in steps.items():
         score, when = table["scores"][step], table["scores"][step]["hurt_when"]
         counts = {"in all seeds": when["always"], "in some": when["sometimes"], "in none": when["never"]}
@@ -186,12 +188,14 @@ def show_rates(table: Row, scale: float) -> Iterator[Row]:
 
 def compare_settings(tables: Sequence[Row]) -> Section:
     """Whether the best split depends on the task, as far as these settings can say."""
-    notes, best = [], []
-    for table in tables:
-        for claim in table["claims"]:
-            if claim["claim"].startswith("the best split is "):
-                notes.append(f"{table['setting']}: {claim['claim']}: {claim['verdict']}.")
-                best += [claim["claim"].split(",")[0]] if claim["verdict"] == HOLDS else []
+    claims = [
+        (table["setting"], claim["claim"], claim["verdict"])
+        for table in tables
+        for claim in table["claims"]
+        if claim["claim"].startswith("the best split is ")
+    ]
+    notes = [f"{setting}: {claim}: {verdict}." for setting, claim, verdict in claims]
+    best = [claim.split(",")[0] for _, claim, verdict in claims if verdict == HOLDS]
     verdict = UNDECIDED if len(best) < len(tables) else HOLDS if len(set(best)) > 1 else FAILS
     last = f"The best split depends on the task: **{verdict}** between these settings."
     return Section(title="Across the settings", notes=[*notes, last])
@@ -219,34 +223,40 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, str, Callable[[], An
     how: dict[str, Any] = {"scale": comparison.scale, "unit": "pp" if comparison.scale == 100 else comparison.metric}
     best = comparison.order([f"{split}-fedalt-final" for split in setting.splits])[0]
     best_name = best.split("-")[0]
-    steps = {"full, finetuned": f"{FULL}-finetune"}
-    steps |= {f"{split}, FedAlt": f"{split}-fedalt-final" for split in setting.splits}
-
-    title = "change against FedAvg by the number of personal parameters (Figure 4)"
-    points = _by_parameters(comparison)
-    yield "figure4", title, partial(reports.accuracy_against_parameters, points, **how, title=setting.name)
-
-    title = "change of every client by its training rows, first seed (Figures 5 and 8)"
-    shown = {"full, finetuned": f"{FULL}-finetune", f"{best_name}, FedAlt": best}
-    first = {name: comparison.changes(step)[0] for name, step in shown.items()}
-    yield "figure5", title, partial(reports.scatter_change, first, **how)
-
+    steps = {
+        "full, finetuned": f"{FULL}-finetune",
+        **{f"{split}, FedAlt": f"{split}-fedalt-final" for split in setting.splits},
+    }
+    yield (
+        "figure4",
+        "change against FedAvg by the number of personal parameters (Figure 4)",
+        partial(reports.accuracy_against_parameters, _by_parameters(comparison), **how, title=setting.name),
+    )
+    first = {name: comparison.changes(steps[name])[0] for name in ("full, finetuned", f"{best_name}, FedAlt")}
+    yield (
+        "figure5",
+        "change of every client by its training rows, first seed (Figures 5 and 8)",
+        partial(reports.scatter_change, first, **how),
+    )
     for column in ("train", "test"):
-        title = f"change of clients on {column} rows, all seeds (Figure 7)"
-        changes = {name: _all_changes(comparison, step, column) for name, step in steps.items()}
-        yield f"figure7-{column}", title, partial(reports.violins, changes, label="personal part", **how)
-
-    title = f"change of every client over seeds, {best_name} with FedAlt (Figure 11)"
-    yield "figure11", title, partial(reports.seed_bands, mo.analysis.over_seeds(comparison.changes(best)), **how)
-
+        changes = {name: comparison.all_changes(step, column) for name, step in steps.items()}
+        yield (
+            f"figure7-{column}",
+            f"change of clients on {column} rows, all seeds (Figure 7)",
+            partial(reports.violins, changes, label="personal part", **how),
+        )
+    yield (
+        "figure11",
+        f"change of every client over seeds, {best_name} with FedAlt (Figure 11)",
+        partial(reports.seed_bands, mo.analysis.over_seeds(comparison.changes(best)), **how),
+    )
     for sweep in setting.stages.sweeps:
-        title = f"change of clients by {sweep.option}, {sweep.split} finetuned (Figure 10)"
-        changes = {f"{v:g}": _all_changes(comparison, step, "test") for v, step in comparison.swept(sweep).items()}
-        yield f"figure10-{sweep.option}", title, partial(reports.violins, changes, label=sweep.option, **how)
-
-
-def _all_changes(comparison: Comparison, step: str, column: str) -> list[float]:
-    return [row[column] for rows in comparison.changes(step) for row in rows]
+        changes = {f"{v:g}": comparison.all_changes(step) for v, step in comparison.swept(sweep).items()}
+        yield (
+            f"figure10-{sweep.option}",
+            f"change of clients by {sweep.option}, {sweep.split} finetuned (Figure 10)",
+            partial(reports.violins, changes, label=sweep.option, **how),
+        )
 
 
 def _by_parameters(comparison: Comparison) -> list[Row]:

@@ -6,6 +6,7 @@ has a personal part. FedSOUL is ``moiety.fedpop`` with Langevin steps, Adam at t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -153,10 +154,9 @@ def deal_cells(
     plan: Plan, deal: Deal, fed: mo.FederatedData, seeds: Sequence[int], keep: Callable[[mo.Run], Row]
 ) -> Cells:
     """The cells of one deal."""
-    for seed in seeds:
-        for method in plan.methods:
-            fit = partial(fit_options, plan, fed, method, seed)
-            yield Cell(key=(deal.name, seed, method), fit=fit, keep=keep, stored=False)
+    for seed, method in itertools.product(seeds, plan.methods):
+        fit = partial(fit_options, plan, fed, method, seed)
+        yield Cell(key=(deal.name, seed, method), fit=fit, keep=keep, stored=False)
 
 
 def fit_options(plan: Plan, fed: mo.FederatedData, method: str, seed: int) -> dict[str, Any]:
@@ -221,16 +221,14 @@ def score(
 ) -> tuple[list[Row], list[Row]]:
     """A row for each deal and method; and the claims that FedSOUL is more accurate than each of the others."""
     rows, claims = [], []
-    for deal in plan.deals:
-        scores = {m: [results[deal.name, seed, m]["accuracy"] for seed in seeds] for m in plan.methods}
-        for method, values in scores.items():
-            number = paper.get(deal.name, {}).get(method)
-            row = table_row(f"{deal.shown}, {method}", values, paper=number, scale=100)
-            rows.append({"setting": deal.name, "method": method, **row})
-            if method != FEDSOUL:
-                title = f"{deal.shown}: {FEDSOUL} is more accurate than {method}"
-                ahead = compare(scores[FEDSOUL], values)
-                claims.append(judge(title, ahead, scale=100, setting=deal.name, against=method))
+    for deal, method in itertools.product(plan.deals, plan.methods):
+        ours, own = ([results[deal.name, seed, m]["accuracy"] for seed in seeds] for m in (FEDSOUL, method))
+        number = paper.get(deal.name, {}).get(method)
+        row = table_row(f"{deal.shown}, {method}", own, paper=number, scale=100)
+        rows.append({"setting": deal.name, "method": method, **row})
+        if method != FEDSOUL:
+            title = f"{deal.shown}: {FEDSOUL} is more accurate than {method}"
+            claims.append(judge(title, compare(ours, own), scale=100, setting=deal.name, against=method))
     return rows, claims
 
 

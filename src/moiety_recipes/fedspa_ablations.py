@@ -42,8 +42,13 @@ UNIFORM, DIFFERENT, RANDOM = "DST, uniform densities", "DST, different masks", "
 RSM_DIFFERENT = "RSM, different masks"
 GLOBAL_DST, GLOBAL_FEDAVG = f"{GLOBAL}{DST}", f"{GLOBAL}{FEDAVG}"
 METHODS = (DST, UNIFORM, DIFFERENT, RSM, RSM_DIFFERENT, RANDOM, FEDAVG, GLOBAL_DST)
-FIGURES = {5: (DST, UNIFORM), 6: (DST, DIFFERENT, RSM, RSM_DIFFERENT), 7: (DST, RANDOM)}
-FIGURES |= {8: (DST, GLOBAL_DST, GLOBAL_FEDAVG)}
+FIGURES = {
+    5: (DST, UNIFORM),
+    6: (DST, DIFFERENT, RSM, RSM_DIFFERENT),
+    7: (DST, RANDOM),
+    8: (DST, GLOBAL_DST, GLOBAL_FEDAVG),
+}
+"""The methods of each figure."""
 CIFAR100: Numbers = {
     IID: {DST: 41.5, UNIFORM: 33.0, RSM: 54.6, FEDAVG: 55.7},
     A: {DST: 59.0, UNIFORM: 49.3, RSM: 48.7, FEDAVG: 49.3},
@@ -96,8 +101,14 @@ def time_search(task: Task, seed: int) -> Row:
 def show_results(results: TaskResults) -> Part:
     """Accuracy and claims of one task, and the time of a mask search."""
     share = 100 * results.cells[results.task.name, SEARCH]["share"]
-    search = {"task": results.task.name, "row": "time of mask search, per cent of training", "paper": None}
-    search |= {"ours": share, "interval": None, "verdict": None}
+    search = {
+        "task": results.task.name,
+        "row": "time of mask search, per cent of training",
+        "paper": None,
+        "ours": share,
+        "interval": None,
+        "verdict": None,
+    }
     part = show_accuracies(results, METHODS, STATEMENTS, paper=CIFAR100, source=CIFAR100_PAPER, more_rows=[search])
     text = f"{TABLE_5} {share:.1f}%. It differs by some points from try to try."
     figures: Figures = {}

@@ -113,11 +113,18 @@ def round_row(results: TaskResults, setting: str, method: str, target: float) ->
     each = [first_round(course, target) for course in results.courses(setting, method)]
     rounds = [t for t in each if t is not None]
     paper = dict(zip(PRINTED_TARGETS, PRINTED[setting][method], strict=True)) if results.task.network == "vgg11" else {}
-    row: Row = {"row": method, "paper": paper.get(target), "ours": None, "interval": None}
     complete = len(rounds) == len(each)
-    row |= score_row(method, rounds, paper=row["paper"]) if complete else {}
-    place = {"task": results.task.name, "setting": setting, "target": target}
-    return {**place, **row, "each": each, "more_than": None if complete else results.task.rounds, "verdict": None}
+    mean = score_row(method, rounds) if complete else {"row": method, "ours": None, "interval": None}
+    return {
+        "task": results.task.name,
+        "setting": setting,
+        "target": target,
+        **mean,
+        "paper": paper.get(target),
+        "each": each,
+        "more_than": None if complete else results.task.rounds,
+        "verdict": None,
+    }
 
 
 def judge_rounds(results: TaskResults, target: float) -> Iterator[Row]:

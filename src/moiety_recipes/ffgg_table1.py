@@ -223,10 +223,8 @@ def show_setting(table: Row, comparison: Comparison) -> Part:
 
 def draw(comparison: Comparison) -> Any:
     """The clients' changes against FedAvg, one violin for each split."""
-    changes = {
-        split: [row["test"] for rows in comparison.changes(f"{split}-local_ffgg-final") for row in rows]
-        for split in comparison.setting.splits
-    }
+    splits = comparison.setting.splits
+    changes = {split: comparison.all_changes(f"{split}-local_ffgg-final") for split in splits}
     title = comparison.setting.name
     return mo.reports.violins(changes, label="personal part", scale=comparison.scale, title=title)
 
