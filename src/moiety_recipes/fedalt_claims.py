@@ -89,7 +89,7 @@ class Comparison:
         """The share of clients that lost by a step against FedAvg, for each seed."""
         return [mo.analysis.share_hurt([rows], column=column).mean for rows in self.changes(step)]
 
-    def swept(self, sweep: Sweep) -> dict[float, str]:
+    def sweep_steps(self, sweep: Sweep) -> dict[float, str]:
         """The step of each value of a sweep."""
         return {value: name_sweep(self.setting.stages, sweep, value) for value in sweep.values}
 
@@ -133,7 +133,9 @@ def summarise(comparison: Comparison, families: Families) -> Row:
     sweeps = {
         sweep.option: {
             "split": sweep.split,
-            "rows": mo.analysis.sweep({v: comparison.changes(step) for v, step in comparison.swept(sweep).items()}),
+            "rows": mo.analysis.sweep(
+                {v: comparison.changes(step) for v, step in comparison.sweep_steps(sweep).items()}
+            ),
         }
         for sweep in setting.stages.sweeps
     }
@@ -182,7 +184,7 @@ def judge(comparison: Comparison, memory: Sequence[Row]) -> Iterator[Row]:
     yield from _judge_harm(comparison, partly[0])
     least = min((row["saving"] for row in memory if row["row"] in setting.splits), default=0.0)
     name = "every split needs less memory on a device than full personalisation"
-    yield _look(name, [least], least > 0, "saved by each")
+    yield _settle(name, [least], least > 0, "saved by each")
 
 
 def _judge_stateless(comparison: Comparison, split: str) -> Iterator[Row]:
@@ -200,16 +202,16 @@ def _judge_harm(comparison: Comparison, partly: str) -> Iterator[Row]:
     some, none = "some of the clients", "none of the clients"
     for step in (partly, f"{FULL}-finetune"):
         hurt, train = comparison.shares_hurt(step), comparison.shares_hurt(step, "train")
-        yield _look(f"some clients are hurt ({_split(step)})", hurt, all(hurt), some)
-        yield _look(f"no client is worse on its training rows ({_split(step)})", train, not any(train), none)
+        yield _settle(f"some clients are hurt ({_split(step)})", hurt, all(hurt), some)
+        yield _settle(f"no client is worse on its training rows ({_split(step)})", train, not any(train), none)
     torn = mo.analysis.hurt_when(comparison.changes(partly))["sometimes"]
     share = len(torn) / len(comparison.steps["fedavg"]["clients"])
-    yield _look(f"whether a client is hurt depends on the seed ({_split(partly)})", [share], share > 0, some)
+    yield _settle(f"whether a client is hurt depends on the seed ({_split(partly)})", [share], share > 0, some)
     for sweep in comparison.setting.stages.sweeps:
-        before, *others = [comparison.shares_hurt(step) for step in comparison.swept(sweep).values()]
+        before, *others = [comparison.shares_hurt(step) for step in comparison.sweep_steps(sweep).values()]
         fewest = min(others, key=sum)
         what = f"{sweep.option} ({sweep.split}, at the value that hurts fewest)"
-        yield _look(f"{what} still leaves clients hurt", fewest, all(fewest), some)
+        yield _settle(f"{what} still leaves clients hurt", fewest, all(fewest), some)
         yield _claim(f"{what} lowers the share of clients hurt", compare(before, fewest))
 
 
@@ -218,7 +220,7 @@ def _claim(name: str, differences: Sequence[float], **rule: float) -> Row:
     return {"claim": name, "verdict": judged.verdict, **asdict(judged.interval), "each": list(differences), **rule}
 
 
-def _look(name: str, shares: Sequence[float], holds: bool, claimed: str) -> Row:
+def _settle(name: str, shares: Sequence[float], holds: bool, claimed: str) -> Row:
     """A claim about clients that a look at them settles."""
     verdict = HOLDS if holds else FAILS
     return {"claim": name, "verdict": verdict, **asdict(interval(shares)), "each": list(shares), "share": claimed}

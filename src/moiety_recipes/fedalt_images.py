@@ -102,7 +102,7 @@ def _fashion_mnist(paper: bool) -> Setting:
         clients, test = (200, 60) if paper else (1000, 40)
         options: dict[str, Any] = {"clients": clients, "partition": how, "test_per_client": test, "seed": seed}
         fed = mo.data.load("fashion_mnist", validation=0.2, **options)
-        return _clients(fed, least=100) if paper else average_pixels(_clients(fed, least=25, count=30))
+        return _keep_clients(fed, least=100) if paper else average_pixels(_keep_clients(fed, least=25, count=30))
 
     title = "Pictures of clothes (Fashion-MNIST), 10 classes, each dealt to clients by Dirichlet(0.3)."
     notes = ["Test rows of a client have the label ratios of its training rows."]
@@ -184,7 +184,7 @@ def _resnet(
     )
 
 
-def _clients(fed: mo.FederatedData, *, least: int, count: int | None = None) -> mo.FederatedData:
+def _keep_clients(fed: mo.FederatedData, *, least: int, count: int | None = None) -> mo.FederatedData:
     """The first so many clients that have at least so many rows to train and validate on."""
     import numpy as np
 

@@ -41,13 +41,13 @@ def show_setting(table: Row, comparison: Comparison) -> list[Section]:
     """One setting: its tables, claims and notes."""
     setting = comparison.setting
     tables: dict[str, Iterable[Row]] = {
-        "Claims": _claims(table, comparison.scale),
-        "Before the final finetuning (Table 12)": _final(table, comparison),
-        "Clients without state (Table 13)": _stateless(table, comparison),
-        "Memory on one device (Table 10)": _memory(table, comparison),
-        "Who is hurt": _hurt(table, comparison),
+        "Claims": _show_claims(table, comparison.scale),
+        "Before the final finetuning (Table 12)": _show_final(table, comparison),
+        "Clients without state (Table 13)": _show_stateless(table, comparison),
+        "Memory on one device (Table 10)": _show_memory(table, comparison),
+        "Who is hurt": _show_hurt(table, comparison),
         **{
-            f"{option}, finetuning of {sweep['split']} (Figure 10)": _sweep(sweep["rows"], comparison.scale)
+            f"{option}, finetuning of {sweep['split']} (Figure 10)": _show_sweep(sweep["rows"], comparison.scale)
             for option, sweep in table["sweeps"].items()
         },
         "Learning rates": show_rates(table, comparison.scale),
@@ -57,8 +57,8 @@ def show_setting(table: Row, comparison: Comparison) -> list[Section]:
         for title, rows in tables.items()
     ]
     return [
-        Section(title=setting.name, text=describe(table, comparison), rows=list(_splits(table, comparison))),
-        Section(rows=_baselines(table, comparison)),
+        Section(title=setting.name, text=describe(table, comparison), rows=list(_show_splits(table, comparison))),
+        Section(rows=_show_baselines(table, comparison)),
         *(section for section in details if section.rows),
         Section(title="Notes", notes=setting.notes(setting.stages), level=3),
     ]
@@ -72,7 +72,7 @@ def describe(table: Row, comparison: Comparison) -> str:
     return f"{table['title']} {table['clients']} clients; seeds {seeds}; {name} in {unit}, {better} is better."
 
 
-def _splits(table: Row, comparison: Comparison) -> Iterator[Row]:
+def _show_splits(table: Row, comparison: Comparison) -> Iterator[Row]:
     """Table 4."""
     sizes, paper = {row["row"]: row for row in table["memory"]}, comparison.setting.paper
     for split in comparison.setting.splits:
@@ -81,19 +81,19 @@ def _splits(table: Row, comparison: Comparison) -> Iterator[Row]:
         theirs = paper.table.get(split, (None, None, None))
         for (column, step), number in zip(COLUMNS.items(), theirs, strict=True):
             row[column] = show_mean(table["scores"][step.format(split)], scale=comparison.scale)
-            row[f"{column}, paper ({paper.task})"] = _plain(number)
+            row[f"{column}, paper ({paper.task})"] = _show_number(number)
         yield row
 
 
-def _baselines(table: Row, comparison: Comparison) -> list[Row]:
+def _show_baselines(table: Row, comparison: Comparison) -> list[Row]:
     """Table 2."""
     paper, scores = comparison.setting.paper, table["scores"]
     ours = {name: show_mean(scores[step], scale=comparison.scale) for name, step in BASELINES.items()}
-    theirs = {name: _plain(paper.baselines.get(name.lower())) for name in BASELINES}
+    theirs = {name: _show_number(paper.baselines.get(name.lower())) for name in BASELINES}
     return [{"": "here", **ours}, {"": f"paper ({paper.task})", **theirs}]
 
 
-def _claims(table: Row, scale: float) -> Iterator[Row]:
+def _show_claims(table: Row, scale: float) -> Iterator[Row]:
     for claim in table["claims"]:
         claimed = claim.get("share", "> 0")
         if "within" in claim:
@@ -108,7 +108,7 @@ def _claims(table: Row, scale: float) -> Iterator[Row]:
         }
 
 
-def _final(table: Row, comparison: Comparison) -> Iterator[Row]:
+def _show_final(table: Row, comparison: Comparison) -> Iterator[Row]:
     paper, claims = comparison.setting.paper, {claim["claim"]: claim for claim in table["claims"]}
     for split in comparison.setting.splits:
         row = {"personal part": split}
@@ -119,25 +119,25 @@ def _final(table: Row, comparison: Comparison) -> Iterator[Row]:
             row |= {
                 f"{method} before": show_mean(before, scale=comparison.scale),
                 f"change of {method} by finetuning": show_mean(change, scale=comparison.scale, sign="+"),
-                f"change of {method}, paper ({paper.task})": _plain(number),
+                f"change of {method}, paper ({paper.task})": _show_number(number),
             }
         yield row
 
 
-def _stateless(table: Row, comparison: Comparison) -> list[Row]:
+def _show_stateless(table: Row, comparison: Comparison) -> list[Row]:
     split, paper = comparison.setting.stages.stateless, comparison.setting.paper
     if split is None:
         return []
     steps = {name: step.replace("-final", "-stateless-final") for name, step in COLUMNS.items()}
     scores = [show_mean(table["scores"][step.format(split)], scale=comparison.scale) for step in steps.values()]
-    theirs = map(_plain, paper.stateless.get(split, (None, None, None)))
+    theirs = map(_show_number, paper.stateless.get(split, (None, None, None)))
     return [
         {"": f"{split}, here", **dict(zip(steps, scores, strict=True))},
         {"": f"{split}, paper ({paper.task})", **dict(zip(steps, theirs, strict=True))},
     ]
 
 
-def _memory(table: Row, comparison: Comparison) -> list[Row]:
+def _show_memory(table: Row, comparison: Comparison) -> list[Row]:
     paper, names = comparison.setting.paper, {"no personalisation": "none", "full personalisation": FULL}
     return [
         {
@@ -150,7 +150,7 @@ def _memory(table: Row, comparison: Comparison) -> list[Row]:
     ]
 
 
-def _hurt(table: Row, comparison: Comparison) -> Iterator[Row]:
+def _show_hurt(table: Row, comparison: Comparison) -> Iterator[Row]:
     splits = comparison.setting.splits
     steps = {
         **{f"{column}, {split}": step.format(split) for split in splits for column, step in COLUMNS.items()},
@@ -162,7 +162,7 @@ def _hurt(table: Row, comparison: Comparison) -> Iterator[Row]:
         yield {"": name, "share hurt": show_share(score["hurt"]), **counts}
 
 
-def _sweep(rows: Sequence[Row], scale: float) -> list[Row]:
+def _show_sweep(rows: Sequence[Row], scale: float) -> list[Row]:
     return [
         {
             "value": f"{float(row['value']):g}",
@@ -182,7 +182,9 @@ def show_rates(table: Row, scale: float) -> Iterator[Row]:
     """The rate of each run, and what it was chosen by."""
     heading = "rates tried, and their scores on validation rows (first seed)"
     for step, rate in table["rates"].items():
-        scores = [f"{lr}: {_plain(s if s is None else scale * s)}" for lr, s in table["tried"].get(step, {}).items()]
+        scores = [
+            f"{lr}: {_show_number(s if s is None else scale * s)}" for lr, s in table["tried"].get(step, {}).items()
+        ]
         yield {"run": step, "rate": f"{rate:g}", heading: ", ".join(scores) or "fixed"}
 
 
@@ -208,7 +210,7 @@ def show_share(row: Mapping[str, Any]) -> str:
     return f"{row['mean']:.1%} [{max(0.0, row['low']):.1%}, {min(1.0, row['high']):.1%}]"
 
 
-def _plain(value: float | None) -> str:
+def _show_number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
@@ -251,7 +253,7 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, str, Callable[[], An
         partial(reports.seed_bands, mo.analysis.over_seeds(comparison.changes(best)), **how),
     )
     for sweep in setting.stages.sweeps:
-        changes = {f"{v:g}": comparison.all_changes(step) for v, step in comparison.swept(sweep).items()}
+        changes = {f"{v:g}": comparison.all_changes(step) for v, step in comparison.sweep_steps(sweep).items()}
         yield (
             f"figure10-{sweep.option}",
             f"change of clients by {sweep.option}, {sweep.split} finetuned (Figure 10)",

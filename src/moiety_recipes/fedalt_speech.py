@@ -77,9 +77,8 @@ def _joined_digits() -> Setting:
 
 def _audiomnist(paper: bool) -> Setting:
     def data(seed: int) -> mo.FederatedData:
-        if paper:
-            return mo.data.load("audiomnist", **PARTS, seed=seed)
-        return average_pixels(mo.data.load("audiomnist", per_client=68, **PARTS, seed=seed))
+        fed = mo.data.load("audiomnist", per_client=None if paper else 68, **PARTS, seed=seed)
+        return fed if paper else average_pixels(fed)
 
     few: dict[str, Any] = {"rounds": 60, "cohort": 10, "batch_size": 16, "personal_rounds": 10, "finetune_epochs": 2}
     stages = _table9() if paper else _laptop(**few, lr=(0.3, 0.6), finetune_lr=(0.03, 0.1))
@@ -105,9 +104,8 @@ def _audiomnist(paper: bool) -> Setting:
 
 def _connected_digits(paper: bool) -> Setting:
     def data(seed: int) -> mo.FederatedData:
-        if paper:
-            return mo.data.load("connected_digits", **PARTS, seed=seed)
-        return mo.data.load("connected_digits", shortest=3, longest=4, per_client=57, **PARTS, seed=seed)
+        few = {} if paper else {"shortest": 3, "longest": 4, "per_client": 57}
+        return mo.data.load("connected_digits", **few, **PARTS, seed=seed)
 
     few: dict[str, Any] = {"rounds": 200, "cohort": 5, "batch_size": 8, "personal_rounds": 30, "finetune_epochs": 3}
     stages = _table9() if paper else _laptop(**few, lr=(0.3, 0.6), finetune_lr=(0.03, 0.1, 0.3))

@@ -198,7 +198,7 @@ def list_steps(setting: Setting, rates: Rates) -> Iterator[Step]:
     if stages.stateless is not None:
         yield from _personalise_both(stages, stages.stateless, rates, stateful=False)
     for sweep in stages.sweeps:
-        yield from _sweep(stages, sweep, rates)
+        yield from _list_sweep(stages, sweep, rates)
 
 
 def local_sgd(stages: Stages, lr: float, epochs: int = 1, **options: float) -> Any:
@@ -261,7 +261,7 @@ def _ditto(stages: Stages, pull: float, rates: Rates, name: str) -> Step:
     return Step(name, mo.ditto(form="finetune", personal=work), None, 1, None)
 
 
-def _sweep(stages: Stages, sweep: Sweep, rates: Rates) -> Iterable[Step]:
+def _list_sweep(stages: Stages, sweep: Sweep, rates: Rates) -> Iterable[Step]:
     """The finetuning of one split once for each value that no other step has."""
     for value in sweep.values:
         name = name_sweep(stages, sweep, value)

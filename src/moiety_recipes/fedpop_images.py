@@ -69,7 +69,7 @@ class Deal:
     strange: str = ""
 
     @property
-    def shown(self) -> str:
+    def heading(self) -> str:
         """Its name on the page."""
         return self.title.format(self)
 
@@ -224,10 +224,10 @@ def score(
     for deal, method in itertools.product(plan.deals, plan.methods):
         ours, own = ([results[deal.name, seed, m]["accuracy"] for seed in seeds] for m in (FEDSOUL, method))
         number = paper.get(deal.name, {}).get(method)
-        row = table_row(f"{deal.shown}, {method}", own, paper=number, scale=100)
+        row = table_row(f"{deal.heading}, {method}", own, paper=number, scale=100)
         rows.append({"setting": deal.name, "method": method, **row})
         if method != FEDSOUL:
-            title = f"{deal.shown}: {FEDSOUL} is more accurate than {method}"
+            title = f"{deal.heading}: {FEDSOUL} is more accurate than {method}"
             claims.append(judge(title, compare(ours, own), scale=100, setting=deal.name, against=method))
     return rows, claims
 
@@ -256,7 +256,7 @@ def page(
         size=f"{plan.rounds} rounds, {plan.cohort} clients a round, batches of {plan.batch_size}, {len(seeds)} seeds.",
         tables=[
             Section(
-                title=deal.shown,
+                title=deal.heading,
                 text="Mean accuracy over clients, per cent.",
                 rows=[{**row, "row": row["method"]} for row in rows if row["setting"] == deal.name],
             )

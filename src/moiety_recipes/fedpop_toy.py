@@ -62,7 +62,7 @@ class Problem:
         return self.noise**2
 
     @property
-    def shown(self) -> str:
+    def heading(self) -> str:
         """Its name in tables."""
         return self.title.format(self)
 
@@ -215,11 +215,11 @@ def score(plan: Plan, seeds: Sequence[int], results: Results) -> list[Row]:
     """A row for each problem, measure and method."""
     return [
         {
-            "problem": problem.shown,
+            "problem": problem.heading,
             "method": method,
             "measure": measure,
             **table_row(
-                f"{problem.shown}, {method}, {MEASURES[measure]}", distances(seeds, results, problem, method, measure)
+                f"{problem.heading}, {method}, {MEASURES[measure]}", distances(seeds, results, problem, method, measure)
             ),
         }
         for problem in plan.problems
@@ -233,7 +233,7 @@ def judge_methods(plan: Plan, seeds: Sequence[int], results: Results) -> Iterato
     ours = [("FedSOUL", "space"), ("FedSOUL", "vectors"), (EXACT, "vectors")]
     for problem, other, (method, measure) in itertools.product(plan.problems, METHODS[1:], ours):
         near, far = (distances(seeds, results, problem, name, measure) for name in (method, other))
-        row = f"{problem.shown}: {method} is ahead of {other} ({MEASURES[measure]})"
+        row = f"{problem.heading}: {method} is ahead of {other} ({MEASURES[measure]})"
         labels = {"problem": problem.name, "method": method, "against": other, "measure": measure}
         yield judge(row, compare(far, near), **labels)
 
@@ -264,12 +264,17 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
 
 def draw(by_measure: dict[str, list[Row]]) -> Any:
     """The distances along the problems, a panel for each measure."""
-    panels: dict[str, dict[str, list[Row]]] = {MEASURES[measure]: {} for measure in by_measure}
-    for measure, rows in by_measure.items():
-        for row in rows:
-            line = panels[MEASURES[measure]].setdefault(row["method"], [])
-            line.append({"x": len(line) + 1, "mean": row["ours"], "low": row["low"], "high": row["high"]})
+    panels = {
+        title: {method: list_points(by_measure[measure], method) for method in SHOWN[measure]}
+        for measure, title in MEASURES.items()
+    }
     return mo.reports.bands(panels, x="problem, in the order of the table", y="distance", columns=2)
+
+
+def list_points(rows: Sequence[Row], method: str) -> list[Row]:
+    """The distances of a method, problem after problem."""
+    own = [row for row in rows if row["method"] == method]
+    return [{"x": x, "mean": row["ours"], "low": row["low"], "high": row["high"]} for x, row in enumerate(own, 1)]
 
 
 ABOUT = (

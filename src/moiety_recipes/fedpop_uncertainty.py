@@ -67,19 +67,18 @@ def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
 def keep_predictions(fed: mo.FederatedData, strange: mo.FederatedData | None, inspected: int, run: mo.Run) -> Row:
     """Scores over all inspected clients and their mean over clients, the bins of reliability, entropies."""
     calibration = mo.evaluation.calibration
-    predictions, inside, outside = {}, [], []
+    predictions, pairs = {}, []
     for client in range(min(inspected, len(fed))):
         rows = fed.client(client, "test")
         predictive = run.predictive(client, rows["x"], refresh=True)
         predictions[str(fed.ids[client])] = (predictive.probabilities, rows["y"])
-        inside.append(predictive.entropy)
         if strange is not None:
-            outside.append(run.predictive(client, strange.client(client, "test")["x"], refresh=True).entropy)
+            elsewhere = run.predictive(client, strange.client(client, "test")["x"], refresh=True)
+            pairs.append((predictive.entropy, elsewhere.entropy))
     by_client, pooled = calibration.calibration_rows(predictions, bins=BINS)
     p, y = (np.concatenate(parts) for parts in zip(*predictions.values(), strict=True))
     scores = {key: pooled[key] for key in ("accuracy", "ece", "nll", "brier")}
     scores["client_ece"] = float(np.mean([row["ece"] for row in by_client]))
-    pairs = list(zip(inside, outside, strict=True)) if outside else []
     if pairs:
         scores["auroc"] = float(np.mean([calibration.out_of_distribution_auroc(a, b) for a, b in pairs]))
     entropies = [{"its own": a.tolist(), "strange": b.tolist()} for a, b in pairs[:CURVES]]
@@ -97,7 +96,7 @@ def score(plan: Plan, seeds: Sequence[int], results: Results) -> tuple[list[Row]
         known = {measure: heading for measure, heading in MEASURES.items() if measure in scores[FEDSOUL][0]}
         for method, measure in itertools.product(METHODS, known):
             values = [score[measure] for score in scores[method]]
-            row = f"{deal.shown}, {method}, {known[measure]}"
+            row = f"{deal.heading}, {method}, {known[measure]}"
             rows.append(measure_row(row, values, measure, setting=deal.name, method=method))
         ahead = {
             f"{words} {OTHER}": [sign * (a[key] - b[key]) for a, b in zip(*scores.values(), strict=True)]
@@ -106,7 +105,7 @@ def score(plan: Plan, seeds: Sequence[int], results: Results) -> tuple[list[Row]
         }
         if "auroc" in known:
             ahead["tells strange pictures better than chance"] = [score["auroc"] - 0.5 for score in scores[FEDSOUL]]
-        claims += [judge(f"{deal.shown}: {FEDSOUL} {words}", d, setting=deal.name) for words, d in ahead.items()]
+        claims += [judge(f"{deal.heading}: {FEDSOUL} {words}", d, setting=deal.name) for words, d in ahead.items()]
     return rows, claims
 
 
@@ -118,11 +117,11 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
         deal_rows = [row for row in rows if row["setting"] == deal.name]
         columns = {"method": "", **{row["measure"]: MEASURES[row["measure"]] for row in deal_rows}}
         wide = widen(deal_rows, line="method", column="measure")
-        tables.append(Section(title=deal.shown, rows=wide, columns=columns))
+        tables.append(Section(title=deal.heading, rows=wide, columns=columns))
         reliability = partial(draw_reliability, deal, seeds, results)
-        figures[f"reliability-{deal.name}.png"] = (f"Reliability: {deal.shown}", reliability)
+        figures[f"reliability-{deal.name}.png"] = (f"Reliability: {deal.heading}", reliability)
         if curves := results[deal.name, seeds[0], FEDSOUL]["entropies"]:
-            figures[f"entropy-{deal.name}.png"] = (f"Entropy: {deal.shown}", partial(draw_entropies, deal, curves))
+            figures[f"entropy-{deal.name}.png"] = (f"Entropy: {deal.heading}", partial(draw_entropies, deal, curves))
     return build_page(
         about=ABOUT,
         size=f"{plan.rounds} rounds, {plan.cohort} clients a round, {len(seeds)} seeds;"
@@ -139,13 +138,13 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
 def draw_reliability(deal: Deal, seeds: Sequence[int], results: Results) -> Any:
     """A reliability diagram for each method, all seeds together."""
     bins = {method: pool_bins([results[deal.name, seed, method]["bins"] for seed in seeds]) for method in METHODS}
-    return mo.reports.reliability_diagram(bins, title=deal.shown)
+    return mo.reports.reliability_diagram(bins, title=deal.heading)
 
 
 def draw_entropies(deal: Deal, curves: Sequence[Row]) -> Any:
     """The entropies of the first clients on their own and on strange pictures."""
     named = {f"client {i}": kinds for i, kinds in enumerate(curves, start=1)}
-    return mo.reports.densities(named, title=f"{deal.shown}: {FEDSOUL}")
+    return mo.reports.densities(named, title=f"{deal.heading}: {FEDSOUL}")
 
 
 ABOUT = (

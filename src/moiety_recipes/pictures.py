@@ -45,9 +45,14 @@ class Pictures:
 
     def load(self, seed: int) -> mo.FederatedData:
         """The data, dealt by this seed."""
-        sizes: dict[str, Any] = {"clients": self.clients, "per_client": self.rows, "seed": seed}
-        sizes |= {"test_per_client": self.test} if self.test else {}
-        fed = mo.data.load(self.source, partition=mo.data.dirichlet(self.alpha), **sizes)
+        fed = mo.data.load(
+            self.source,
+            clients=self.clients,
+            partition=mo.data.dirichlet(self.alpha),
+            per_client=self.rows,
+            test_per_client=self.test or None,
+            seed=seed,
+        )
         return average_pixels(fed) if self.small else fed
 
     def model(self, seed: int) -> nn.Module:
