@@ -57,11 +57,7 @@ CIFAR10 = (
 )
 """The same with VGG-11 on CIFAR-10."""
 STATEMENTS = (
-    Statement(B, DST, FEDAVG),
-    Statement(B, DST, SUB),
-    Statement(B, DST, LOCAL),
-    Statement(B, DST, DITTO),
-    Statement(B, DST, RSM),
+    *(Statement(B, DST, other) for other in (FEDAVG, SUB, LOCAL, DITTO, RSM)),
     Statement(IID, FEDAVG, DST),
     Statement(IID, RSM, FEDAVG, within=2.0),
 )
