@@ -221,7 +221,7 @@ def _claim(name: str, differences: Sequence[float], **rule: float) -> Row:
 
 
 def _settle(name: str, shares: Sequence[float], holds: bool, claimed: str) -> Row:
-    """A claim about clients that a look at them settles."""
+    """A claim about clients that is settled by counting them."""
     verdict = HOLDS if holds else FAILS
     return {"claim": name, "verdict": verdict, **asdict(interval(shares)), "each": list(shares), "share": claimed}
 

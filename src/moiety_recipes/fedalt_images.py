@@ -1,6 +1,6 @@
 """FedAlt and FedSim on images (Pillutla et al. 2022, section 4; EMNIST is the nearest of the paper's tasks).
 
-Two data sets take the place of EMNIST, which is not at hand:
+Two data sets take the place of EMNIST, which is not available here:
 
 - ``chars74k``: 62 characters by 55 writers, as in EMNIST, but every writer drew each character once. So a character
   that a writer is tested on is never among those it trains on. What a personal part can learn is the hand of the

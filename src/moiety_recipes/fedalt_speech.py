@@ -1,6 +1,6 @@
 """FedAlt and FedSim on speech (Pillutla et al. 2022, section 4 (d); Tables 3 and 11 on LibriSpeech).
 
-Spoken digits take the place of LibriSpeech, which is not at hand; clients are the 60 speakers of AudioMNIST:
+Spoken digits take the place of LibriSpeech, which is not available here. Clients are the 60 speakers of AudioMNIST:
 
 - ``audiomnist``: one digit a row, as an image of its mel spectrogram, told by ResNet-18 with group normalisation. The
   paper has no such task. It asks of speakers what ``fedalt-images`` asks of writers: personal are the stem, the last

@@ -261,7 +261,7 @@ def _ditto(stages: Stages, pull: float, rates: Rates, name: str) -> Step:
     return Step(name, mo.ditto(form="finetune", personal=work), None, 1, None)
 
 
-def _list_sweep(stages: Stages, sweep: Sweep, rates: Rates) -> Iterable[Step]:
+def _list_sweep(stages: Stages, sweep: Sweep, rates: Rates) -> Iterator[Step]:
     """The finetuning of one split once for each value that no other step has."""
     for value in sweep.values:
         name = name_sweep(stages, sweep, value)
@@ -287,20 +287,24 @@ def name_sweep(stages: Stages, sweep: Sweep, value: float) -> str:
 def common_families(setting: Setting, *splits: str) -> Families:
     """FedAvg, its longer training, and the finetuning of each split."""
     stages = setting.stages
-    families: Families = {"fedavg": (stages.lr, partial(train_together, stages))}
-    families[LONGER] = stages.personal_lr, partial(train_longer, stages)
-    for split in splits:
-        families[f"{split}-finetune"] = stages.finetune_lr, partial(finetune, stages, split)
-    return families
+    return {
+        "fedavg": (stages.lr, partial(train_together, stages)),
+        LONGER: (stages.personal_lr, partial(train_longer, stages)),
+        **{f"{split}-finetune": (stages.finetune_lr, partial(finetune, stages, split)) for split in splits},
+    }
 
 
 def list_families(setting: Setting) -> Families:
     """The steps whose rates are chosen."""
-    stages, families = setting.stages, common_families(setting, FULL, *setting.splits)
-    families[f"{FULL}-pfedme"] = stages.personal_lr, partial(pfedme, stages)
-    for split, method in itertools.product(setting.splits, METHODS):
-        families[f"{split}-{method}"] = stages.personal_lr, partial(personalise, stages, split, method)
-    return families
+    stages = setting.stages
+    return {
+        **common_families(setting, FULL, *setting.splits),
+        f"{FULL}-pfedme": (stages.personal_lr, partial(pfedme, stages)),
+        **{
+            f"{split}-{method}": (stages.personal_lr, partial(personalise, stages, split, method))
+            for split, method in itertools.product(setting.splits, METHODS)
+        },
+    }
 
 
 def cells(
@@ -308,7 +312,7 @@ def cells(
     seeds: Sequence[int],
     *,
     families: Callable[[Setting], Families] = list_families,
-    steps: Callable[[Setting, Rates], Sequence[Step]] = list_steps,
+    steps: Callable[[Setting, Rates], Iterable[Step]] = list_steps,
     memory: bool = True,
 ) -> Cells:
     """For each setting: choose the rates, then run all steps of all seeds; the clients' data are the same for each."""
@@ -316,9 +320,8 @@ def cells(
     for setting, tuning in zip(plan.settings, dealt, strict=True):
         rates = yield from _tune(setting, tuning, seeds[0], families(setting))
         fed = tuning.with_validation_in_train()
-        for seed in setting.seeds(seeds):
-            for step in steps(setting, rates):
-                yield build_cell(setting, fed, step, seed)
+        for seed, step in itertools.product(setting.seeds(seeds), steps(setting, rates)):
+            yield build_cell(setting, fed, step, seed)
         if memory:
             yield Cell(key=(setting.name, "memory"), work=partial(measure_memory, setting, fed, seeds[0]))
 

@@ -1,9 +1,9 @@
 """FedAlt and FedSim on text (Pillutla et al. 2022, section 4 (a) and appendix B.1.1: Stack Overflow).
 
-Shakespeare's plays take the place of Stack Overflow, which is not at hand: clients are speaking roles, a row is a
-sentence, and the task is the next word. The model is the paper's transformer; personal are its first block, its last
-block, or adapters of width 16 with all normalisations (Table 5). Scored are the words of the vocabulary alone;
-out-of-vocabulary words and the ends of sentences count in the loss, padding nowhere.
+Shakespeare's plays take the place of Stack Overflow, which is not available here. Clients are speaking roles, a row is
+a sentence, and the task is to predict the next word. The model is the paper's transformer. Personal are its first
+block, its last block, or adapters of width 16 with all normalisations (Table 5). The score counts the words of the
+vocabulary alone; out-of-vocabulary words and the ends of sentences count in the loss, padding nowhere.
 
 At scale ``paper`` model, vocabulary, rounds, cohort, batches and rates are the paper's (Table 9). At scale ``laptop``
 there is less of everything, and rates are chosen from small grids. Scale ``ci`` needs no data set: it makes sentences

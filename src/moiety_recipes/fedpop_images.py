@@ -48,7 +48,7 @@ class Deal:
         source: a data set of ``moiety.data``.
         clients: how many.
         classes: of each client, which is tested on the same classes.
-        rows: at most so many of each client, drawn.
+        rows: the most rows a client has; they are drawn.
         test_rows: test rows of each client, where the data set has a test set.
         test_share: the share of a client's rows that are test rows, where it has none.
         small: whether every 2 x 2 pixels are averaged.
@@ -74,7 +74,7 @@ class Deal:
         return self.title.format(self)
 
     def load(self, seed: int) -> mo.FederatedData:
-        """The data: pictures with numbers round 0."""
+        """The data: pictures whose numbers lie around 0."""
         fed = mo.data.load(
             self.source,
             clients=self.clients,

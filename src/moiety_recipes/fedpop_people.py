@@ -57,7 +57,8 @@ Rows = Mapping[str, np.ndarray]
 class Plan:
     """Sizes of one scale: seeds, people held out, test windows of a person, rounds, hidden units.
 
-    With ``digits``, so many clients with handwritten digits take the place of people; no file of data is needed then.
+    ``digits``, where given, is the number of clients with handwritten digits that take the place of people; no file of
+    data is needed then.
     """
 
     seeds: int
@@ -193,7 +194,7 @@ def score_people(predictions: Sequence[tuple[np.ndarray, np.ndarray]]) -> Row:
 
 
 def values(seeds: Sequence[int], results: Results, group: str, method: str, measure: str) -> list[float]:
-    """One number a seed."""
+    """The scores of a method, one for each seed."""
     return [results[seed, method][group]["scores"][measure] for seed in seeds]
 
 

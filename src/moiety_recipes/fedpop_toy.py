@@ -206,7 +206,7 @@ def vector_error(body: np.ndarray, vectors: list[np.ndarray], phi: np.ndarray, z
 
 
 def distances(seeds: Sequence[int], results: Results, problem: Problem, method: str, measure: str) -> list[float]:
-    """One number a seed."""
+    """The distances of a method, one for each seed."""
     method, measure = ("FedSOUL", "exact") if method == EXACT else (method, measure)
     return [results[problem.name, seed, method][measure] for seed in count_seeds(seeds)]
 

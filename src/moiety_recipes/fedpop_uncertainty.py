@@ -1,7 +1,7 @@
-"""Figures 4 and S9 of Kotelevskii et al. 2022: are clients' probabilities calibrated, and is the strange noticed?
+"""Figures 4 and S9 of Kotelevskii et al. 2022: are probabilities calibrated, and are strange pictures noticed?
 
-Calibration: CIFAR-10, 2 or 5 classes a client, reliability diagrams of FedSOUL beside FedRep. Elsewhere: clients that
-trained on MNIST see Fashion-MNIST; the entropy of their predictions should be larger there (AUROC).
+Calibration: CIFAR-10, 2 or 5 classes a client, reliability diagrams of FedSOUL and FedRep. Strange pictures: clients
+that trained on MNIST see Fashion-MNIST; the entropy of their predictions should be larger there (AUROC).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CLAIMS = {"ece": (-1, "is better calibrated than"), "auroc": (1, "tells strange 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(images.Plan):
-    """Sizes of one scale; the predictions of so many clients are ``inspected``."""
+    """Sizes of one scale. ``inspected`` is the number of clients whose predictions are looked at."""
 
     inspected: int
 

@@ -4,7 +4,8 @@ The paper proves that asynchronous FFGG converges exactly under arbitrary delays
 clients differ in speed and every turn's time is drawn from a heavy-tailed distribution. The synchronous form asks a
 cohort in each round and waits for its slowest client; the asynchronous form has as many clients at work at a time, and
 steps at each arrival. Both make the same number of client updates, and a turn of a client takes the same time in both.
-FedAvg, with the same local work and nothing personal, stands beside it: asynchronous, it hears fast clients more often.
+FedAvg, with the same local work and nothing personal, is run for comparison: asynchronous, it hears fast clients more
+often.
 
 At scale ``laptop`` the data are Fashion-MNIST, averaged to 14 x 14 pixels, on 20 clients whose label ratios are drawn
 from Dirichlet(0.3); at scale ``paper`` they are whole, on 100 clients with the CNN of McMahan et al. (2017). Scale

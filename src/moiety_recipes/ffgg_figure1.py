@@ -277,11 +277,11 @@ def _constants(plan: Plan, problem: Quadratics) -> str:
 def draw(plan: Plan, lines: Mapping[str, Row]) -> Any:
     """The four panels."""
     steps = {f"{tau} steps": lines[f"cg-{tau}"]["points"] for tau in plan.inner}
-    shown = {"(a) FFGG by steps of conjugate gradients": steps}
+    panels = {"(a) FFGG by steps of conjugate gradients": steps}
     for letter, tau in zip("bcdefgh", plan.local, strict=False):
         methods = {method: lines[name_line(method, tau)]["points"] for method in ("FFGG", *OTHERS)}
-        shown[f"({letter}) {tau} local steps"] = methods
-    return mo.reports.log_panels(shown, y="mean of f_m over clients")
+        panels[f"({letter}) {tau} local steps"] = methods
+    return mo.reports.log_panels(panels, y="mean of f_m over clients")
 
 
 ABOUT = (

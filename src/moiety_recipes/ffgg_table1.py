@@ -2,11 +2,11 @@
 
 The paper takes over data sets, models and sizes of Pillutla et al. 2022, and so does this recipe from ``fedalt-images``
 and ``fedalt-text``: writers and clothes take the place of FEMNIST, Shakespeare's plays that of Stack Overflow. GLDv2 is
-not at hand, and the table has no speech. Its Table 2 has the sizes and rates of Table 9 of Pillutla et al.
+not available here, and the table has no speech. Its Table 2 has the sizes and rates of Table 9 of Pillutla et al.
 
 Three stages, as in appendix E.3: FedAvg; then Local FFGG (Algorithm 4), which is what Table 1 shows, with one
-epoch on the personal part, then one in turns on both; then finetuning of the personal part. Beside it run, from the
-same FedAvg, what the paper does not show: FFGG as in Algorithm 1 (one gradient of the shared part a round), finetuning
+epoch on the personal part, then one in turns on both; then finetuning of the personal part. From the same FedAvg start
+three runs that the paper does not show: FFGG as in Algorithm 1 (one gradient of the shared part a round), finetuning
 alone, and FedAvg for as many rounds more.
 
 One departure: section 3.3 says that clients draw their personal part at random each time. Here it starts from what
@@ -107,10 +107,11 @@ TAKEN = (
 
 def list_families(setting: Setting) -> Families:
     """The steps whose rates are chosen; Algorithm 1 takes those of FedAvg and of Local FFGG."""
-    stages, families = setting.stages, common_families(setting, *setting.splits)
-    for split in setting.splits:
-        families[f"{split}-local_ffgg"] = stages.personal_lr, partial(local_ffgg, stages, split)
-    return families
+    stages, splits = setting.stages, setting.splits
+    return {
+        **common_families(setting, *splits),
+        **{f"{split}-local_ffgg": (stages.personal_lr, partial(local_ffgg, stages, split)) for split in splits},
+    }
 
 
 def list_steps(setting: Setting, rates: Rates) -> Iterator[Step]:

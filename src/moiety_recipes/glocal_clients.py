@@ -48,9 +48,10 @@ NOTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Sizes of one scale. A seed is a trial; a run has so many ``passes``, unless ``rounds`` is above 0.
+    """Sizes of one scale. A seed is a trial.
 
-    ``divided``: whether the shared model sees one half of the features and the personal ones the other.
+    A run makes ``passes`` over the training rows, unless ``rounds`` is above 0. ``divided`` says whether the shared
+    model sees one half of the features and the personal ones the other.
     """
 
     divided: bool

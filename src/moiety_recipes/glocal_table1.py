@@ -59,8 +59,8 @@ NOTES = (
 class Plan:
     """Sizes of one scale.
 
-    A seed is a partition. A run has so many ``passes``, unless ``rounds`` is above 0. ``clients`` and ``passes`` are
-    those of all data sets but isolet, which has its 30 speakers and two passes.
+    A seed is a partition. A run makes ``passes`` over the training rows, unless ``rounds`` is above 0. ``clients`` and
+    ``passes`` are those of all data sets but isolet, which has its 30 speakers and two passes.
     """
 
     sources: tuple[str, ...] = (*SOURCES, "isolet")

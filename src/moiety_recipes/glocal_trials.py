@@ -69,7 +69,7 @@ def compare_methods(
 ) -> Row:
     """All methods, each at the learning rate that is best for it.
 
-    A run has so many ``passes`` through a client's training rows, unless ``rounds`` is above 0.
+    A run makes ``passes`` over a client's training rows, unless ``rounds`` is above 0.
     """
     rounds = rounds or passes * int(data[0].sizes("train")[0])
     seen = masks or dict.fromkeys(METHODS, (None, None))

@@ -20,7 +20,7 @@ class Pictures:
     """A data set dealt by Dirichlet(``alpha``), with a network.
 
     A client has ``rows`` training rows and ``test`` test rows (0: the data set's share). ``small`` averages every 2 x 2
-    pixels. ``hidden`` are the hidden layers of a perceptron for so many ``pixels``; without any, the network is the CNN
+    pixels. ``hidden`` are the hidden layers of a perceptron with ``pixels`` inputs; without any, the network is the CNN
     of McMahan et al. (2017).
     """
 
