@@ -104,7 +104,7 @@ def _audiomnist(paper: bool) -> Setting:
 
 def _connected_digits(paper: bool) -> Setting:
     def data(seed: int) -> mo.FederatedData:
-        few = {} if paper else {"shortest": 3, "longest": 4, "per_client": 57}
+        few: dict[str, Any] = {} if paper else {"shortest": 3, "longest": 4, "per_client": 57}
         return mo.data.load("connected_digits", **few, **PARTS, seed=seed)
 
     few: dict[str, Any] = {"rounds": 200, "cohort": 5, "batch_size": 8, "personal_rounds": 30, "finetune_epochs": 3}

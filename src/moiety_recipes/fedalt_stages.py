@@ -201,7 +201,7 @@ def list_steps(setting: Setting, rates: Rates) -> Iterator[Step]:
         yield from _list_sweep(stages, sweep, rates)
 
 
-def local_sgd(stages: Stages, lr: float, epochs: int = 1, **options: float) -> Any:
+def local_sgd(stages: Stages, lr: float, epochs: int = 1, **options: Any) -> Any:
     """Local work in the batches and with the clipping of all stages."""
     return mo.sgd(lr, epochs=epochs, batch_size=stages.batch_size, clip=stages.clip, **options)
 

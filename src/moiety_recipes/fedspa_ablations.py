@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import moiety as mo
 from moiety.experiments import Cell, Cells, Experiment, Row, Section
@@ -36,7 +37,7 @@ from moiety_recipes.fedspa_tasks import (
     plan_resnet,
     run_cells,
 )
-from moiety_recipes.pages import Figures, Part
+from moiety_recipes.pages import Part
 
 UNIFORM, DIFFERENT, RANDOM = "DST, uniform densities", "DST, different masks", "DST, random regrowth"
 RSM_DIFFERENT = "RSM, different masks"
@@ -111,7 +112,7 @@ def show_results(results: TaskResults) -> Part:
     }
     part = show_accuracies(results, METHODS, STATEMENTS, paper=CIFAR100, source=CIFAR100_PAPER, more_rows=[search])
     text = f"{TABLE_5} {share:.1f}%. It differs by some points from try to try."
-    figures: Figures = {}
+    figures: dict[str, Any] = {}
     for number, methods in FIGURES.items():
         figures |= curve_figure(results, methods, f"figure{number}", f"Figure {number}: accuracy")
     return Part(part.rows, [*part.sections, Section(title="Table 5", text=text, level=3)], figures)

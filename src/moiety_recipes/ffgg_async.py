@@ -84,10 +84,9 @@ def fit_options(plan: Plan, fed: mo.FederatedData, method: str, form: str, seed:
     model = plan.pictures.model(seed)
     link = mo.clock.exponential(plan.link)
     times: dict[str, Any] = {"compute": work_times(plan), "up": link, "down": link}
-    clock, server, updates = mo.clock.synchronous(**times), None, 1
-    if form == "asynchronous":
-        clock = mo.clock.asynchronous(active=plan.active, **times)
-        server, updates = mo.server.sgd(lr=1 / plan.active), plan.active
+    waits = form == "synchronous"
+    clock: Any = mo.clock.synchronous(**times) if waits else mo.clock.asynchronous(active=plan.active, **times)
+    server, updates = (None, 1) if waits else (mo.server.sgd(lr=1 / plan.active), plan.active)
     if method == "ffgg":
         solver = mo.sgd(plan.inner_lr, steps=plan.inner_steps)
         algorithm, split = mo.ffgg(shared=plan.lr, personal=solver, server=server), mo.split.output_layer(model)
@@ -102,7 +101,7 @@ def fit_options(plan: Plan, fed: mo.FederatedData, method: str, form: str, seed:
         "split": split,
         "rounds": plan.rounds * updates,
         "settings": mo.Settings(clock=clock, evaluate_every=max(1, plan.rounds // 30) * updates),
-        "cohort": plan.active if form == "synchronous" else None,
+        "cohort": plan.active if waits else None,
         "seed": seed,
     }
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from moiety.experiments import Page, Row, Section, claim, count_verdicts, table_row
 
-Figures = dict[str, tuple[str, Callable[[], Any]]]
+Figures = Mapping[str, tuple[str, Callable[[], Any]]]
 """By file name, a title and a function that draws the figure."""
 
 
