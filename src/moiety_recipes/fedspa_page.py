@@ -162,7 +162,7 @@ def show_accuracies(
     more_rows: Sequence[Row] = (),
     more_claims: Sequence[Row] = (),
 ) -> Part:
-    """Accuracy, costs, claims and curves of a task. The paper's numbers are left out beside those of the digits."""
+    """Accuracy, costs, claims and curves of a task. The digits of scale ``ci`` have no numbers of the paper."""
     if results.task.source == "digits":
         paper, source = {}, ""
     tables = {
