@@ -49,7 +49,7 @@ class Comparison:
     @property
     def scale(self) -> float:
         """What scores are multiplied by where they are shown."""
-        return 100 if mo.reports.per_cent(self.metric) else 1
+        return 100 if mo.reports.is_percentage(self.metric) else 1
 
     @property
     def sign(self) -> int:

@@ -109,7 +109,7 @@ ACCURACY = {
 
 def show_accuracy(row: Row) -> Row:
     """A row of ``accuracy_row`` as a reader wants it."""
-    amount = mo.reports.amount
+    amount = mo.reports.format_amount
     return {
         **row,
         "accuracy": show_interval(row, digits=1),
@@ -132,7 +132,7 @@ def show_task(
 ) -> list[Section]:
     """The sections of a task: a table for each setting, claims and notes. ``source`` says whose the paper's are."""
     task, notes = results.task, [*list_departures(results.task), *notes]
-    count = mo.reports.count
+    count = mo.reports.format_count
     size = (
         f"{count(task.rounds, 'round')}, {task.cohort} clients a round, evaluated every"
         f" {count(min(task.every, task.rounds), 'round')}; {count(len(results.seeds), 'seed')}. Every seed has a deal"

@@ -102,7 +102,7 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
         score = mo.evaluation.summarise(clients[method], higher_is_better=True)
         sent = sum(kept["bytes"] for key, kept in results.items() if key[-1] == method)
         numbers = {"mean": 100 * score["metric_unweighted"], "worst": 100 * score["worst_decile"]}
-        lines.append({"row": label, **numbers, "sent": mo.reports.amount(sent, "B")})
+        lines.append({"row": label, **numbers, "sent": mo.reports.format_amount(sent, "B")})
     change = mo.analysis.versus(*(mo.analysis.column(clients[m]) for m in ("fedalt", "fedavg")), higher_is_better=True)
     hurt = [f"{client} loses {-100 * points:.1f} points." for client, points in change.hurt]
     columns = {"row": "", "mean": "test accuracy, mean over clients (%)", "worst": "worst tenth of clients (%)"}
@@ -130,15 +130,19 @@ def sentence(fedavg: Clients, fedalt: Clients) -> str:
     old, new = mo.analysis.column(fedavg), mo.analysis.column(fedalt)
     change = mo.analysis.versus(new, old, higher_is_better=True)
     before, after = mo.analysis.mean(old.values()), mo.analysis.mean(new.values())
-    shown = mo.reports.value(before, "accuracy"), mo.reports.value(after, "accuracy")
+    shown = mo.reports.format_metric(before, "accuracy"), mo.reports.format_metric(after, "accuracy")
     if shown[0] == shown[1]:
         moved = f"left test accuracy at {shown[0]} (FedAvg and FedAlt alike)"
     else:
         verb = "raised" if after > before else "lowered"
         moved = f"{verb} test accuracy from {shown[0]} (FedAvg) to {shown[1]} (FedAlt)"
-    helped = f"{mo.reports.count(len(change.helped), 'client')} {'was' if len(change.helped) == 1 else 'were'} helped"
-    hurt = f"{len(change.hurt)} hurt" + (f": {mo.reports.names([c for c, _ in change.hurt])}" if change.hurt else "")
-    over = f"on average over {mo.reports.count(change.clients, 'client')}"
+    helped = (
+        f"{mo.reports.format_count(len(change.helped), 'client')} {'was' if len(change.helped) == 1 else 'were'} helped"
+    )
+    hurt = f"{len(change.hurt)} hurt" + (
+        f": {mo.reports.list_names([c for c, _ in change.hurt])}" if change.hurt else ""
+    )
+    over = f"on average over {mo.reports.format_count(change.clients, 'client')}"
     return f"Personal output layers {moved} {over}; {helped}, {len(change.unchanged)} unchanged, {hurt}."
 
 

@@ -38,7 +38,7 @@ def over_batches(rows, size):
     return np.mean([np.sum((one - rows.mean(0)) ** 2) for one in drawn])
 
 
-def expected(clients, u, vs, scales, batch_size):
+def expected_constants(clients, u, vs, scales, batch_size):
     """Assumptions 1 to 3 at one point, in NumPy."""
     norms = [[s * np.linalg.norm(block, 2) for block in blocks(c)] for s, c in zip(scales, clients, strict=True)]
     rows = [gradients(c, u, v) for c, v in zip(clients, vs, strict=True)]
@@ -48,12 +48,12 @@ def expected(clients, u, vs, scales, batch_size):
     return np.concatenate([np.max(norms, axis=0), np.max(noise, axis=0), [delta2]])
 
 
-def found(advice):
+def list_constants(advice):
     c = advice.constants
     return np.array([c.L_u, c.L_v, c.L_uv, c.sigma_u2, c.sigma_v2, c.delta2])
 
 
-def advised(holders, **options):
+def ask_advice(holders, **options):
     options = {"split": SPLIT, "cohort": 2, "rounds": 100, "batch_size": 3, "tolerance": 1e-9, "points": 1, **options}
     return mo.advise(vector_task(*START), federated(holders), **options)
 
@@ -63,27 +63,27 @@ def test_all_constants_at_the_start(weighting):
     clients = vector_clients(SIZES)
     scales = np.array(SIZES) * 4 / sum(SIZES) if weighting == "examples" else np.ones(4)
     u, v = map(np.array, START)
-    advice = advised(clients, weighting=weighting)
-    assert found(advice) == pytest.approx(expected(clients, u, [v] * 4, scales, 3), rel=1e-5)
+    advice = ask_advice(clients, weighting=weighting)
+    assert list_constants(advice) == pytest.approx(expected_constants(clients, u, [v] * 4, scales, 3), rel=1e-5)
     losses = [np.mean((c["a"] @ u + c["b"] @ v - c["y"]) ** 2) / 2 for c in clients]
     assert advice.gap == pytest.approx(np.mean(scales * losses))
     assert advice.chi == pytest.approx(advice.constants.L_uv / np.sqrt(advice.constants.L_u * advice.constants.L_v))
-    assert advised(clients, weighting=weighting, least=0.25).gap == pytest.approx(advice.gap - 0.25)
+    assert ask_advice(clients, weighting=weighting, least=0.25).gap == pytest.approx(advice.gap - 0.25)
 
 
 def test_further_points_lie_along_alternating_steps():
     """The same steps in NumPy: v_i - grad_v / L_v for all i, then u - mean grad_u / L_u; the largest at any point."""
     clients, ones = vector_clients(SIZES), np.ones(4)
     u, vs = np.array(START[0]), [np.array(START[1])] * 4
-    at = [expected(clients, u, vs, ones, 3)]
+    at = [expected_constants(clients, u, vs, ones, 3)]
     L_u, L_v = at[0][:2]
     for _ in range(2):
         for _ in range(STEPS):
             vs = [v - gradients(c, u, v)[1].mean(0) / L_v for c, v in zip(clients, vs, strict=True)]
             u = u - np.mean([gradients(c, u, v)[0].mean(0) for c, v in zip(clients, vs, strict=True)], axis=0) / L_u
-        at.append(expected(clients, u, vs, ones, 3))
-    advice = advised(clients, weighting="uniform", points=3)
-    assert found(advice) == pytest.approx(np.max(at, axis=0), rel=1e-5)
+        at.append(expected_constants(clients, u, vs, ones, 3))
+    advice = ask_advice(clients, weighting="uniform", points=3)
+    assert list_constants(advice) == pytest.approx(np.max(at, axis=0), rel=1e-5)
     factors = [float(_factor(*point, n=4, m=2)) for point in at]
     assert (advice.low, advice.high) == pytest.approx(
         (min(*factors, advice.factor), max(*factors, advice.factor)), rel=1e-5
@@ -108,7 +108,7 @@ def test_a_problem_where_fedalt_wins():
     clients = [one_number_clients(1, [1.0], [1.0], [float(2 * (i % 2))])[0] for i in range(10)]
     task, split = vector_task([0.0], [0.0]), split_of(("u",), ("v",))
     advice = mo.advise(task, federated(clients), split=split, cohort=2, rounds=10_000, points=1)
-    assert found(advice) == pytest.approx([1, 1, 1, 0, 0, 1])
+    assert list_constants(advice) == pytest.approx([1, 1, 1, 0, 0, 1])
     assert advice.better == "fedalt"
     assert (advice.factor, advice.low, advice.high, advice.factor_as_printed) == pytest.approx([math.sqrt(2)] * 4)
     assert (advice.gap, advice.alt.leading, advice.sim.leading) == pytest.approx(
@@ -132,7 +132,7 @@ def test_a_problem_where_fedsim_wins():
     clients = one_number_clients(10, [1, 1, 0.5, 0.5], [0, 0, 1.0, 1.0], [0, 0, 1.0, -1.0])
     task, split = vector_task([0.0], [0.0]), split_of(("u",), ("v",))
     advice = mo.advise(task, federated(clients), split=split, cohort=2, rounds=10_000, batch_size=1)
-    assert found(advice) == pytest.approx([0.625, 0.5, 0.25, 0.125, 0.5, 0])
+    assert list_constants(advice) == pytest.approx([0.625, 0.5, 0.25, 0.125, 0.5, 0])
     assert advice.better == "fedsim"
     assert (advice.factor, advice.low, advice.high) == pytest.approx([math.sqrt(0.36 / 0.46)] * 3)
     assert advice.factor_as_printed == pytest.approx(math.sqrt(0.48 / 0.56))
@@ -196,7 +196,7 @@ def test_samples_of_clients_and_of_rows_give_unbiased_diversity():
 
 def test_a_sample_of_clients_widens_the_range_and_the_seed_decides():
     clients = vector_clients([6] * 12)
-    one, same, other = (advised(clients, clients=5, examples=4, seed=s) for s in (1, 1, 2))
+    one, same, other = (ask_advice(clients, clients=5, examples=4, seed=s) for s in (1, 1, 2))
     assert one == same
     assert one != other
     assert one.low < one.factor <= one.high
@@ -235,7 +235,7 @@ def test_a_network_with_dropout_and_its_own_split():
 )
 def test_bad_input(options, message):
     with pytest.raises(MoietyError, match=message):
-        advised(vector_clients(SIZES), **options)
+        ask_advice(vector_clients(SIZES), **options)
 
 
 def test_batchnorm_is_refused():

@@ -22,7 +22,7 @@ def nearest(x, r, w):
 
 @pytest.mark.parametrize("old", [False, True], ids=["erm", "fictitious"])
 @pytest.mark.parametrize("tau", [0, 2])
-def test_every_round_is_minimise_in_ball_squares_on_what_was_seen(tau, old):
+def test_every_round_fits_all_that_was_seen(tau, old):
     g, l, y = stream()  # noqa: E741
     play = mo.fictitious_play if old else mo.glocal_erm
     found = play(g, l, y, delay=tau, shared=[1.0, -1.0], personal=[0.5, 0.0, 2.0])

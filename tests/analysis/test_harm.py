@@ -18,7 +18,7 @@ def rows(metrics, sizes=(10, 20, 30, 40)):
     ]
 
 
-def changed(*gains, sizes=(10, 20, 30, 40)):
+def make_changes(*gains, sizes=(10, 20, 30, 40)):
     return [
         {"client": name, "n": n, "n_test": 5, "test": gain, "train": None}
         for name, n, gain in zip("abcdef", sizes, gains, strict=False)
@@ -49,10 +49,10 @@ def test_other_clients_are_refused():
     with pytest.raises(MoietyError, match="`clients` must be the same"):
         change_rows(rows([1.0, 1.0]), rows([1.0]))
     with pytest.raises(MoietyError, match=r"\['b'\] on one only"):
-        over_seeds([changed(1, 2), changed(1)])
+        over_seeds([make_changes(1, 2), make_changes(1)])
 
 
-SEEDS = [changed(0.2, -0.1, 0.1, -0.3), changed(0.1, 0.2, 0.0, -0.1), changed(0.3, -0.4, 0.2, -0.2)]
+SEEDS = [make_changes(0.2, -0.1, 0.1, -0.3), make_changes(0.1, 0.2, 0.0, -0.1), make_changes(0.3, -0.4, 0.2, -0.2)]
 """a is never hurt, b in two seeds of three, c in none, d in all."""
 
 
@@ -79,14 +79,14 @@ def test_the_share_hurt_over_seeds():
 
 
 def test_a_client_without_rows_in_some_seed_is_left_out():
-    seeds = [changed(None, -1.0), changed(1.0, 1.0)]
+    seeds = [make_changes(None, -1.0), make_changes(1.0, 1.0)]
     assert [r["client"] for r in over_seeds(seeds)] == ["b"]
     assert share_hurt(seeds).mean == 0.5
 
 
 def test_a_sweep_has_a_row_for_every_value():
     """At 0.3, one seed: changes 0, 0, 2, 2, median 1, spread 1. At 0, two seeds: medians 0 and 1, spreads 1 and 0."""
-    found = sweep({0: [changed(-1.0, 1.0), changed(1.0, 1.0)], 0.3: [changed(0.0, 0.0, 2.0, 2.0)]})
+    found = sweep({0: [make_changes(-1.0, 1.0), make_changes(1.0, 1.0)], 0.3: [make_changes(0.0, 0.0, 2.0, 2.0)]})
     assert [r["value"] for r in found] == [0, 0.3]
     assert [(r["mean"], r["median"], r["spread"], r["share_hurt"]) for r in found] == [
         (0.5, 0.5, 0.5, 0.25),
@@ -100,10 +100,10 @@ def test_a_sweep_has_a_row_for_every_value():
 
 def test_by_size_cuts_at_the_median():
     """Sizes 10, 20, 30, 40: the median is 25."""
-    found = by_size([changed(-2.0, 2.0, 1.0, 1.0)])
+    found = by_size([make_changes(-2.0, 2.0, 1.0, 1.0)])
     assert [r["value"] for r in found] == ["n <= 25", "n > 25"]
     assert [(r["share_hurt"], r["spread"], r["mean"]) for r in found] == [(0.5, 2, 0), (0, 0, 1)]
-    assert len(by_size([changed(1.0, -1.0, sizes=(5, 5))])) == 1
+    assert len(by_size([make_changes(1.0, -1.0, sizes=(5, 5))])) == 1
 
 
 def test_bad_input():

@@ -24,7 +24,7 @@ from dataclasses import replace
 
 import pytest
 
-from moiety.analysis.theory import Constants, bounds, condition, last, leading, leading_as_printed, second
+from moiety.analysis.theory import Constants, bounds, last_factors, leading_variances, second_variances
 
 ALT = Constants(L_u=4, L_v=1, L_uv=1, sigma_u2=8, sigma_v2=1, delta2=10, clients=10, cohort=2)
 SIM = replace(ALT, sigma_u2=0.8, sigma_v2=16, delta2=1)
@@ -40,39 +40,38 @@ BETWEEN = replace(ALT, sigma_v2=5)
     ],
 )
 def test_leading_variances(constants, proofs, printed):
-    assert leading(constants) == pytest.approx(proofs)
-    assert leading_as_printed(constants) == pytest.approx(printed)
+    assert leading_variances(constants) == pytest.approx(proofs)
+    assert leading_variances(constants, printed=True) == pytest.approx(printed)
 
 
 @pytest.mark.parametrize(("constants", "sides"), [(ALT, (0.6, 2)), (SIM, (9.6, 0.2)), (BETWEEN, (3, 2))])
 def test_the_condition_of_section_3_3_is_the_comparison_of_leading_terms(constants, sides):
-    assert condition(constants) == pytest.approx(sides)
-    alt, sim = leading(constants)
+    alt, sim = leading_variances(constants)
     assert (alt < sim) == (sides[0] < sides[1])
 
 
 def test_without_gradient_noise_fedalt_gains_the_root_of_one_plus_chi_squared():
     """The regime that section 3.3 calls practically relevant."""
-    alt, sim = leading(replace(ALT, sigma_u2=0, sigma_v2=0))
+    alt, sim = leading_variances(replace(ALT, sigma_u2=0, sigma_v2=0))
     assert (sim / alt) ** 0.5 == pytest.approx(1.25**0.5)
 
 
 def test_one_client_a_round_makes_both_readings_one():
     one = replace(BETWEEN, cohort=1)
-    assert leading(one) == leading_as_printed(one)
+    assert leading_variances(one) == leading_variances(one, printed=True)
 
 
 def test_lower_order_terms():
-    assert second(ALT, shared_steps=4, personal_steps=2) == pytest.approx((3.725, 5.15625))
-    assert last(ALT, shared_steps=4) == pytest.approx((3.118034, 3.415064), abs=1e-6)
+    assert second_variances(ALT, shared_steps=4, personal_steps=2) == pytest.approx((3.725, 5.15625))
+    assert last_factors(ALT, shared_steps=4) == pytest.approx((3.118034, 3.415064), abs=1e-6)
 
 
 def test_full_participation_with_one_step():
     """m = n: no diversity term and no chi in FedAlt's leading term; one step: FedSim has no T^(-2/3) term."""
     full = replace(ALT, cohort=10)
-    assert leading(full) == pytest.approx((8 / 40 + 1, 1.25 * (8 / 40 + 1)))
-    assert second(full, shared_steps=1, personal_steps=1) == pytest.approx((0.25, 0))
-    assert last(full, shared_steps=1) == pytest.approx((1 + 0.5, 1.25))
+    assert leading_variances(full) == pytest.approx((8 / 40 + 1, 1.25 * (8 / 40 + 1)))
+    assert second_variances(full, shared_steps=1, personal_steps=1) == pytest.approx((0.25, 0))
+    assert last_factors(full, shared_steps=1) == pytest.approx((1 + 0.5, 1.25))
 
 
 def test_the_terms_of_the_bound():

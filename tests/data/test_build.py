@@ -214,7 +214,7 @@ def test_from_clients_splits_as_from_arrays_does() -> None:
     ("clients", "text"),
     [
         ({}, "`clients` must be at least one client, got none."),
-        ({"a": {"x": []}}, "`clients` must be at least one row each, got none in client 'a'."),
+        ({"a": {"x": []}}, "`columns` must be of at least one row, got none in client 'a'."),
         ({"a": {}}, "`columns` must be at least one named column, got none in client 'a'."),
         ({"a": 3}, "`columns` must be a table of named columns in client 'a', got int."),
         ({("a",): {"x": [1]}}, "`clients` must be named by strings or integers, got ('a',)."),
@@ -232,7 +232,7 @@ def test_from_clients_splits_as_from_arrays_does() -> None:
         ),
         (
             {"a": {"x": [1.0]}, "b": {"x": [1]}},
-            "`columns.x` must be float64 [] a row as in client 'a', got int64 [] a row in client 'b'.",
+            "`columns.x` must be float64 a row as in client 'a', got int64 a row in client 'b'.",
         ),
         (
             {"a": {"x": [1.0, 2.0], "y": [1]}},

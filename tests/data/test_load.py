@@ -180,7 +180,11 @@ def test_natural_ids_for_data_with_a_test_set_use_own_rows(folder: Path) -> None
     ("name", "arguments", "text"),
     [
         ("digit", {}, "`name` must be one of the known names, got 'digit'. Did you mean digits?"),
-        ("digits", {}, "`clients` must be a number for digits, dealt so, got none. Say how many clients to make."),
+        (
+            "digits",
+            {},
+            "`clients` must be a number for digits with this partition, got none. Say how many clients to make.",
+        ),
         ("digits", {"clients": 0}, "`clients` must be >= 1, got 0."),
         (
             "digits",
@@ -213,7 +217,7 @@ def test_natural_ids_for_data_with_a_test_set_use_own_rows(folder: Path) -> None
         (
             "digits",
             {"partition": natural()},
-            "`partition` must be another than natural() for digits, which has no clients, got it. "
+            "`partition` must be another one for digits, which has no natural clients, got natural(). "
             "Use another partition, or natural(ids).",
         ),
         ("digits", {"partition": natural([1, 2])}, "`ids` must be one for each of 1797 rows, got 2."),

@@ -205,7 +205,7 @@ def test_few_rows_of_each_client(write: Write) -> None:
         load("audiomnist", per_client=0)
 
 
-def test_few_rows_beside_a_test_set(write: Write) -> None:
+def test_few_rows_with_a_test_set(write: Write) -> None:
     """Test rows of the data set's own do not count."""
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (400, 28, 28)).astype(np.uint8), (np.arange(400) % 10).astype(np.uint8)

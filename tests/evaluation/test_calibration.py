@@ -172,7 +172,7 @@ def test_bad_input_is_one_line(p, y, text):
         (["a"], [1.0], "`inside` must be numbers, got <U1"),
     ],
 )
-def test_bad_scores_of_strangeness_are_one_line(inside, outside, text):
+def test_bad_scores_for_auroc_are_one_line(inside, outside, text):
     with pytest.raises(mo.MoietyError) as caught:
         cal.out_of_distribution_auroc(inside, outside)
     assert str(caught.value).startswith(text)

@@ -23,15 +23,15 @@ def fedpop(**options):
     return flat(mo.fedpop, **{**given, **options})
 
 
-def trained(engine="sequential", algorithm=None, **options):
+def fit_posterior(engine="sequential", algorithm=None, **options):
     net = mo.models.mlp(4, 3, hidden=(6,), seed=1).double()
     split = mo.split.by_name(net, personal=["head"])
     return mo.fit(net, DATA, algorithm or fedpop(), **with_settings(split=split, rounds=3, engine=engine, **options))
 
 
 @functools.cache
-def once():
-    return trained()
+def one_run():
+    return fit_posterior()
 
 
 def test_entropy_and_mutual_information_by_hand():
@@ -198,12 +198,12 @@ def test_calibration_names_the_part_without_rows():
     with pytest.raises(
         mo.MoietyError, match=r"`part` must be a part of the data that has rows, got validation\. Split the data"
     ):
-        once().calibration("validation")
+        one_run().calibration("validation")
 
 
 def test_a_run_averages_the_models_of_all_stored_samples():
     """By torch: the head of each stored sample on the features of the shared layer."""
-    run = trained()
+    run = fit_posterior()
     x = DATA.client(2, "test")["x"].astype(np.float64)
     (state,) = run._loop.progress.store.get([2])
     shared = run.shared_parameters()
@@ -222,7 +222,7 @@ def test_a_run_averages_the_models_of_all_stored_samples():
 
 @pytest.mark.parametrize("engine", ["vectorised", "processes:sequential"])
 def test_predictions_are_the_same_whichever_engine_trained(engine):
-    one, other = trained(), trained(engine, workers=2 if engine.startswith("processes") else None)
+    one, other = fit_posterior(), fit_posterior(engine, workers=2 if engine.startswith("processes") else None)
     x = np.random.default_rng(0).normal(size=(5, 4))
     new = image_clients([6], seed=3)[0]
     for client in (0, 3, new, None):
@@ -235,7 +235,7 @@ def test_predictions_are_the_same_whichever_engine_trained(engine):
 
 
 def test_a_client_that_was_never_asked_draws_first():
-    run = trained(cohort=1)
+    run = fit_posterior(cohort=1)
     asked = set(run._loop.progress.store.owners())
     (never, *_) = [c for c in range(4) if c not in asked]
     before = set(run._loop.progress.store.owners())
@@ -245,7 +245,7 @@ def test_a_client_that_was_never_asked_draws_first():
 
 
 def test_refreshed_draws_are_new_and_nothing_of_them_is_kept():
-    run = trained()
+    run = fit_posterior()
     x = np.ones((2, 4))
     stored, fresh = run.predictive(1, x), run.predictive(1, x, refresh=True)
     assert not np.allclose(stored.outputs, fresh.outputs)
@@ -254,7 +254,7 @@ def test_refreshed_draws_are_new_and_nothing_of_them_is_kept():
 
 
 def test_without_a_posterior_there_is_one_draw():
-    run = trained(algorithm=mo.fedalt(shared=0.1, personal=0.1))
+    run = fit_posterior(algorithm=mo.fedalt(shared=0.1, personal=0.1))
     x = DATA.client(0, "test")["x"].astype(np.float64)
     seen = run.predictive(0, x)
     with torch.no_grad():
@@ -268,7 +268,7 @@ def test_without_a_posterior_there_is_one_draw():
 @pytest.mark.parametrize("refresh", [False, True])
 def test_calibration_of_a_run_is_that_of_its_predictions(refresh):
     """Scores by hand from the probabilities of the stored draws, or of fresh ones: these are not the same."""
-    run = once()
+    run = one_run()
     rows, heap = run.calibration(bins=5, refresh=refresh)
     likelihoods = []
     for client in range(4):
@@ -286,7 +286,7 @@ def test_calibration_of_a_run_is_that_of_its_predictions(refresh):
 
 def test_a_client_without_data_has_the_centre_of_the_prior():
     """The learned mean holds the 18 weights of the head, then its 3 biases; draws from the prior lie round it."""
-    run = trained()
+    run = fit_posterior()
     received = run._loop.algorithm.broadcast(run._loop.progress.server)
     mean, shared = received["prior:mean"], run.shared_parameters()
     hidden = torch.relu(functional.linear(torch.eye(4).double(), shared["hidden1.weight"], shared["hidden1.bias"]))
@@ -321,7 +321,7 @@ def test_a_client_without_data_has_the_centre_of_the_prior():
 )
 def test_bad_examples_are_one_line(x, text):
     with pytest.raises(mo.MoietyError) as caught:
-        once().predictive(0, x)
+        one_run().predictive(0, x)
     assert str(caught.value).startswith(text)
     assert "\n" not in str(caught.value)
 
@@ -329,11 +329,11 @@ def test_bad_examples_are_one_line(x, text):
 @pytest.mark.parametrize("column", [[[0.0] * 4, [0.0] * 3], [["a"] * 4] * 2, 3.0])
 def test_bad_columns_of_a_newcomer_are_one_line(column):
     with pytest.raises(mo.MoietyError, match=r"`columns\.x` must be (an array|of numbers)"):
-        once().onboard({"x": column, "y": [0, 1]})
+        one_run().onboard({"x": column, "y": [0, 1]})
 
 
 def test_examples_may_be_lists_whole_numbers_and_tensors_that_require_gradients():
-    run = once()
+    run = one_run()
     x = np.arange(8).reshape(2, 4)
     wanted = run.predictive(0, x.astype(np.float64)).outputs
     for same in (x, x.tolist(), torch.tensor(x, dtype=torch.float64, requires_grad=True), {"x": x, "y": [0, 1]}):

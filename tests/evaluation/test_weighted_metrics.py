@@ -195,7 +195,7 @@ def utterances(n, seed):
 SPEECH = federated([utterances(n, i) for i, n in enumerate((12, 5, 20))], [utterances(6, 9 + i) for i in range(3)])
 
 
-def heard(rounds, engine, **options):
+def run_speech(rounds, engine, **options):
     net = Ears()
     algorithm = mo.fedalt(shared=mo.sgd(0.2, batch_size=4), personal=mo.sgd(0.2, batch_size=4))
     split = mo.split.output_layer(net)
@@ -207,7 +207,7 @@ def heard(rounds, engine, **options):
 @pytest.mark.parametrize("engine", ["sequential", "processes:sequential"])
 def test_word_error_rate_of_a_run_is_that_of_the_corpus(engine):
     """Greedy decoding of exported models written anew, scored by jiwer, for each client and for all."""
-    run = heard(3, engine, workers=2 if engine.startswith("processes") else None)
+    run = run_speech(3, engine, workers=2 if engine.startswith("processes") else None)
     assert run.history[-1]["metric_name"] == "word_error_rate"
     said, got = [], []
     for i, row in enumerate(run.clients):
@@ -227,34 +227,34 @@ def test_word_error_rate_of_a_run_is_that_of_the_corpus(engine):
 
 def test_speech_is_learnt():
     """Patterns that are plain to see: most words are heard in the end, unlike at first."""
-    first, last = heard(1, "sequential").history[-1], heard(15, "sequential", evaluate_every=15).history[-1]
+    first, last = run_speech(1, "sequential").history[-1], run_speech(15, "sequential", evaluate_every=15).history[-1]
     assert first["metric"] > 0.6
     assert last["metric"] < 0.3
 
 
 def test_speech_is_not_vectorised():
     with pytest.raises(MoietyError) as error:
-        heard(1, "vectorised")
+        run_speech(1, "vectorised")
     wanted = "able to vectorise this loss and metric, got CTC, which torch computes for one client at a time"
     assert str(error.value) == f"`engine` must be {wanted}. Use engine sequential."
-    run = heard(1, "auto", workers=1)
+    run = run_speech(1, "auto", workers=1)
     assert run.engine == "sequential"
     assert "vectorised cannot run it" in run.config["run"]["engine_reason"]
 
 
-def changed(**columns):
+def change_columns(**columns):
     return federated([{**utterances(4, 0), **columns}])
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (changed(y=np.zeros((4, 3), dtype=np.int64)), "`y` must be labels from 1 for ctc, got 0"),
-        (changed(y=np.full((4, 3), 4)), "`y` must be a label from 0 to 3, the model's outputs, got 4"),
-        (changed(y=np.array([[1, -100, 2]] * 4)), "`y` must be padded at its end for ctc"),
-        (changed(y=np.full((4, 3), -100)), "`y` must be labels, of which some are not padding, got none"),
-        (changed(frames=np.array([24, 25, 1, 1])), "`frames` must be from 1 to 24, the frames of x, got 25"),
-        (changed(frames=np.array([24, 0, 1, 1])), "`frames` must be from 1 to 24, the frames of x, got 0"),
+        (change_columns(y=np.zeros((4, 3), dtype=np.int64)), "`y` must be labels from 1 for ctc, got 0"),
+        (change_columns(y=np.full((4, 3), 4)), "`y` must be a label from 0 to 3, the model's outputs, got 4"),
+        (change_columns(y=np.array([[1, -100, 2]] * 4)), "`y` must be padded at its end for ctc"),
+        (change_columns(y=np.full((4, 3), -100)), "`y` must be labels, of which some are not padding, got none"),
+        (change_columns(frames=np.array([24, 25, 1, 1])), "`frames` must be from 1 to 24, the frames of x, got 25"),
+        (change_columns(frames=np.array([24, 0, 1, 1])), "`frames` must be from 1 to 24, the frames of x, got 0"),
         (
             federated([{k: c for k, c in utterances(4, 0).items() if k != "frames"}]),
             "`data` must be a column frames for ctc, got none",
@@ -268,7 +268,7 @@ def test_columns_that_ctc_cannot_read(data, message):
 
 
 def test_a_new_speaker_is_heard_or_refused():
-    run = heard(2, "sequential")
+    run = run_speech(2, "sequential")
     voice = utterances(5, 40)
     x = torch.tensor(voice["x"])
     assert run.onboard(voice)(x).shape == (5, 6, 4)

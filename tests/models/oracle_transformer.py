@@ -54,10 +54,10 @@ def feed_forward(x: Array, p: dict[str, Array]) -> Array:
 
 
 def block(x: Array, p: dict[str, Array], heads: int, seen: NDArray[np.bool_]) -> Array:
-    u = layer_norm(x + attention(x, within(p, "attention"), heads, seen), p["norm1.weight"], p["norm1.bias"])
-    return layer_norm(u + feed_forward(u, within(p, "feed_forward")), p["norm2.weight"], p["norm2.bias"])
+    u = layer_norm(x + attention(x, select_part(p, "attention"), heads, seen), p["norm1.weight"], p["norm1.bias"])
+    return layer_norm(u + feed_forward(u, select_part(p, "feed_forward")), p["norm2.weight"], p["norm2.bias"])
 
 
-def within(p: dict[str, Array], part: str) -> dict[str, Array]:
+def select_part(p: dict[str, Array], part: str) -> dict[str, Array]:
     """The values of one part, by their names in it."""
     return {name.removeprefix(f"{part}."): value for name, value in p.items() if name.startswith(f"{part}.")}

@@ -40,7 +40,7 @@ def size(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def refused(text: str):  # type: ignore[no-untyped-def]
+def expect_error(text: str):  # type: ignore[no-untyped-def]
     return pytest.raises(MoietyError, match="^" + re.escape(text) + "$")
 
 
@@ -189,7 +189,7 @@ def test_the_table_holds_every_builder_under_its_name() -> None:
     ],
 )
 def test_errors(make: Any, text: str) -> None:
-    with refused(text):
+    with expect_error(text):
         make()
 
 

@@ -45,7 +45,7 @@ def inputs(build: Any, rows: int) -> Tensor:
     return torch.randn(rows, *shape, generator=DRAW, dtype=torch.float64)
 
 
-def away(model: nn.Module, times: int) -> list[dict[str, Tensor]]:
+def draw_values(model: nn.Module, times: int) -> list[dict[str, Tensor]]:
     """Values that are not the first ones, so many times."""
     return [
         {n: p.detach() + 0.3 * torch.randn(p.shape, generator=DRAW, dtype=p.dtype) for n, p in model.named_parameters()}
@@ -81,7 +81,7 @@ def test_the_parts_give_what_the_whole_gives(build: Any, personal: list[str], ro
     x = inputs(build, 6)
     cut = task.partial(frozenset(block), task.init, {"x": x[:rows]})
     assert isinstance(cut, Partial), cut
-    (params,) = away(model, 1)
+    (params,) = draw_values(model, 1)
     leaf = {n: params[n].clone().requires_grad_() for n in block}
     whole = functional_call(model, {**params, **leaf}, (x,)).flatten(1).square().mean(1)
     other = {n: params[n].clone().requires_grad_() for n in block}
@@ -97,7 +97,7 @@ def test_the_parts_give_what_the_whole_gives(build: Any, personal: list[str], ro
 def test_many_models_at_once_are_one_after_another(build: Any) -> None:
     """Outputs and gradients of three models with other values, each with rows of its own."""
     model = build().double()
-    many, x = away(model, 3), torch.stack([inputs(build, 2) for _ in range(3)])
+    many, x = draw_values(model, 3), torch.stack([inputs(build, 2) for _ in range(3)])
     stacked = {n: torch.stack([one[n] for one in many]) for n in many[0]}
 
     def objective(params: dict[str, Tensor], rows: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ def size(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def on_paper(**sizes: object) -> nn.Module:
+def make_meta_model(**sizes: object) -> nn.Module:
     """The model without its numbers, which take long to draw."""
     with torch.device("meta"):
         return resnet18_gn(**sizes)  # type: ignore[arg-type]
@@ -28,13 +28,13 @@ def test_counts_of_table_7() -> None:
     Together 2,724 w^2 + 159 w + 8 w c + c, for w = 64: 11,157,504 + 10,176 + 31,806 = 11,199,486; for w = 16, 10
     classes: 697,344 + 2,544 + 1,290 = 701,178. Stem 576 + 128 = 704.
     """
-    model = on_paper()
+    model = make_meta_model()
     assert size(model) == 11_199_486
     first, last = mo.split.input_layer(model), mo.split.output_layer(model)
     assert first.counts() == {"total": 11_199_486, "shared": 11_198_782, "personal": 704, "frozen": 0}
     assert first.personal == mo.split.by_name(model, personal=["stem"]).personal
     assert last.counts() == {"total": 11_199_486, "shared": 11_167_680, "personal": 31_806, "frozen": 0}
-    assert size(on_paper(width=16, classes=10)) == 701_178
+    assert size(make_meta_model(width=16, classes=10)) == 701_178
 
 
 def test_counts_of_table_6() -> None:
@@ -43,7 +43,7 @@ def test_counts_of_table_6() -> None:
     The stem has 3 * 49 * 64 + 128 = 9,536 in place of 704, the head 512 * 2,028 + 2,028 = 1,040,364 in place of 31,806:
     11,199,486 + 8,832 + 1,008,558 = 12,216,876. The paper prints 0.01M and 12.2M, 1M and 11.2M.
     """
-    model = on_paper(image=(3, 224, 224), classes=2028)
+    model = make_meta_model(image=(3, 224, 224), classes=2028)
     assert size(model) == 12_216_876
     assert mo.split.input_layer(model).counts()["personal"] == 9_536
     assert mo.split.output_layer(model).counts()["personal"] == 1_040_364
@@ -51,7 +51,7 @@ def test_counts_of_table_6() -> None:
 
 def test_count_behind_the_table_of_fedspa() -> None:
     """Huang et al. (2022), Table 1: 897.6 GB for CIFAR-100, 4 bytes a number, 10 clients, both ways, 1,000 rounds."""
-    assert f"{size(on_paper(image=(3, 32, 32), classes=100)) * 4 * 10 * 2 * 1000 / 1e9:.1f}" == "897.6"
+    assert f"{size(make_meta_model(image=(3, 32, 32), classes=100)) * 4 * 10 * 2 * 1000 / 1e9:.1f}" == "897.6"
 
 
 def test_groups() -> None:
@@ -64,8 +64,8 @@ def test_groups() -> None:
                 found.setdefault(module.num_channels, set()).add(module.num_groups)
         return found
 
-    assert groups(on_paper()) == {64: {8}, 128: {8}, 256: {16}, 512: {32}}
-    assert groups(on_paper(width=16)) == {16: {2}, 32: {4}, 64: {8}, 128: {8}}
+    assert groups(make_meta_model()) == {64: {8}, 128: {8}, 256: {16}, 512: {32}}
+    assert groups(make_meta_model(width=16)) == {16: {2}, 32: {4}, 64: {8}, 128: {8}}
 
 
 @pytest.mark.parametrize(

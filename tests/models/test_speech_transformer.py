@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from oracle_transformer import Array, arrays, block, shake, within
+from oracle_transformer import Array, arrays, block, select_part, shake
 
 import moiety as mo
 from moiety.models import speech_frames, speech_transformer
@@ -65,7 +65,7 @@ def test_the_model_is_that_of_numpy(frames: int, sizes: dict[str, int]) -> None:
             row = halve(row, p[f"subsampler.{conv}.weight"], p[f"subsampler.{conv}.bias"])
         h = row * np.sqrt(width) + positions(len(row), width)
         for place in range(2):
-            h = block(h, within(p, f"blocks.{place}"), heads, np.ones((len(h), len(h)), bool))
+            h = block(h, select_part(p, f"blocks.{place}"), heads, np.ones((len(h), len(h)), bool))
         wanted.append(h @ p["head.weight"].T + p["head.bias"])
     np.testing.assert_allclose(model(x).detach().numpy(), np.stack(wanted), rtol=0, atol=1e-11)
 

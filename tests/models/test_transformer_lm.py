@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from oracle_transformer import arrays, block, shake, within
+from oracle_transformer import arrays, block, select_part, shake
 from torch import nn
 
 import moiety as mo
@@ -52,7 +52,7 @@ def test_the_model_is_that_of_numpy(length: int) -> None:
     for row in x.numpy():
         h = np.maximum(2 * p["embedding.weight"][row] + p["positions"][:length], 0)
         for place in range(2):
-            h = block(h, within(p, f"blocks.{place}"), 2, np.tril(np.ones((length, length), bool)))
+            h = block(h, select_part(p, f"blocks.{place}"), 2, np.tril(np.ones((length, length), bool)))
         wanted.append(h @ p["embedding.weight"].T + p["head.bias"])
     np.testing.assert_allclose(model(x).detach().numpy(), np.stack(wanted), rtol=0, atol=1e-12)
 

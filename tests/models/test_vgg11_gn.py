@@ -7,7 +7,7 @@ from torch import nn
 from moiety.models import vgg11_gn
 
 
-def on_paper(**sizes: object) -> nn.Module:
+def make_meta_model(**sizes: object) -> nn.Module:
     with torch.device("meta"):
         return vgg11_gn(**sizes)  # type: ignore[arg-type]
 
@@ -19,7 +19,7 @@ def test_count_behind_the_table_of_fedspa() -> None:
     128 * 256 + 256^2 + 256 * 512 + 3 * 512^2) = 9,217,728; their biases 64 + 128 + 2 * 256 + 4 * 512 = 2,752; norms
     twice that, 5,504; head 512 * 10 + 10 = 5,130. Together 9,231,114, which is 738.49 GB, and half of it 369.24 GB.
     """
-    count = sum(p.numel() for p in on_paper().parameters())
+    count = sum(p.numel() for p in make_meta_model().parameters())
     assert count == 9_231_114
     sent = count * 4 * 10 * 2 * 1000 / 1e9
     assert (f"{sent:.1f}", f"{sent / 2:.1f}") == ("738.5", "369.2")
@@ -27,7 +27,7 @@ def test_count_behind_the_table_of_fedspa() -> None:
 
 def test_layout() -> None:
     """Configuration A of Simonyan and Zisserman (2014), Table 1, each convolution with its norm and ReLU; 32 -> 1."""
-    model = on_paper()
+    model = make_meta_model()
     h = torch.empty(1, 3, 32, 32, device="meta")
     sides = []
     for name, part in model.named_children():
@@ -45,7 +45,7 @@ def test_layout() -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(32, 63), (64, 96)])
 def test_larger_images_have_the_same_parameters(height: int, width: int) -> None:
-    model = on_paper(image=(3, height, width))
+    model = make_meta_model(image=(3, height, width))
     assert model(torch.empty(2, 3, height, width, device="meta")).shape == (2, 10)
     assert sum(p.numel() for p in model.parameters()) == 9_231_114
 

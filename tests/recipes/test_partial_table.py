@@ -10,7 +10,7 @@ import pytest
 from moiety.experiments import count_verdicts
 from moiety.experiments.page import show_section
 from moiety.experiments.runner import Runner
-from moiety.reports import per_cent
+from moiety.reports import is_percentage
 from moiety_recipes.fedalt_claims import Comparison
 from moiety_recipes.fedalt_claims import summarise as summarise_all
 from moiety_recipes.fedalt_images import fedalt_images, plan
@@ -157,7 +157,7 @@ def test_where_less_is_better_the_same_numbers_say_the_opposite():
     """The output layer has the fewest errors: 0.03, 0.02, 0.03 fewer than the adapters, 0.0267 with half 0.0143."""
     table = summary(found(SCORES, metric="word_error_rate"))
     told = verdicts(table)
-    assert per_cent("word_error_rate")
+    assert is_percentage("word_error_rate")
     assert told["FedAlt beats FedSim: input"] == "does not hold"
     assert told["FedAlt beats FedSim: output"] == "holds"
     assert told["the best split is output, ahead of adapter"] == "holds"

@@ -12,7 +12,7 @@ from moiety.reports import figures
 from moiety.reports.figures import accuracy_against_parameters, save, scatter_change, seed_bands, violins
 
 
-def changed(*gains, train=None, sizes=(4, 9, 16, 25, 36)):
+def make_changes(*gains, train=None, sizes=(4, 9, 16, 25, 36)):
     train = train or [None] * len(gains)
     return [
         {"client": str(i), "n": n, "n_test": 5, "test": gain, "train": other}
@@ -28,8 +28,8 @@ def points(axes):
 def test_scatter_shows_every_client_by_its_size():
     found = scatter_change(
         {
-            "full": changed(0.5, -0.25, 0.0, train=[0.25, 0.5, 0.75]),
-            "output layer": changed(0.125, 0.25, None, train=[0.0, 0.5, 0.5]),
+            "full": make_changes(0.5, -0.25, 0.0, train=[0.25, 0.5, 0.75]),
+            "output layer": make_changes(0.125, 0.25, None, train=[0.0, 0.5, 0.5]),
         },
         title="Digits",
     )
@@ -52,11 +52,11 @@ def test_scatter_shows_every_client_by_its_size():
 
 
 def test_scatter_without_training_rows_and_with_far_sizes():
-    found = scatter_change({"adapter": changed(1.0, 2.0, sizes=(2, 200))}, unit="mse", scale=1)
+    found = scatter_change({"adapter": make_changes(1.0, 2.0, sizes=(2, 200))}, unit="mse", scale=1)
     (axes,) = found.axes
     assert (axes.get_ylabel(), axes.get_xscale()) == ("change (mse)", "log")
     assert points(axes) == {"helped: 2 of 2": [[2, 1], [200, 2]]}
-    assert scatter_change({"adapter": changed(1.0, 2.0)}).axes[0].get_xscale() == "linear"
+    assert scatter_change({"adapter": make_changes(1.0, 2.0)}).axes[0].get_xscale() == "linear"
 
 
 def test_violins_mark_median_quartiles_and_range():
@@ -132,7 +132,7 @@ def test_files_are_png_of_a_thousand_pixels_and_the_same_each_time(tmp_path):
     ("draw", "message"),
     [
         (lambda: scatter_change({}), "`series` must be at least one"),
-        (lambda: scatter_change({"a": changed(None)}), "`series` must be rows with changes"),
+        (lambda: scatter_change({"a": make_changes(None)}), "`series` must be rows with changes"),
         (lambda: violins({"a": [None]}), "at least one client for every name"),
         (lambda: violins({}), "at least one client"),
         (lambda: seed_bands([]), "`rows` must be"),

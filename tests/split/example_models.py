@@ -1,11 +1,28 @@
-"""Small modules with everything that a split has to tell apart."""
+"""Small modules with everything that a split has to tell apart, and helpers of the tests that use them."""
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
+
+from moiety.errors import MoietyError
+from moiety.split import Split
+
+
+def expect_error(text: str) -> Any:
+    """A block that must end in moiety's error with exactly this text."""
+    return pytest.raises(MoietyError, match="^" + re.escape(text) + "$")
+
+
+def get_model(split: Split) -> nn.Module:
+    """The module that a split made."""
+    assert split.model is not None
+    return split.model
 
 
 class Block(nn.Module):

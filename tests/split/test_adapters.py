@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from example_models import SmallResNet, SmallTransformer
+from example_models import SmallResNet, SmallTransformer, get_model
 from torch import Tensor, nn
 
 import moiety as mo
@@ -48,12 +48,12 @@ class Pair(nn.Linear):
         return super().forward(x), None
 
 
-def tiny(tuples: bool = False) -> nn.Module:
+def tiny_model(tuples: bool = False) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(2, 3), TinyBlock(tuples), nn.Linear(3, 2)).double()
 
 
-def shaken(model: nn.Module, seed: int = 1) -> nn.Module:
+def randomise(model: nn.Module, seed: int = 1) -> nn.Module:
     """All parameters at random, so that no zero or one hides a mistake."""
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -66,18 +66,13 @@ def arrays(model: nn.Module) -> dict[str, np.ndarray]:
     return {n: p.detach().numpy() for n, p in model.named_parameters()}
 
 
-def grafted(split: mo.Split) -> nn.Module:
-    assert split.model is not None
-    return split.model
-
-
 @pytest.mark.parametrize("tuples", [False, True])
 def test_a_transformer_block_with_adapters_is_the_formula(tuples: bool) -> None:
     """FACTS.md: u = LN1(x + adapter(attention(x))), z = LN2(adapter(u) + FFN(u)), adapter(h) = h + U relu(D h + d) + e.
 
     Written out in NumPy from the values of the grafted model.
     """
-    model = shaken(grafted(adapters(tiny(tuples), width=2)))
+    model = randomise(get_model(adapters(tiny_model(tuples), width=2)))
     w = arrays(model)
     x = np.random.default_rng(0).normal(size=(5, 2))
 
@@ -103,7 +98,7 @@ def test_a_residual_adapter_is_the_formula() -> None:
     """conv1x1(GN(y)) + y with y the convolution's output, before its norm; GN with 2 groups of 8 channels."""
     model = mo.models.resnet18_gn(classes=3, image=(1, 8, 8), width=8).double()
     split = adapters(model)
-    block = shaken(grafted(split).get_submodule("stage2.0"))
+    block = randomise(get_model(split).get_submodule("stage2.0"))
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 8, 6, 6)))
     w = arrays(block)
     y = torch.nn.functional.conv2d(x, block.conv1.weight, stride=2, padding=1).detach().numpy()
@@ -170,7 +165,7 @@ def test_which_norms_are_personal() -> None:
     without = adapters(paper_model(WRITING), norms=False).personal
     assert without == tuple(n for n in names if ".adapter." in n)
     groups = [8] * 8 + [16] * 4 + [32] * 4
-    inner = [m.norm.num_groups for m in grafted(adapters(paper_model(WRITING))).modules() if isinstance(m, Residual)]
+    inner = [m.norm.num_groups for m in get_model(adapters(paper_model(WRITING))).modules() if isinstance(m, Residual)]
     assert inner == groups
 
 
@@ -196,7 +191,7 @@ def test_adapters_at_zero_change_nothing(case: str) -> None:
     model, x = CASES[case][0](), CASES[case][1]()
     before = copy.deepcopy(model.state_dict())
     wanted = model(x)
-    grown = grafted(adapters(model, width=3))
+    grown = get_model(adapters(model, width=3))
     assert 0 < (grown(x) - wanted).abs().max() < 0.05
     for names in ((".up.", "adapter.conv"), (".adapter.",)):
         zeroed = copy.deepcopy(grown)
@@ -214,7 +209,7 @@ def test_adapters_at_zero_change_nothing(case: str) -> None:
 def test_copies_and_modes_agree(case: str) -> None:
     model, x = CASES[case][0](), CASES[case][1]()
     split = adapters(model, width=3)
-    grown = shaken(grafted(split)).train()
+    grown = randomise(get_model(split)).train()
     wanted = grown(x)
     assert torch.equal(copy.deepcopy(grown)(x), wanted)
     assert torch.equal(pickle.loads(pickle.dumps(split)).model(x), wanted)
@@ -229,7 +224,7 @@ def test_first_weights() -> None:
     """
     words = mo.models.transformer_lm(vocabulary=9, width=256, blocks=4, feed_forward=8)
     before = torch.get_rng_state()
-    first, again, other = (dict(grafted(adapters(words, seed=s)).named_parameters()) for s in (0, 0, 1))
+    first, again, other = (dict(get_model(adapters(words, seed=s)).named_parameters()) for s in (0, 0, 1))
     assert torch.equal(before, torch.get_rng_state())
     new = [n for n in first if ".adapter." in n]
     weights = torch.cat([first[n].detach().flatten() for n in new if n.endswith("weight")])
@@ -239,15 +234,15 @@ def test_first_weights() -> None:
     assert all(torch.equal(first[n], again[n]) for n in new)
     assert not any(torch.equal(first[n], other[n]) for n in new if n.endswith("weight"))
     images = mo.models.resnet18_gn(width=16, image=(1, 8, 8))
-    found = [m for m in grafted(adapters(images)).modules() if isinstance(m, Residual)]
+    found = [m for m in get_model(adapters(images)).modules() if isinstance(m, Residual)]
     assert torch.cat([m.conv.weight.detach().flatten() for m in found]).std() == pytest.approx(1e-4, rel=0.02)
     assert all(bool((m.norm.weight == 1).all()) and not m.norm.bias.any() for m in found)
 
 
 def test_gradients_against_central_differences() -> None:
     """In float64, step 1e-6: the error of a central difference is about 1e-9 here."""
-    split = adapters(tiny(), width=2)
-    model = shaken(grafted(split))
+    split = adapters(tiny_model(), width=2)
+    model = randomise(get_model(split))
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 2)))
     model(x).square().mean().backward()
     checked = 0
@@ -273,7 +268,7 @@ def test_partial_evaluation_gives_the_whole_models_numbers(case: str) -> None:
     model, x = CASES[case][0](), CASES[case][1]()
     last = {"words": "blocks.1.", "images": "stage4.1."}[case]
     split = adapters(model, width=3)
-    task = from_module(shaken(grafted(split)), loss="cross_entropy")
+    task = from_module(randomise(get_model(split)), loss="cross_entropy")
     y = torch.tensor([[0, 1, 2, 3]] * 3) if case == "words" else torch.tensor([0, 2])
     batch = {"x": x, "y": y}
     trained = frozenset(n for n in split.personal if n.startswith(last))
@@ -292,7 +287,7 @@ def test_clients_side_by_side(case: str) -> None:
     """Three personal parts under vmap equal three calls."""
     model, x = CASES[case][0](), CASES[case][1]()
     split = adapters(model, width=3)
-    grown = grafted(split)
+    grown = get_model(split)
     shared, personal = split.parts({n: p.detach() for n, p in grown.named_parameters()})
     draw = torch.Generator().manual_seed(0)
     three = {n: torch.randn((3, *p.shape), generator=draw) * 0.3 for n, p in personal.items()}
@@ -307,7 +302,7 @@ def test_clients_side_by_side(case: str) -> None:
 
 def test_batch_norm_makes_adapters_with_batch_norm() -> None:
     split = adapters(SmallResNet())
-    inner = [m for m in grafted(split).modules() if isinstance(m, Residual)]
+    inner = [m for m in get_model(split).modules() if isinstance(m, Residual)]
     assert [type(m.norm) for m in inner] == [nn.BatchNorm2d] * 2
     assert "block.conv1.adapter.norm.running_mean" in split.personal
     assert "block.down.norm.weight" in split.shared
@@ -322,7 +317,7 @@ def test_torchs_own_layer_is_adapted_in_series() -> None:
     layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True).double()
     split = adapters(nn.Sequential(layer), width=2)
     assert {n.rpartition(".adapter")[0] for n in split.personal if ".adapter" in n} == {"0.self_attn", "0.linear2"}
-    grown = shaken(grafted(split))[0]
+    grown = randomise(get_model(split))[0]
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 3, 4)))
 
     def adapter(h: Tensor, m: Bottleneck) -> Tensor:
@@ -340,14 +335,14 @@ def test_targets_of_the_users_own() -> None:
         nn.Conv2d(1, 4, 5), nn.ReLU(), nn.Conv2d(4, 2, 5), nn.GroupNorm(2, 2), nn.Flatten(), nn.Linear(8, 3)
     )
     split = adapters(net, targets=["0", "2", "5"], width=7, norms=False)
-    grown = grafted(split)
+    grown = get_model(split)
     assert [type(grown[i].adapter) for i in (0, 2, 5)] == [Residual, Residual, Bottleneck]
     assert [grown[i].adapter.norm.num_groups for i in (0, 2)] == [1, 2]
     assert split.counts()["personal"] == (16 + 8) + (4 + 4) + (3 * 7 + 7 + 7 * 3 + 3)
     assert "3.weight" in split.shared
     assert "3.weight" in adapters(net, targets="5").personal
     assert adapters(SmallTransformer(), targets=["embed", "attention"], width=2, frozen="mask").counts()["total"] > 0
-    grown = grafted(adapters(nn.Sequential(nn.Conv1d(3, 2, 3), nn.Flatten(), nn.Linear(4, 1)), targets="0"))
+    grown = get_model(adapters(nn.Sequential(nn.Conv1d(3, 2, 3), nn.Flatten(), nn.Linear(4, 1)), targets="0"))
     assert grown(torch.ones(2, 3, 4)).shape == (2, 1)
 
 
@@ -370,7 +365,7 @@ def test_a_file_can_name_it() -> None:
     assert split.spec == {"name": "adapters", "width": 3, "seed": 5, "frozen": ["embedding"]}
     again = split_from(split.spec, model)
     assert (again.shared, again.personal) == (split.shared, split.personal)
-    for one, other in zip(grafted(split).parameters(), grafted(again).parameters(), strict=True):
+    for one, other in zip(get_model(split).parameters(), get_model(again).parameters(), strict=True):
         assert torch.equal(one, other)
 
 
@@ -413,7 +408,7 @@ def test_bad_input_ends_in_one_line(case: str) -> None:
 
 
 def test_a_model_with_adapters_gets_no_more() -> None:
-    grown = grafted(adapters(NET, targets="3"))
+    grown = get_model(adapters(NET, targets="3"))
     with pytest.raises(MoietyError, match=r"^`model` must be without a module or value called adapter in 3, got one\."):
         adapters(grown, targets="3")
     with pytest.raises(MoietyError, match=r"^`model` must be a torch\.nn\.Module, got a dict"):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from example_models import get_model
 from torch import Tensor, nn
 
 import moiety as mo
@@ -20,12 +21,7 @@ from moiety.task import from_module
 from moiety.types import Partial
 
 
-def grafted(split: mo.Split) -> nn.Module:
-    assert split.model is not None
-    return split.model
-
-
-def two() -> tuple[nn.Module, nn.Module]:
+def two_models() -> tuple[nn.Module, nn.Module]:
     return mo.models.mlp(4, 3, hidden=(5,), seed=1), mo.models.linear(4, 3, seed=2)
 
 
@@ -39,13 +35,13 @@ def softmax(z: np.ndarray) -> np.ndarray:
 
 
 def test_a_sum_is_a_sum_and_names_say_whose() -> None:
-    model, local = two()
+    model, local = two_models()
     split = additive(model, local)
-    assert torch.equal(grafted(split)(X), model(X) + local(X))
+    assert torch.equal(get_model(split)(X), model(X) + local(X))
     assert split.shared == tuple(f"shared.{n}" for n, _ in model.named_parameters())
     assert split.personal == ("personal.head.weight", "personal.head.bias")
     assert split.counts() == {"total": 43 + 15, "shared": 43, "personal": 15, "frozen": 0}
-    assert torch.equal(pickle.loads(pickle.dumps(split)).model(X), grafted(split)(X))
+    assert torch.equal(pickle.loads(pickle.dumps(split)).model(X), get_model(split)(X))
 
 
 @pytest.mark.parametrize("logit", [0.0, 1.3, -4.0])
@@ -54,8 +50,8 @@ def test_a_mixture_is_one_of_probabilities(logit: float) -> None:
 
     Cross-entropy takes the log-softmax of the output; that of log-probabilities is themselves, since they sum to one.
     """
-    model, local = (m.double() for m in two())
-    joint = grafted(additive(model, local, mixture="convex"))
+    model, local = (m.double() for m in two_models())
+    joint = get_model(additive(model, local, mixture="convex"))
     with torch.no_grad():
         joint.get_parameter("theta_logit").fill_(logit)
     x = X.double()
@@ -76,7 +72,7 @@ def test_a_mixture_starts_in_the_middle_and_does_not_underflow() -> None:
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[1000.0], [0.0]]))
         local.weight.copy_(torch.tensor([[0.0], [1000.0]]))
-    joint = grafted(additive(model, local, mixture="convex"))
+    joint = get_model(additive(model, local, mixture="convex"))
     output = joint(torch.ones(1, 1))
     assert output.tolist() == [[pytest.approx(math.log(0.5))] * 2]
     output[0, 0].backward()
@@ -86,7 +82,7 @@ def test_a_mixture_starts_in_the_middle_and_does_not_underflow() -> None:
 
 
 def test_whose_theta_is() -> None:
-    model, local = two()
+    model, local = two_models()
     assert "theta_logit" in additive(model, local, mixture="convex").personal
     assert "theta_logit" in additive(model, local, mixture="convex", theta="personal").personal
     assert "theta_logit" in additive(model, local, mixture="convex", theta="shared").shared
@@ -96,7 +92,7 @@ def test_whose_theta_is() -> None:
 
 def test_each_model_sees_its_own_features() -> None:
     model, local = nn.Linear(2, 1), nn.Linear(3, 1)
-    joint = grafted(additive(model, local, global_features=[3, 0], local_features=range(1, 4)))
+    joint = get_model(additive(model, local, global_features=[3, 0], local_features=range(1, 4)))
     assert torch.equal(joint(X), model(X[:, [3, 0]]) + local(X[:, 1:4]))
 
 
@@ -137,8 +133,8 @@ def test_fedalt_finds_the_joint_least_squares() -> None:
 @pytest.mark.parametrize("mixture", ["sum", "convex"])
 def test_partial_evaluation_and_vmap(mixture: str) -> None:
     """While the personal model is trained, the shared one's output is computed once per row."""
-    split = additive(*two(), mixture=mixture)
-    task = from_module(grafted(split), loss="cross_entropy")
+    split = additive(*two_models(), mixture=mixture)
+    task = from_module(get_model(split), loss="cross_entropy")
     batch = {"x": X, "y": Y}
     part = task.partial(frozenset(split.personal), task.init, batch)
     assert isinstance(part, Partial)
@@ -156,7 +152,7 @@ def test_partial_evaluation_and_vmap(mixture: str) -> None:
 
 
 def test_a_file_can_name_both_models() -> None:
-    model, local = two()
+    model, local = two_models()
     split = additive(model, local, mixture="convex", local_features=range(4))
     assert split.spec == {
         "name": "additive",
@@ -165,7 +161,7 @@ def test_a_file_can_name_both_models() -> None:
         "local_features": [0, 1, 2, 3],
     }
     again = split_from(split.spec, model)
-    assert torch.equal(grafted(again)(X), grafted(split)(X))
+    assert torch.equal(get_model(again)(X), get_model(split)(X))
     assert additive(model, nn.Linear(4, 3)).spec == {"name": "additive", "own": "local_model"}
     with pytest.raises(MoietyError, match=r"^`split\.local_model` must be a name or a table with a name, got 3\.$"):
         split_from({"name": "additive", "local_model": 3}, model)
@@ -220,17 +216,17 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
 def test_bad_input_ends_in_one_line(case: str) -> None:
     local, arguments, text = BAD[case]
     with pytest.raises(MoietyError, match="^" + re.escape(text)) as caught:
-        additive(two()[0], two()[1] if local is None else local, **arguments)
+        additive(two_models()[0], two_models()[1] if local is None else local, **arguments)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("mixture", ["sum", "convex"])
 def test_outputs_of_other_shapes_are_not_stretched(mixture: str) -> None:
-    split = additive(two()[0], nn.Linear(4, 1), mixture=mixture)
+    split = additive(two_models()[0], nn.Linear(4, 1), mixture=mixture)
     fed = mo.data.from_clients({"a": {"x": X.numpy(), "y": Y.numpy()}}, test=0.0)
     text = r"^`local_model` must be one whose output has the shared model's shape, got \(2, 1\) beside \(2, 3\)\.$"
     with pytest.raises(MoietyError, match=text):
-        mo.fit(two()[0], fed, mo.fedsim(shared=0.1, personal=0.1), split=split, rounds=1)
+        mo.fit(two_models()[0], fed, mo.fedsim(shared=0.1, personal=0.1), split=split, rounds=1)
     narrow = additive(nn.Linear(4, 3), nn.Linear(2, 3), local_features=[0, 9])
     with pytest.raises(MoietyError, match=r"^`model` must be one that takes the data's columns .* IndexError"):
-        mo.fit(grafted(narrow), fed, mo.fedsim(shared=0.1, personal=0.1), split=narrow, rounds=1)
+        mo.fit(get_model(narrow), fed, mo.fedsim(shared=0.1, personal=0.1), split=narrow, rounds=1)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from example_models import get_model
 from torch import Tensor, nn
 
 import moiety as mo
@@ -22,11 +23,6 @@ PUBLIC = [0, 2, 3]
 
 def net(seed: int = 2) -> nn.Module:
     return mo.models.mlp(5, 3, hidden=(6,), seed=seed).double()
-
-
-def grafted(split: mo.Split) -> nn.Module:
-    assert split.model is not None
-    return split.model
 
 
 def rows(count: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -44,7 +40,7 @@ def test_it_is_figure_1c() -> None:
     personal = x.numpy()[:, PRIVATE] @ w["hidden1.weight"][4:][:, PRIVATE].T + w["hidden1.bias"][4:]
     h = np.maximum(np.concatenate([shared, personal], 1), 0)
     wanted = h @ w["head.weight"].T + w["head.bias"]
-    np.testing.assert_allclose(grafted(split)(x).detach().numpy(), wanted, rtol=1e-12)
+    np.testing.assert_allclose(get_model(split)(x).detach().numpy(), wanted, rtol=1e-12)
     assert split.personal == ("hidden1.personal.weight", "hidden1.personal.bias")
     assert split.counts() == {
         "total": 4 * 3 + 4 + 2 * 2 + 2 + 21,
@@ -68,7 +64,7 @@ def test_shared_input_weights_never_multiply_a_private_feature() -> None:
     the private features up, no gradient of a shared parameter holds any of them, bit for bit.
     """
     split = horizontal(net(), private=PRIVATE, units=2)
-    model = grafted(split)
+    model = get_model(split)
     x, y = rows()
     layer = model.get_submodule("hidden1")
     moved = x.clone()
@@ -112,7 +108,7 @@ def test_how_many_units() -> None:
     """By default in proportion, at least one on each side: 6 * 2/5 = 2.4 gives 2, 6 * 4/5 = 4.8 gives 5."""
 
     def personal(**arguments: Any) -> tuple[int, ...]:
-        model = grafted(horizontal(net(), **arguments))
+        model = get_model(horizontal(net(), **arguments))
         return tuple(model.get_parameter("hidden1.personal.weight").shape)
 
     assert personal(private=PRIVATE) == (2, 2)
@@ -131,7 +127,7 @@ def test_images_are_flattened_first() -> None:
     model = mo.models.mlp(4, 2, hidden=(3,))
     split = horizontal(model, private=[0])
     x = torch.arange(8.0).reshape(2, 1, 2, 2)
-    assert grafted(split)(x).shape == (2, 2)
+    assert get_model(split)(x).shape == (2, 2)
 
 
 def test_frozen_layers_stay_frozen() -> None:
@@ -179,7 +175,8 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "tied": (
         tied,
         {"private": [0]},
-        "`model` must be one whose first layer has its parameters to itself, got 0 tied to 1.weight.",
+        "`model` must be one whose chosen layer has its parameters to itself, got 0.weight tied to 1.weight. "
+        "Say with by_name what is personal instead of horizontal.",
     ),
     "one unit": (
         lambda: nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 1)),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from example_models import get_model
 from torch import Tensor, nn
 
 import moiety as mo
@@ -21,12 +22,7 @@ def net() -> nn.Module:
     return mo.models.mlp(5, 3, hidden=(4, 6), seed=1)
 
 
-def grafted(split: mo.Split) -> nn.Module:
-    assert split.model is not None
-    return split.model
-
-
-def filled(model: nn.Module) -> nn.Module:
+def randomise(model: nn.Module) -> nn.Module:
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
@@ -37,7 +33,7 @@ def filled(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(("alpha", "scale"), [(None, 1.0), (3.0, 1.5)])
 def test_a_layer_is_as_if_its_weight_had_moved(alpha: float | None, scale: float) -> None:
     """W x + b + s B A x = (W + s B A) x + b, with s = alpha / rank, in NumPy."""
-    model = filled(grafted(lora(net(), rank=2, alpha=alpha))).double()
+    model = randomise(get_model(lora(net(), rank=2, alpha=alpha))).double()
     w = {n: p.detach().numpy() for n, p in model.named_parameters()}
     x = np.random.default_rng(0).normal(size=(7, 5))
     h = x
@@ -53,18 +49,18 @@ def test_it_starts_as_the_model_it_was() -> None:
     before = torch.get_rng_state()
     split = lora(model, rank=3)
     assert torch.equal(before, torch.get_rng_state())
-    assert torch.equal(grafted(split)(x), model(x))
+    assert torch.equal(get_model(split)(x), model(x))
     for name in split.personal:
-        value = grafted(split).get_parameter(name)
+        value = get_model(split).get_parameter(name)
         assert bool(value.any()) == name.endswith("down.weight")
-    again = grafted(lora(model, rank=3, seed=1)).get_parameter("head.adapter.down.weight")
-    assert not torch.equal(again, grafted(split).get_parameter("head.adapter.down.weight"))
+    again = get_model(lora(model, rank=3, seed=1)).get_parameter("head.adapter.down.weight")
+    assert not torch.equal(again, get_model(split).get_parameter("head.adapter.down.weight"))
 
 
 def test_the_first_a_keeps_the_scale_of_its_input() -> None:
     """N(0, 1/400): 40,000 draws lie within 2 per cent."""
     model = nn.Sequential(nn.Linear(400, 100))
-    found = grafted(lora(model, rank=100)).get_parameter("0.adapter.down.weight")
+    found = get_model(lora(model, rank=100)).get_parameter("0.adapter.down.weight")
     assert float(found.detach().std()) == pytest.approx(1 / 20, rel=0.02)
 
 
@@ -92,7 +88,7 @@ def test_layers_that_torch_does_not_call_are_left_out() -> None:
     split = lora(nn.Sequential(encoder), rank=1)
     assert {n.partition(".adapter")[0] for n in split.personal} == {"0.linear1", "0.linear2"}
     x = torch.linspace(-1, 1, 24).reshape(2, 3, 4)
-    grown = filled(grafted(split))
+    grown = randomise(get_model(split))
     with torch.no_grad():
         torch.testing.assert_close(grown.train()(x), grown.eval()(x))
     text = "`targets` must be globs that each match an nn.Linear that is called, got '0.self_attn'. Known: 0.linear1,"
@@ -103,7 +99,7 @@ def test_layers_that_torch_does_not_call_are_left_out() -> None:
 def test_a_model_that_is_one_layer() -> None:
     split = lora(nn.Linear(3, 2), rank=1)
     assert split.personal == ("adapter.down.weight", "adapter.up.weight")
-    model, x = filled(grafted(split)), torch.eye(3)
+    model, x = randomise(get_model(split)), torch.eye(3)
     moved = model.weight + model.adapter.up.weight @ model.adapter.down.weight
     torch.testing.assert_close(model(x), moved.T + model.bias)
     task = from_module(model, loss="mse")
@@ -114,7 +110,7 @@ def test_a_model_that_is_one_layer() -> None:
 
 def test_partial_evaluation_and_vmap() -> None:
     split = lora(net(), rank=2, targets="head")
-    task = from_module(filled(grafted(split)), loss="cross_entropy")
+    task = from_module(randomise(get_model(split)), loss="cross_entropy")
     batch = {"x": torch.linspace(-1, 1, 20).reshape(4, 5), "y": torch.tensor([0, 1, 2, 0])}
     part = task.partial(frozenset(split.personal), task.init, batch)
     assert isinstance(part, Partial)

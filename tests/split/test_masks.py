@@ -13,13 +13,13 @@ import moiety as mo
 from moiety.errors import MoietyError
 from moiety.local.verbs import apply_masks
 from moiety.split.masks import (
-    annealed_rate,
-    distance,
-    highest,
+    anneal_rate,
+    draw_masks,
+    find_maskable,
+    hamming_distance,
     layer_counts,
-    maskable,
-    next_mask,
-    random_masks,
+    mask_highest,
+    update_mask,
 )
 
 LENET = {n: p.detach() for n, p in mo.models.lenet5().named_parameters()}
@@ -27,7 +27,7 @@ LENET = {n: p.detach() for n, p in mo.models.lenet5().named_parameters()}
 
 def test_masked_are_weights_of_convolutions_and_linear_layers():
     model = mo.models.vgg11_gn()
-    names = maskable(dict(model.named_parameters()))
+    names = find_maskable(dict(model.named_parameters()))
     assert names == (*(f"conv{i}.weight" for i in range(1, 9)), "head.weight")
 
 
@@ -66,7 +66,7 @@ def test_the_total_is_what_was_asked(shapes, density, densities):
     total = sum(p.numel() for p in params.values())
     wanted = int((Decimal(str(density)) * total).to_integral_value(ROUND_HALF_UP))
     dense = sum(p.numel() for p in params.values() if p.dim() < 2)
-    if wanted - dense < len(maskable(params)):
+    if wanted - dense < len(find_maskable(params)):
         with pytest.raises(MoietyError, match="`density` must be >= "):
             layer_counts(params, density, densities)
         return
@@ -98,13 +98,13 @@ def test_erk_never_makes_a_smaller_layer_sparser_than_a_larger_one_of_the_same_k
 
 def test_density_one_is_full():
     for densities in ("erk", "uniform"):
-        assert layer_counts(LENET, 1.0, densities) == {n: LENET[n].numel() for n in maskable(LENET)}
+        assert layer_counts(LENET, 1.0, densities) == {n: LENET[n].numel() for n in find_maskable(LENET)}
 
 
 def test_the_annealing_formula():
     """alpha_t = 0.5 alpha_0 (1 + cos(t pi / (T - 1))): T = 7 rounds, cosines 1, sqrt(3)/2, 1/2, 0, ... -1."""
     cosines = [1, math.sqrt(3) / 2, 0.5, 0, -0.5, -math.sqrt(3) / 2, -1]
-    found = [annealed_rate(0.5, t / 6) for t in range(7)]
+    found = [anneal_rate(0.5, t / 6) for t in range(7)]
     assert found == pytest.approx([0.25 * (1 + c) for c in cosines], abs=1e-15)
 
 
@@ -124,11 +124,11 @@ TIED = st.lists(st.integers(-2, 2), min_size=24, max_size=24)
 def test_the_highest_of_tied_scores_alone_and_in_a_block(values, count):
     score = torch.tensor(values, dtype=torch.float32).view(2, 3, 4)
     wanted = np.stack([by_numpy(s, count) for s in score.numpy()])
-    assert np.array_equal(torch.stack([highest(s, count) for s in score]).numpy(), wanted)
-    assert np.array_equal(torch.func.vmap(lambda s: highest(s, count))(score).numpy(), wanted)
+    assert np.array_equal(torch.stack([mask_highest(s, count) for s in score]).numpy(), wanted)
+    assert np.array_equal(torch.func.vmap(lambda s: mask_highest(s, count))(score).numpy(), wanted)
     counts = torch.tensor([count, count // 2])  # also where the number differs from client to client
     other = np.stack([by_numpy(s, int(k)) for s, k in zip(score.numpy(), counts, strict=True)])
-    assert np.array_equal(torch.func.vmap(highest)(score, counts).numpy(), other)
+    assert np.array_equal(torch.func.vmap(mask_highest)(score, counts).numpy(), other)
 
 
 def numpy_next(mask, weight, score, rate):
@@ -158,26 +158,26 @@ def test_prune_and_regrow_against_numpy(mask, weight, score, rate):
     wanted, gone, grown = numpy_next(m, w, s, rate)
     tensors = [torch.tensor(x).view(3, 4) for x in (m, w, s)]
     active = int(m.sum())
-    found = next_mask(*tensors, active=active, rate=rate)
+    found = update_mask(*tensors, active=active, rate=rate)
     assert np.array_equal(found.numpy().reshape(-1), wanted)
     assert int(found.sum()) == active  # the volume of the layer is constant
     if len(gone) <= m.size - active:  # not forced
         assert not gone & grown
-    block = torch.func.vmap(lambda a, b, c: next_mask(a, b, c, active=active, rate=rate))
+    block = torch.func.vmap(lambda a, b, c: update_mask(a, b, c, active=active, rate=rate))
     assert torch.equal(block(*(torch.stack([t, t]) for t in tensors))[1], found)
 
 
 def test_a_full_layer_stays_full():
     full = torch.ones(3, 3, dtype=torch.bool)
-    assert next_mask(full, torch.randn(3, 3), torch.rand(3, 3), active=9, rate=0.5).all()
+    assert update_mask(full, torch.randn(3, 3), torch.rand(3, 3), active=9, rate=0.5).all()
 
 
-def test_random_masks_have_their_numbers_and_depend_on_the_key():
+def test_drawn_masks_have_their_numbers_and_depend_on_the_key():
     counts = layer_counts(LENET, 0.3, "erk")
-    one, again, other = (random_masks(torch.tensor(k), LENET, counts, "mask", 0) for k in (1, 1, 2))
+    one, again, other = (draw_masks(torch.tensor(k), LENET, counts, "mask", 0) for k in (1, 1, 2))
     assert {n: int(m.sum()) for n, m in one.items()} == counts
     assert all(torch.equal(m, again[n]) for n, m in one.items())
-    gap = float(distance(one, other))
+    gap = float(hamming_distance(one, other))
     # Independent masks of density d differ in 2 d (1 - d) of the places, here summed over layers.
     sizes = {n: LENET[n].numel() for n in counts}
     wanted = sum(2 * c * (1 - c / sizes[n]) for n, c in counts.items()) / sum(sizes.values())
@@ -205,5 +205,5 @@ def test_the_least_density_that_is_named_works():
 def test_shares_to_prune_are_decimals():
     """0.29 of 100 is 29, though the binary number next to 0.29 is a little less."""
     mask = torch.arange(200) < 100
-    after = next_mask(mask, torch.arange(200.0), torch.arange(200.0), active=100, rate=0.29)
+    after = update_mask(mask, torch.arange(200.0), torch.arange(200.0), active=100, rate=0.29)
     assert int((mask & ~after).sum()) == 29

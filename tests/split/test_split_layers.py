@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 
 import pytest
 import torch
-from example_models import ResNet18, SmallResNet, SmallTransformer
+from example_models import ResNet18, SmallResNet, SmallTransformer, expect_error
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -13,13 +12,9 @@ from moiety.errors import MoietyError
 from moiety.models import cnn
 from moiety.spec import build
 from moiety.split import SPLITS, input_layer, norms, output_layer
-from moiety.split.layers import layers
+from moiety.split.layers import list_layers
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-
-
-def refused(text: str):  # type: ignore[no-untyped-def]
-    return pytest.raises(MoietyError, match="^" + re.escape(text) + "$")
 
 
 def test_resnet_18_has_the_counts_of_table_7() -> None:
@@ -80,7 +75,7 @@ def test_norms_without_weights_still_have_statistics() -> None:
         "`model` must be a module with BatchNorm, InstanceNorm, GroupNorm, LayerNorm or RMSNorm to keep, got none in "
     )
     for bare, arguments in ((model, {"running_stats": "shared"}), (nn.Sequential(nn.Linear(2, 2)), {})):
-        with refused(text + "Sequential. Name a normalisation of another kind with by_name."):
+        with expect_error(text + "Sequential. Name a normalisation of another kind with by_name."):
             norms(bare, **arguments)  # type: ignore[arg-type]
 
 
@@ -98,7 +93,7 @@ def test_no_norm_right_after_the_first_layer() -> None:
 
 def test_a_model_of_norms_only() -> None:
     for builder in (input_layer, output_layer):
-        with refused("`model` must be a module with a layer that is no normalisation, got LayerNorm."):
+        with expect_error("`model` must be a module with a layer that is no normalisation, got LayerNorm."):
             builder(nn.LayerNorm(2))
 
 
@@ -110,7 +105,7 @@ def test_a_model_that_is_one_layer() -> None:
 def test_the_transformer() -> None:
     """Attention is one layer, its output projection included; a norm follows it, not the embedding."""
     model = SmallTransformer(bias=True)
-    assert [layer.name for layer in layers(model)] == ["embed", "attention", "norm", "head"]
+    assert [layer.name for layer in list_layers(model)] == ["embed", "attention", "norm", "head"]
     assert input_layer(model, frozen="mask").personal == ("embed.weight",)
     assert output_layer(model, shared="mask").personal == ("head.weight", "head.bias")
     with pytest.raises(MoietyError, match=r"^`frozen` must be set for buffers .* Add frozen=\['mask'\]"):
@@ -131,11 +126,11 @@ def test_a_tied_layer_cannot_be_personal_alone(bias: bool) -> None:
     """The embedding's values are the output's too: neither can be personal without the other."""
     model = SmallTransformer(tied=True, bias=bias)
     start = "`model` must be one whose chosen layer has its parameters to itself, got"
-    with refused(
+    with expect_error(
         f"{start} head.weight tied to embed.weight. Say with by_name what is personal instead of output_layer."
     ):
         output_layer(model, frozen="mask")
-    with refused(
+    with expect_error(
         f"{start} embed.weight tied to head.weight. Say with by_name what is personal instead of input_layer."
     ):
         input_layer(model, frozen="mask")
@@ -144,12 +139,12 @@ def test_a_tied_layer_cannot_be_personal_alone(bias: bool) -> None:
 def test_a_module_held_under_two_names_is_not_tied() -> None:
     body, head = nn.Linear(2, 2), nn.Linear(2, 1)
     model = nn.Sequential(OrderedDict(body=body, head=head, all=nn.Sequential(body, head)))
-    assert [layer.name for layer in layers(model)] == ["body", "head"]
+    assert [layer.name for layer in list_layers(model)] == ["body", "head"]
     assert output_layer(model).personal == ("head.weight", "head.bias")
     assert input_layer(model).personal == ("body.weight", "body.bias")
 
 
-def test_what_a_module_holds_beside_its_layers_is_shared() -> None:
+def test_parameters_that_belong_to_no_layer_are_shared() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     model.register_parameter("token", nn.Parameter(torch.zeros(2)))
     assert "token" in output_layer(model).shared
@@ -158,14 +153,14 @@ def test_what_a_module_holds_beside_its_layers_is_shared() -> None:
 
 def test_a_frozen_layer_cannot_be_personal() -> None:
     model = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 1))
-    with refused(
+    with expect_error(
         "`personal` must be parameters that ask for a gradient, got 0.weight, 0.bias with requires_grad=False. "
         "Call requires_grad_(True) on it, or leave it frozen with by_name."
     ):
         input_layer(model)
     assert output_layer(model).frozen == ("0.weight", "0.bias")
     text = "`personal` must be free of names that `frozen` has too, got 1.bias. Leave each in one of the two."
-    with refused(text):
+    with expect_error(text):
         output_layer(model, frozen="1.bias")
 
 

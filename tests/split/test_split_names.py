@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
-from example_models import SmallResNet, SmallTransformer
+from example_models import SmallResNet, SmallTransformer, expect_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -43,10 +41,6 @@ TRANSFORMER_PARAMETERS = (
     "norm.bias",
     "head.weight",
 )
-
-
-def refused(text: str):  # type: ignore[no-untyped-def]
-    return pytest.raises(MoietyError, match="^" + re.escape(text) + "$")
 
 
 def test_unnamed_parameters_are_shared_and_statistics_personal() -> None:
@@ -115,7 +109,7 @@ def test_other_buffers_have_to_be_named() -> None:
     assert "mask" not in model.state_dict()
     text = "`frozen` must be set for buffers that are no running statistics, got nothing for mask."
     for split in (by_name, nothing):
-        with refused(f"{text} Add frozen=['mask'], or share them."):
+        with expect_error(f"{text} Add frozen=['mask'], or share them."):
             split(model)
     split = by_name(model, frozen=["mask"])
     assert (split.shared, split.personal, split.frozen) == (TRANSFORMER_PARAMETERS, (), ("mask",))
@@ -130,7 +124,7 @@ def test_many_unnamed_buffers_make_a_short_message() -> None:
     for place in range(6):
         model.register_buffer(f"b{place}", torch.zeros(1))
     got = "`frozen` must be set for buffers that are no running statistics, got nothing for b0, b1, b2, b3 and 2 more."
-    with refused(f"{got} Add frozen=['b0', 'b1', 'b2', ...], or share them."):
+    with expect_error(f"{got} Add frozen=['b0', 'b1', 'b2', ...], or share them."):
         by_name(model)
 
 
@@ -145,18 +139,18 @@ def test_a_tied_parameter_is_one_parameter_under_any_of_its_names() -> None:
         assert split.personal == ("embed.weight",)
         assert split.counts() == {"total": 108, "shared": 88, "personal": 20, "frozen": 0}
     text = "`personal` must be free of names that `frozen` has too, got embed.weight. Leave each in one of the two."
-    with refused(text):
+    with expect_error(text):
         by_name(model, personal=["head.weight"], frozen=["mask", "embed.weight"])
     assert nothing(SmallTransformer(), frozen="mask").counts()["total"] == 128
 
 
 def test_a_pattern_without_a_match_shows_the_nearest_names() -> None:
     start = "`personal` must be patterns that each match a parameter, a buffer or a module, got"
-    with refused(f"{start} 'haed.*'. Did you mean head?"):
+    with expect_error(f"{start} 'haed.*'. Did you mean head?"):
         by_name(SmallResNet(), personal=["haed.*"])
-    with refused(f"{start} 'head.wieght'. Did you mean head.weight?"):
+    with expect_error(f"{start} 'head.wieght'. Did you mean head.weight?"):
         by_name(SmallResNet(), personal=["head", "head.wieght"])
-    with refused(f"{start} ''. Known: bias, weight."):
+    with expect_error(f"{start} ''. Known: bias, weight."):
         by_name(nn.Linear(1, 1), personal="")
     with pytest.raises(MoietyError, match=r"^`frozen` must be patterns .* got 'zzz'\. Known: block, "):
         by_name(SmallResNet(), frozen="zzz")
@@ -169,11 +163,13 @@ def test_patterns_are_texts(given: object) -> None:
 
 
 def test_a_name_stands_in_one_group() -> None:
-    with refused(
+    with expect_error(
         "`personal` must be free of names that `shared` has too, got head.bias. Leave each in one of the two."
     ):
         by_name(SmallResNet(), personal=["head"], shared=["head.bias"])
-    with refused("`frozen` must be free of names that `shared` has too, got head.bias. Leave each in one of the two."):
+    with expect_error(
+        "`frozen` must be free of names that `shared` has too, got head.bias. Leave each in one of the two."
+    ):
         by_name(SmallResNet(), frozen=["head"], shared=["head.bias"])
 
 
@@ -187,7 +183,7 @@ def test_parameters_without_gradient_are_frozen() -> None:
     assert by_name(model, frozen="head").frozen == ("head.weight", "head.bias")
     assert everything(model).frozen == nothing(model).frozen == ("head.weight",)
     for group in ("personal", "shared"):
-        with refused(
+        with expect_error(
             f"`{group}` must be parameters that ask for a gradient, got head.weight with requires_grad=False. "
             "Call requires_grad_(True) on it, or leave it frozen with by_name."
         ):
@@ -202,26 +198,26 @@ def test_an_integer_parameter_is_frozen() -> None:
 
 def test_what_is_no_model() -> None:
     hint = "Give the module itself, not its class or its values."
-    with refused(f"`model` must be a torch.nn.Module, got a dict. {hint}"):
+    with expect_error(f"`model` must be a torch.nn.Module, got a dict. {hint}"):
         by_name({"weight": torch.zeros(1)})  # type: ignore[arg-type]
-    with refused(f"`model` must be a torch.nn.Module, got a type. {hint}"):
+    with expect_error(f"`model` must be a torch.nn.Module, got a type. {hint}"):
         nothing(nn.Linear)  # type: ignore[arg-type]
-    with refused("`model` must be a torch.nn.Module with parameters, got a Flatten without any."):
+    with expect_error("`model` must be a torch.nn.Module with parameters, got a Flatten without any."):
         everything(nn.Flatten())
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 def test_a_lazy_model() -> None:
-    with refused(
+    with expect_error(
         "`model` must be of known sizes, got Sequential with 0.weight, 0.bias unset. Pass one batch through it first."
     ):
         by_name(nn.Sequential(nn.LazyLinear(2)))
 
 
 def test_running_stats_is_one_of_two() -> None:
-    with refused("`running_stats` must be one of the known names, got 'local'. Known: personal, shared."):
+    with expect_error("`running_stats` must be one of the known names, got 'local'. Known: personal, shared."):
         by_name(SmallResNet(), running_stats="local")
-    with refused("`running_stats` must be one of the known names, got 'share'. Did you mean shared?"):
+    with expect_error("`running_stats` must be one of the known names, got 'share'. Did you mean shared?"):
         nothing(nn.Linear(1, 1), running_stats="share")
 
 
@@ -256,7 +252,7 @@ def test_the_spec_makes_the_split_again() -> None:
     again = build("split", SPLITS, split.spec, extra={"model": model})
     assert (again.shared, again.personal, again.spec) == (split.shared, split.personal, split.spec)
     assert build("split", SPLITS, "everything", extra={"model": model}).shared == ()
-    with refused("`split` must be a table of known keys for by_name, got personel. Did you mean personal?"):
+    with expect_error("`split` must be a table of known keys for by_name, got personel. Did you mean personal?"):
         build("split", SPLITS, {"name": "by_name", "personel": ["head"]}, extra={"model": model})
 
 

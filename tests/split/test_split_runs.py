@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -19,12 +18,6 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import moiety as mo
-
-
-@pytest.fixture(autouse=True)
-def _without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the flush to disk, which takes most of the time of a small run."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 def federation(x: Callable[[np.random.Generator, int], np.ndarray], shape: tuple[int, ...] = ()) -> mo.FederatedData:
@@ -91,13 +84,13 @@ def whole(run: mo.Run) -> list[dict[str, Tensor]]:
     return [run.parameters(i) for i in range(3)]
 
 
-def same(one: mo.Run, other: mo.Run) -> bool:
+def equal_runs(one: mo.Run, other: mo.Run) -> bool:
     pairs = zip(whole(one), whole(other), strict=True)
     return all(a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a) for a, b in pairs)
 
 
 @cache
-def straight(name: str) -> mo.Run:
+def unbroken_run(name: str) -> mo.Run:
     """Two rounds without a break."""
     return fit(CASES[name])
 
@@ -119,8 +112,8 @@ def test_only_the_shared_part_crosses_and_a_folder_is_resumed_bit_for_bit(name: 
         keys = {k.removeprefix("shared/") for k in file.keys()}  # noqa: SIM118, it is no dict
     assert not keys & set(split.personal)
     resumed = mo.resume(tmp_path / "run", rounds=2, data=case.data, model=images() if case.model is images else None)
-    assert same(straight(name), resumed)
-    assert [row["loss"] for row in straight(name).clients] == [row["loss"] for row in resumed.clients]
+    assert equal_runs(unbroken_run(name), resumed)
+    assert [row["loss"] for row in unbroken_run(name).clients] == [row["loss"] for row in resumed.clients]
     first = resumed._loop.problem.task.init
     for model in whole(resumed):
         assert any(not torch.equal(model[n], first[n]) for n in split.trained_personal)
@@ -130,7 +123,7 @@ def test_only_the_shared_part_crosses_and_a_folder_is_resumed_bit_for_bit(name: 
 @pytest.mark.parametrize("name", CASES)
 def test_engines_agree(name: str) -> None:
     run = fit(CASES[name], engine="vectorised")
-    for a, b in zip(whole(straight(name)), whole(run), strict=True):
+    for a, b in zip(whole(unbroken_run(name)), whole(run), strict=True):
         for key in a:
             torch.testing.assert_close(a[key], b[key], rtol=1e-4, atol=1e-5)
 
@@ -138,14 +131,14 @@ def test_engines_agree(name: str) -> None:
 @pytest.mark.parametrize("name", ["adapters words", "adapters images", "lora", "additive convex", "last feed forward"])
 def test_partial_evaluation_changes_nothing(name: str) -> None:
     run = fit(CASES[name], partial=False)
-    for a, b in zip(whole(straight(name)), whole(run), strict=True):
+    for a, b in zip(whole(unbroken_run(name)), whole(run), strict=True):
         for key in a:
             torch.testing.assert_close(a[key], b[key], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_exported_model_predicts_as_the_run_says(name: str) -> None:
-    run = straight(name)
+    run = unbroken_run(name)
     split = run._loop.problem.split
     for i, row in enumerate(run.clients):
         rows = CASES[name].data.client(i, "test")
@@ -162,11 +155,11 @@ def test_the_given_model_and_the_splits_own_are_the_same_to_fit(name: str) -> No
     case = CASES[name]
     split = case.split(case.model())
     assert split.model is not None
-    assert same(straight(name), fit(case, split.model, split=split))
+    assert equal_runs(unbroken_run(name), fit(case, split.model, split=split))
     # A model taken out of a run goes on from its own values.
-    again = fit(case, straight(name).export(1), split=split, rounds=1)
+    again = fit(case, unbroken_run(name).export(1), split=split, rounds=1)
     begun = again._loop.problem.task.init
-    assert all(torch.equal(begun[n], p) for n, p in straight(name).parameters(1).items())
+    assert all(torch.equal(begun[n], p) for n, p in unbroken_run(name).parameters(1).items())
 
 
 @pytest.mark.parametrize("name", ["lora", "additive", "full"])
@@ -174,7 +167,7 @@ def test_a_run_that_was_given_the_splits_own_module_is_resumed_too(name: str, tm
     case = CASES[name]
     split = case.split(case.model())
     fit(case, split.model, split=split, rounds=1, out=tmp_path / "run")
-    assert same(straight(name), mo.resume(tmp_path / "run", rounds=2, data=case.data))
+    assert equal_runs(unbroken_run(name), mo.resume(tmp_path / "run", rounds=2, data=case.data))
 
 
 def test_a_split_of_other_values_is_refused() -> None:
@@ -190,7 +183,7 @@ def test_a_split_of_other_values_is_refused() -> None:
         with pytest.raises(mo.MoietyError, match=text):
             fit(case, wrong, split=split)
     one, other = fit(case, moved, split=case.split(moved)), fit(case, copy.deepcopy(moved), split=case.split(moved))
-    assert same(one, other)
+    assert equal_runs(one, other)
 
 
 def test_a_local_model_of_ones_own_must_be_given_again(tmp_path: Path) -> None:
@@ -200,7 +193,7 @@ def test_a_local_model_of_ones_own_must_be_given_again(tmp_path: Path) -> None:
     fit(case, split=split, rounds=1, out=tmp_path / "run")
     with pytest.raises(mo.MoietyError, match=r"^`split` must be given for fedalt and Sequential, got nothing\."):
         mo.resume(tmp_path / "run", rounds=2, data=case.data)
-    assert same(unbroken, mo.resume(tmp_path / "run", rounds=2, data=case.data, split=split))
+    assert equal_runs(unbroken, mo.resume(tmp_path / "run", rounds=2, data=case.data, split=split))
 
 
 def test_adapters_begin_from_a_trained_model() -> None:

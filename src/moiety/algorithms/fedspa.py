@@ -45,12 +45,12 @@ from moiety.server.mean import client_weights
 from moiety.spec import recorded
 from moiety.split.masks import (
     DENSITIES,
-    annealed_rate,
+    anneal_rate,
     check_density,
-    common_masks,
+    draw_common_masks,
+    draw_masks,
     layer_counts,
-    next_mask,
-    random_masks,
+    update_mask,
 )
 from moiety.transport.sparse import sparse_bytes
 from moiety.types import (
@@ -115,13 +115,13 @@ def fedspa(
 
     def init_client(shared: Params, personal: Params) -> Masked:
         """Algorithm 2, lines 1 and 2, and Algorithm 3, lines 1 and 2: the same seed for all."""
-        return begin_masked(shared, personal, common_masks(shared, volumes(shared), mask_seed))
+        return begin_masked(shared, personal, draw_common_masks(shared, volumes(shared), mask_seed))
 
     def own_mask(key: Tensor, w: Params, state: Masked) -> Params:
         """m_{k,t}: the client's; the first is the common one, or where masks differ drawn with the client's key."""
         if masks == "same":
             return state.mask
-        return either(state.asked, state.mask, random_masks(key, w, volumes(w), "mask", mask_seed))
+        return either(state.asked, state.mask, draw_masks(key, w, volumes(w), "mask", mask_seed))
 
     def first_mask(key: Tensor, w: Params, state: Masked) -> Masked:
         return state if bool(state.asked) else state._replace(mask=own_mask(key, w, state))
@@ -141,7 +141,7 @@ def fedspa(
         """NEXT_MASKS of Algorithm 2 or of Algorithm 3."""
         if search == "rsm":
             return {name: m.clone() for name, m in mask.items()}  # Algorithm 3, line 4: m_{k,t+1} = m_{k,t}
-        rate = annealed_rate(prune_rate, work.elapsed)  # Algorithm 2, line 4
+        rate = anneal_rate(prune_rate, work.elapsed)  # Algorithm 2, line 4
         if by_gradient:
             score = {name: g.abs() for name, g in dense_gradient(work, model, counts).items()}  # line 5
         else:
@@ -149,7 +149,7 @@ def fedspa(
             score = {name: uniform(work.key, shape, work.turn, "regrow", name) for name, shape in shapes.items()}
         # 6: for each layer; 7: prune by magnitude; 8: recover as many
         return {
-            name: next_mask(m, model[name], score[name], active=counts[name], rate=rate) for name, m in mask.items()
+            name: update_mask(m, model[name], score[name], active=counts[name], rate=rate) for name, m in mask.items()
         }
 
     def client_update(work: Work, w: Params, state: Masked) -> tuple[ClientUpdate, Masked]:

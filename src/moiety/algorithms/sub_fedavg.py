@@ -44,8 +44,7 @@ from moiety.local.verbs import apply_masks, difference, either, mean_metric
 from moiety.server.averaging import assemble
 from moiety.server.mean import client_weights
 from moiety.spec import recorded
-from moiety.split.masks import check_density, layer_counts, least
-from moiety.split.masks import distance as hamming
+from moiety.split.masks import check_density, hamming_distance, layer_counts, mask_smallest
 from moiety.transport.sparse import active, sparse_bytes
 from moiety.types import (
     Algorithm,
@@ -104,7 +103,7 @@ def sub_fedavg(
         for name, mask in masks.items():
             count = mask.sum()
             count = torch.minimum((prune_rate * count).floor().long(), count - final[name])
-            smaller[name] = mask & ~least(model[name], mask, count)
+            smaller[name] = mask & ~mask_smallest(model[name], mask, count)
         return smaller
 
     def client_update(work: Work, theta: Params, state: Masked) -> tuple[ClientUpdate, Masked]:
@@ -120,7 +119,7 @@ def sub_fedavg(
         # Prune where accuracy and distance are at their thresholds; at the final density there is nothing to prune.
         metric = mean_metric(work, model, work.batches("check"))
         accurate = metric >= accuracy if work.task.metric.higher_is_better else metric <= accuracy
-        mask = either(accurate & (hamming(after_first, after_last) >= distance), after_last, state.mask)
+        mask = either(accurate & (hamming_distance(after_first, after_last) >= distance), after_last, state.mask)
         theta_k, statistics = work.parts(model)
         change = apply_masks(difference(theta_k, start), mask)  # upload theta_k * m_k, and m_k
         masks = {MASK + name: m.byte() for name, m in mask.items()}

@@ -30,7 +30,7 @@ from moiety.random import uniform
 from moiety.server.averaging import adapt_statistics, assemble
 from moiety.server.mean import client_weights
 from moiety.spec import recorded
-from moiety.split.masks import check_density, highest, volume
+from moiety.split.masks import check_density, mask_highest, round_share
 from moiety.transport.wire import payload_bytes, value_bytes
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Traffic, Tree, Wire, Work
 
@@ -65,7 +65,7 @@ def subsampling(
     def sample(work: Work, change: Params) -> Params:
         """The change times a mask of this client and this round."""
         d, k = sent_count(change, density)
-        mask = highest(uniform(work.key, (d,), work.turn, "subsampling"), k)
+        mask = mask_highest(uniform(work.key, (d,), work.turn, "subsampling"), k)
         sent, at = dict(change), 0
         for name, p in change.items():
             if p.is_floating_point():
@@ -110,4 +110,4 @@ def sent_count(change: Params, density: float) -> tuple[int, int]:
     (13, 7)
     """
     d = sum(p.numel() for p in change.values() if p.is_floating_point())
-    return d, volume(d, density)
+    return d, round_share(d, density)

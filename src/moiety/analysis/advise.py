@@ -13,7 +13,7 @@ from torch import nn
 from moiety import task as tasks
 from moiety.algorithms import fedalt
 from moiety.analysis.estimates import Estimates, estimate, sample_clients, sample_rows
-from moiety.analysis.theory import Constants, Terms, bounds, leading, leading_as_printed
+from moiety.analysis.theory import Constants, Terms, bounds, leading_variances
 from moiety.data import FederatedData
 from moiety.engines.problem import Problem
 from moiety.errors import choice, kind, must, number, proper_fraction, whole
@@ -64,8 +64,8 @@ class Advice:
     def sentence(self) -> str:
         """The advice in words."""
         size = max(self.factor, 1 / self.factor) if self.factor else math.inf
-        span = f"{self.low:.3g} to {self.high:.3g}" if self.better != "fedsim" else _inverse(self.low, self.high)
-        sample = f"over {_count(self.points, 'point')} and {_count(self.clients, 'client')}"
+        span = f"{self.low:.3g} to {self.high:.3g}" if self.better != "fedsim" else _format_inverse(self.low, self.high)
+        sample = f"over {_format_count(self.points, 'point')} and {_format_count(self.clients, 'client')}"
         if self.better == "alike":
             verdict = f"The leading terms of FedAlt and FedSim are alike (ratio {self.factor:.3g}, {span} {sample})."
         elif self.better == "undecided":
@@ -91,8 +91,8 @@ class Advice:
             )
         small = [name for name, t in (("FedAlt", self.alt), ("FedSim", self.sim)) if t.leading < max(t.second, t.last)]
         if small:
-            who = " and ".join(small)
-            notes.append(f"After {_count(self.rounds, 'round')} the leading term is not yet the largest for {who}.")
+            after, who = _format_count(self.rounds, "round"), " and ".join(small)
+            notes.append(f"After {after} the leading term is not yet the largest for {who}.")
         notes.append("Estimates are lower bounds at these points, and bounds are known up to constants only.")
         return notes
 
@@ -117,11 +117,11 @@ class Advice:
         return "\n".join([*lines, "", textwrap.fill(self.sentence, 100)])
 
 
-def _inverse(low: float, high: float) -> str:
+def _format_inverse(low: float, high: float) -> str:
     return f"{1 / high:.3g} to {1 / low:.3g}" if low else f"{1 / high:.3g} and more"
 
 
-def _count(count: int, noun: str) -> str:
+def _format_count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -177,7 +177,8 @@ def advise(
     Returns:
         The estimates and the advice; ``print`` shows both.
     """
-    problem = _problem(model, data, split, cohort, rounds, seed, loss, inputs, device)
+    settings = Settings(inputs=inputs, device=device, partial=False)
+    problem = _prepare(model, data, split, Options(rounds, cohort, seed, loss=loss, settings=settings))
     whole("batch_size", batch_size, 1)
     choice("weighting", weighting, ("examples", "uniform"))
     whole("clients", clients, 2)
@@ -203,15 +204,15 @@ def advise(
         must(got > 0, name, "above 0 at some point", got, "Use more points: at these the loss is flat.")
     gap = float(estimates.loss[0].mean()) - least
     must(gap >= 0, "least", f"<= {gap + least:.6g}, the loss at the start", least)
-    factor = _factor(constants)
-    low, high = _range(estimates, cohort, seed, factor)
+    factor = _compare_leading(constants)
+    low, high = _find_range(estimates, cohort, seed, factor)
     alt, sim = bounds(constants, gap=gap, rounds=rounds, **steps)
     return Advice(
-        better=_better(low, high),
+        better=_decide(low, high),
         factor=factor,
         low=low,
         high=high,
-        factor_as_printed=_factor(constants, printed=True),
+        factor_as_printed=_compare_leading(constants, printed=True),
         constants=constants,
         typical=estimates.medians(),
         gap=gap,
@@ -224,23 +225,12 @@ def advise(
     )
 
 
-def _problem(
-    model: nn.Module | Task,
-    data: FederatedData,
-    split: Split,
-    cohort: int,
-    rounds: int,
-    seed: int,
-    loss: tasks.Loss | None,
-    inputs: Sequence[str],
-    device: str,
-) -> Problem:
+def _prepare(model: nn.Module | Task, data: FederatedData, split: Split, options: Options) -> Problem:
     """The problem; raise where the theory does not apply to it."""
     algorithm = fedalt(shared=1.0, personal=1.0)  # not run: the checks need the algorithm that a split is for
     check_kinds(model, data, algorithm, split)
     kind("split", split, Split, "a Split", "For instance moiety.split.output_layer(model).")
-    settings = Settings(inputs=inputs, device=device, partial=False)
-    options = complete_options(Options(rounds, cohort, seed, loss=loss, settings=settings), model, data, algorithm)
+    options = complete_options(options, model, data, algorithm)
     must(len(data) >= 2, "data", "those of at least two clients", len(data))
     got = f"{len(split.trained_shared)} shared and {len(split.trained_personal)} personal parameters"
     must(bool(split.trained_shared and split.trained_personal), "split", "one with shared and personal parts", got)
@@ -250,13 +240,13 @@ def _problem(
     return problem
 
 
-def _factor(constants: Constants, *, printed: bool = False) -> float:
+def _compare_leading(constants: Constants, *, printed: bool = False) -> float:
     """FedSim's leading term divided by FedAlt's; 1 where both are 0, as with full batches of all clients."""
-    alt, sim = (leading_as_printed if printed else leading)(constants)
+    alt, sim = leading_variances(constants, printed=printed)
     return float(np.sqrt(sim / alt)) if alt > 0 else 1.0
 
 
-def _range(estimates: Estimates, cohort: int, seed: int, factor: float) -> tuple[float, float]:
+def _find_range(estimates: Estimates, cohort: int, seed: int, factor: float) -> tuple[float, float]:
     """The least and the largest ratio over points; where clients were sampled, the middle 90% over resamples."""
     points, clients = estimates.L_u.shape
     draw = generator(seed, "advise", "resample")
@@ -265,12 +255,12 @@ def _range(estimates: Estimates, cohort: int, seed: int, factor: float) -> tuple
         every = clients == estimates.clients
         samples = [np.arange(clients)] if every else list(draw.choice(clients, (RESAMPLES, clients)))
         constants = [estimates.constants([point], sample, cohort) for sample in samples]
-        ratios = [_factor(c) for c in constants if c.L_u > 0 and c.L_v > 0]
+        ratios = [_compare_leading(c) for c in constants if c.L_u > 0 and c.L_v > 0]
         factors += list(np.quantile(ratios, [0.05, 0.95])) if ratios else []
     return float(min(factors)), float(max(factors))
 
 
-def _better(low: float, high: float) -> str:
+def _decide(low: float, high: float) -> str:
     """Which has the better leading term over the whole range of ratios, if one has."""
     never_worse, never_better = low > 1 - ALIKE, high < 1 + ALIKE
     if never_worse and never_better:

@@ -14,8 +14,8 @@ turn. A run's ledger has what it really cost.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
+from timeit import timeit
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from moiety.loop.evaluate import client_functions
 from moiety.run.build import make_problem
 from moiety.run.settings import Options, complete_options
 from moiety.split import Split
-from moiety.split.masks import layer_counts, maskable, volume
+from moiety.split.masks import find_maskable, layer_counts, round_share
 from moiety.transport import device_memory
 from moiety.types import Algorithm, Batch, Params, Task
 
@@ -121,7 +121,7 @@ def bytes_of_run(
     up = density if up_density is None else up_density
     number("up_density", up, "> 0 and <= 1", lambda d: 0 < d <= 1)
     parameters = sum(p.numel() for p in model.parameters())
-    down_bytes, up_bytes = (size * volume(parameters, share) * rounds * clients for share in (density, up))
+    down_bytes, up_bytes = (size * round_share(parameters, share) * rounds * clients for share in (density, up))
     return {"down": down_bytes, "up": up_bytes, "total": down_bytes + up_bytes}
 
 
@@ -155,7 +155,7 @@ def flops_of_run(
     """
     params = dict(model.named_parameters())
     active = layer_counts(params, density, densities)
-    share = {name.rpartition(".")[0]: active[name] / params[name].numel() for name in maskable(params)}
+    share = {name.rpartition(".")[0]: active[name] / params[name].numel() for name in find_maskable(params)}
     dense = layer_flops(model, example)
     forward = sum(share.get(layer, 1.0) * flops for layer, flops in dense.items())
     turns = rounds * clients
@@ -183,15 +183,15 @@ def search_share(
     whole("clients", clients, 1, len(data))
     whole("repeats", repeats, 1)
     with_search, without = (
-        _turn(model, data, fedspa(search=search, **options), seed, range(clients)) for search in ("dst", "rsm")
+        _prepare_turn(model, data, fedspa(search=search, **options), seed, range(clients)) for search in ("dst", "rsm")
     )
     # In turns, so that other load of the machine slows both.
-    times = [(_seconds(with_search), _seconds(without)) for _ in range(repeats)]
-    one, other = statistics.median(t for t, _ in times), statistics.median(t for _, t in times)
+    times = [(timeit(with_search, number=1), timeit(without, number=1)) for _ in range(repeats)]
+    one, other = (float(statistics.median(column)) for column in zip(*times, strict=True))
     return max(0.0, one - other) / other
 
 
-def _turn(
+def _prepare_turn(
     model: nn.Module, data: FederatedData, algorithm: Algorithm, seed: int, clients: range
 ) -> Callable[[], object]:
     """The local work of some clients, ready to be timed."""
@@ -202,9 +202,3 @@ def _turn(
     jobs = problem.make_jobs(algorithm.phases, clients, states, "train", 0, part="train")
     engine = Sequential(problem, client_functions(algorithm))
     return lambda: engine.map("train", jobs, received, RoundInfo())
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began

@@ -154,10 +154,10 @@ class Diagnosis:
 
     def _cells(self) -> list[list[str]]:
         """The table with its headings, as texts."""
-        return [list(COLUMNS.values()), *([_cell(row[key]) for key in COLUMNS] for row in self.rows)]
+        return [list(COLUMNS.values()), *([_format_cell(row[key]) for key in COLUMNS] for row in self.rows)]
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -257,7 +257,7 @@ class Measured(NamedTuple):
     state: Tree
 
 
-def measuring(solver: Solver, random_start: int | None) -> ClientCall:
+def make_measure(solver: Solver, random_start: int | None) -> ClientCall:
     """A client function that finetunes, and takes the gradients of all the client's data before and after it."""
 
     def gradients(work: Work, model: Params) -> tuple[Params, Params, Tensor]:
@@ -289,7 +289,7 @@ def _norm(block: Params) -> Tensor:
 def _diagnose(name: str, problem: Problem, algorithm: Algorithm, method: Method) -> SplitRow:
     """The row of one split: at theta as it is in the model, then along FFGG."""
     functions = {
-        "measure": ClientFunction(measuring(method.solver, method.random_start), ("personal", "whole")),
+        "measure": ClientFunction(make_measure(method.solver, method.random_start), ("personal", "whole")),
         "score": ClientFunction(scoring(algorithm), ("score",)),
     }
     engine = make_engine("sequential", problem, functions, None)
@@ -304,8 +304,8 @@ def _diagnose(name: str, problem: Problem, algorithm: Algorithm, method: Method)
         _check_finite(problem, sample, results, name)
         # Algorithm 1, line 7, with all sampled clients for the cohort
         mean = {n: torch.stack([s.operator[n] for s in results]).mean(0) for n in names}
-        metric = _metric(problem, engine, received, sample, results)
-        path.append({"round": t, **_numbers(results, mean), "metric": metric})
+        metric = _score(problem, engine, received, sample, results)
+        path.append({"round": t, **_summarise(results, mean), "metric": metric})
         received = {n: p - method.lr * mean[n] if n in mean else p for n, p in received.items()}
     first: dict[str, Any] = {key: value for key, value in path[0].items() if key != "round"}
     counts = problem.split.counts()
@@ -323,7 +323,7 @@ def _check_finite(problem: Problem, sample: np.ndarray, results: Sequence[Measur
     must(not odd, "solver", "one that stays finite", f"numbers that are not (split {name}, client {odd[:1]})", hint)
 
 
-def _numbers(results: Sequence[Measured], mean: Params) -> dict[str, float | None]:
+def _summarise(results: Sequence[Measured], mean: Params) -> dict[str, float | None]:
     columns = ([_norm(s.operator), s.before, s.inner_after, s.inner_before] for s in results)
     norms = np.array([[float(x) for x in row] for row in columns])
     f, before, after, start = norms.T
@@ -343,7 +343,7 @@ def _ratio(after: np.ndarray, before: np.ndarray) -> np.ndarray:
         return np.asarray(np.divide(after, before, out=np.zeros_like(after), where=after > 0))
 
 
-def _metric(
+def _score(
     problem: Problem, engine: Engine, received: Params, sample: np.ndarray, results: Sequence[Measured]
 ) -> float | None:
     """The metric of the finetuned models on validation rows; None where there are none."""

@@ -134,14 +134,16 @@ def estimate(
         L_uv=table(lambda c, s, b: c.scale * b.uv),
         sigma_u2=table(lambda c, s, b: c.variance_of_mean(s.variance_u, batch_size)),
         sigma_v2=table(lambda c, s, b: c.variance_of_mean(s.variance_v, batch_size)),
-        gram=np.stack([_gram([c.scale * s.mean_u for c, (s, _) in zip(clients, at, strict=True)]) for at in measured]),
+        gram=np.stack(
+            [_make_gram([c.scale * s.mean_u for c, (s, _) in zip(clients, at, strict=True)]) for at in measured]
+        ),
         excess=table(lambda c, s, b: c.variance_of_mean(s.variance_u, c.rows)),
         loss=table(lambda c, s, b: c.scale * s.loss),
         clients=len(problem.data),
     )
 
 
-def _gram(vectors: Sequence[Tensor]) -> np.ndarray:
+def _make_gram(vectors: Sequence[Tensor]) -> np.ndarray:
     rows = torch.stack(list(vectors))
     # Centred first: the distances between gradients may be small compared with the gradients.
     rows = rows - rows.mean(0)
@@ -180,12 +182,20 @@ def _train(
 
 def _client_gradient(problem: Problem, model: Params, client: Client, names: Names) -> Params:
     """The gradient of a client's scaled loss in some parameters."""
+    return _take_gradient(problem.task.loss, model, client.batch, names, lambda rows: client.scale * rows.mean())[0]
+
+
+def _take_gradient(
+    loss: LossFunction, model: Params, batch: Batch, names: Names, reduce: Callable[[Tensor], Tensor]
+) -> tuple[Params, Tensor]:
+    """The gradient in some parameters of what ``reduce`` makes of the rows' losses, and its value."""
 
     def objective(block: Params) -> tuple[Tensor, Params]:
-        losses, changed = problem.task.loss({**model, **block}, client.batch)
-        return client.scale * losses.mean(), changed
+        losses, changed = loss({**model, **block}, batch)
+        return reduce(losses), changed
 
-    return autograd_gradient(objective, {name: model[name] for name in names})[0]
+    gradient, value, _ = autograd_gradient(objective, {name: model[name] for name in names})
+    return gradient, value
 
 
 class Blocks(NamedTuple):
@@ -218,7 +228,7 @@ def block_norms(
     def norm(row: str, column: str) -> float:
         size = len(first[column])
         x = torch.from_numpy(start.standard_normal(size)).to(first[column])
-        return _power(product(row, column), product(column, row), x, tolerance)
+        return _iterate(product(row, column), product(column, row), x, tolerance)
 
     return Blocks(norm("u", "u"), norm("v", "v"), norm("u", "v"))
 
@@ -233,7 +243,7 @@ def _gradient(value: Tensor, leaves: Sequence[Tensor], *, keep: bool) -> Tensor:
     return torch.cat([g.flatten() for g in gradients])
 
 
-def _power(apply: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor], x: Tensor, tolerance: float) -> float:
+def _iterate(apply: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor], x: Tensor, tolerance: float) -> float:
     """The norm of a linear map, from below."""
     best = 0.0
     for _ in range(ITERATIONS):
@@ -267,12 +277,7 @@ def gradient_spread(loss: LossFunction, model: Params, batch: Batch, u: Names, v
     total = 0.0
     for i in range(rows):
         row = {name: column[i : i + 1] for name, column in batch.items()}
-
-        def objective(block: Params, row: Batch = row) -> tuple[Tensor, Params]:
-            losses, changed = loss({**model, **block}, row)
-            return losses.sum(), changed
-
-        gradients, value, _ = autograd_gradient(objective, {n: model[n] for n in (*u, *v)})
+        gradients, value = _take_gradient(loss, model, row, (*u, *v), torch.sum)
         total += float(value)
         for part, names in parts.items():
             g = torch.cat([gradients[n].flatten().double().cpu() for n in names])

@@ -69,7 +69,7 @@ def glocal_erm(
     Returns:
         Losses and parameters, round by round.
     """
-    return _play(_check(global_features, local_features, y, shared, personal, delay, radius, loss), loss, old=False)
+    return _play(global_features, local_features, y, shared, personal, delay, radius, loss, old=False)
 
 
 def fictitious_play(
@@ -84,7 +84,7 @@ def fictitious_play(
     loss: str = "squared",
 ) -> Trajectory:
     """The rules after Theorem 1 (Algorithm 7): cheaper, but slower to learn. Arguments as in ``glocal_erm``."""
-    return _play(_check(global_features, local_features, y, shared, personal, delay, radius, loss), loss, old=True)
+    return _play(global_features, local_features, y, shared, personal, delay, radius, loss, old=True)
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,10 @@ class _Stream:
     radius: float | None
 
 
-def _check(x_g: Any, x_l: Any, y: Any, u: Any, v: Any, delay: int, radius: float | None, loss: str) -> _Stream:
-    """The arguments as float64, after checks."""
+def _play(
+    x_g: Any, x_l: Any, y: Any, u: Any, v: Any, delay: int, radius: float | None, loss: str, *, old: bool
+) -> Trajectory:
+    """All rounds, after a check of the arguments; with ``old`` a loss stays under the parameters of its time."""
     x_g, x_l, y = (np.asarray(a, dtype=np.float64) for a in (x_g, x_l, y))
     must(y.ndim >= 2, "y", "[..., rounds, clients]", list(y.shape))
     for name, x in (("global_features", x_g), ("local_features", x_l)):
@@ -108,18 +110,13 @@ def _check(x_g: Any, x_l: Any, y: Any, u: Any, v: Any, delay: int, radius: float
     whole("delay", delay, 0)
     if radius is not None:
         positive("radius", radius)
-    first = [np.zeros(x.shape[-1]) if w is None else np.asarray(w, np.float64) for w, x in ((u, x_g), (v, x_l))]
-    for name, w, x in (("shared", first[0], x_g), ("personal", first[1], x_l)):
-        must(w.shape == x.shape[-1:], name, f"{x.shape[-1]} numbers, one a feature", list(w.shape))
-    batch, (_, clients) = y.shape[:-2], y.shape[-2:]
-    start_u = np.broadcast_to(first[0], (*batch, x_g.shape[-1]))
-    start_v = np.broadcast_to(first[1], (*batch, clients, x_l.shape[-1]))
-    return _Stream(x_g, x_l, y, start_u, start_v, delay, radius)
-
-
-def _play(s: _Stream, loss: str, *, old: bool) -> Trajectory:
-    """The rounds; with ``old`` a loss stays under the parameters of its time."""
-    return _play_squared(s, old=old) if loss == "squared" else _play_logistic(s, old=old)
+    start: list[Floats] = []
+    for name, w, x, shape in (("shared", u, x_g, y.shape[:-2]), ("personal", v, x_l, (*y.shape[:-2], y.shape[-1]))):
+        first = np.zeros(x.shape[-1]) if w is None else np.asarray(w, np.float64)
+        must(first.shape == x.shape[-1:], name, f"{x.shape[-1]} numbers, one a feature", list(first.shape))
+        start.append(np.broadcast_to(first, (*shape, x.shape[-1])))
+    stream = _Stream(x_g, x_l, y, start[0], start[1], delay, radius)
+    return _play_squared(stream, old=old) if loss == "squared" else _play_logistic(stream, old=old)
 
 
 def _play_squared(s: _Stream, *, old: bool) -> Trajectory:
@@ -176,10 +173,10 @@ def _minimise_in_ball(a: Floats, b: Floats, near: Floats, radius: float | None) 
     floor = 1e-12 * np.maximum(values[..., -1:], 1e-300)
     sure = values > floor
     turned_b, turned_near = ((w[..., None, :] @ vectors)[..., 0, :] for w in (b, near))
-    free = np.where(sure, turned_b / np.where(sure, values, 1), turned_near)
+    inside = np.where(sure, turned_b / np.where(sure, values, 1), 0)
+    free = np.where(sure, inside, turned_near)
     if radius is not None:
         outside = np.linalg.norm(free, axis=-1, keepdims=True) > radius
-        inside = np.where(sure, turned_b / np.where(sure, values, 1), 0)
         # Where some minimisers are in the ball, take one; else the constraint decides in the directions that are known.
         room = np.sqrt(np.maximum(radius**2 - (inside**2).sum(-1, keepdims=True), 0))
         loose = np.where(sure, 0, turned_near)
@@ -234,7 +231,7 @@ def _fit_logistic(x: Floats, y: Floats, base: Floats, start: Floats, radius: flo
     def at(m: float) -> Floats:
         def value(w: Floats) -> tuple[float, Floats]:
             p = base + x @ w
-            slope = x.T @ (_sigmoid(p) - y) + m * w
+            slope = x.T @ (np.exp(-np.logaddexp(0, -p)) - y) + m * w
             return float((np.logaddexp(0, p) - y * p).sum() + m / 2 * (w @ w)), slope
 
         result = minimize(value, start, jac=True, method="L-BFGS-B", options={"maxiter": 500, "gtol": 1e-9})
@@ -250,7 +247,3 @@ def _fit_logistic(x: Floats, y: Floats, base: Floats, start: Floats, radius: flo
         middle = (low + high) / 2
         low, high = (middle, high) if np.linalg.norm(at(middle)) > radius else (low, middle)
     return at(high)
-
-
-def _sigmoid(p: Floats) -> Floats:
-    return np.asarray(np.exp(-np.logaddexp(0, -p)))

@@ -85,10 +85,10 @@ def claim(
         number("within", within, "> 0", lambda w: w > 0)
         must(above == 0, "above", "left out where within is given", above)
     result = interval(differences, level=level)
-    return Claim(name, _verdict(result.low, result.high, above, within), result)
+    return Claim(name, _judge(result.low, result.high, above, within), result)
 
 
-def _verdict(low: float | None, high: float | None, above: float, within: float | None) -> str:
+def _judge(low: float | None, high: float | None, above: float, within: float | None) -> str:
     if low is None or high is None:
         return UNDECIDED
     if within is None:

@@ -87,20 +87,20 @@ def best_pair(
     width = int(np.prod(data.columns["x"].shape[1:]))
     features = {"global_features": global_features, "local_features": local_features}
     sides = [range(width) if some is None else check_features(name, some, width) for name, some in features.items()]
-    parts = [_client(data, i, sides, constant) for i in range(count)]
+    parts = [_read_client(data, i, sides, constant) for i in range(count)]
     rows = []
     for (g, own, y), weight in zip(parts, lam, strict=True):
         root = np.sqrt(weight / len(y))
         rows.append([root * (z - own @ (np.linalg.pinv(own) @ z)) for z in (g, y)])
     left, right = (np.concatenate([r[k] for r in rows]) for k in (0, 1))
     size = max(np.linalg.norm(g, 2) / np.sqrt(len(y)) for g, _, y in parts)
-    u = _least_squares(left, right, _NOTHING * size * np.sqrt(lam.max()))
+    u = _solve_least_squares(left, right, _NOTHING * size * np.sqrt(lam.max()))
     v = [np.linalg.pinv(own) @ (y - g @ u) for g, own, y in parts]
     losses = [((y - g @ u - own @ w) ** 2).sum(1).mean() for (g, own, y), w in zip(parts, v, strict=True)]
     return BestPair(u, v, float(np.average(losses, weights=lam)))
 
 
-def _least_squares(x: Floats, y: Floats, least: float) -> Floats:
+def _solve_least_squares(x: Floats, y: Floats, least: float) -> Floats:
     """The shortest solution, in the directions whose singular value is above ``least``.
 
     Directions that local features explain fully have singular values of rounding errors only.
@@ -110,7 +110,7 @@ def _least_squares(x: Floats, y: Floats, least: float) -> Floats:
     return np.asarray(right.T @ (inverse[:, None] * (left.T @ y)))
 
 
-def _client(
+def _read_client(
     data: FederatedData, client: int, sides: Sequence[Sequence[int]], constant: bool
 ) -> tuple[Floats, Floats, NDArray[Any]]:
     """Global features, local features and targets [rows, outputs] of one client."""

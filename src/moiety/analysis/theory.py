@@ -14,7 +14,7 @@ with 1/m and not from the printed one:
 
     s_alt < s_sim  <=>  sigma_v^2 / L_v (1 - 2 m / n) < (sigma_u^2 + delta^2 (1 - m / n)) / (m L_u).
 
-``leading`` has the former, ``leading_as_printed`` the latter; for m = 1 they are one.
+``leading_variances(printed=True)`` is the printed form; for m = 1 the two are one.
 """
 
 from __future__ import annotations
@@ -58,30 +58,18 @@ class Constants:
         return self.cohort / self.clients
 
 
-def leading(c: Constants) -> Pair:
-    """The effective variances of the 1/sqrt(T) term, with the 1/m of the proofs: (14), and Claim 17 with (16)."""
-    return _leading(c, c.cohort)
+def leading_variances(c: Constants, *, printed: bool = False) -> Pair:
+    """The effective variances of the 1/sqrt(T) term, with the 1/m of the proofs: (14), and Claim 17 with (16).
 
-
-def leading_as_printed(c: Constants) -> Pair:
-    """The effective variances sigma^2_alt,1 and sigma^2_sim,1 as Theorems 1 and 2 print them."""
-    return _leading(c, 1)
-
-
-def _leading(c: Constants, averaged: int) -> Pair:
-    shared = (c.delta2 * (1 - c.share) + c.sigma_u2) / (averaged * c.L_u)
+    With ``printed`` they are sigma^2_alt,1 and sigma^2_sim,1 as Theorems 1 and 2 print them, without the 1/m.
+    """
+    shared = (c.delta2 * (1 - c.share) + c.sigma_u2) / ((1 if printed else c.cohort) * c.L_u)
     personal = c.sigma_v2 / c.L_v
     alt = shared + personal * (c.share + c.chi2 * (1 - c.share))
     return Pair(alt, (1 + c.chi2) * (shared + personal * c.share))
 
 
-def condition(c: Constants) -> tuple[float, float]:
-    """The two sides of the condition of section 3.3: FedAlt has the smaller leading term where left < right."""
-    left = c.sigma_v2 / c.L_v * (1 - 2 * c.share)
-    return left, (c.sigma_u2 + c.delta2 * (1 - c.share)) / (c.cohort * c.L_u)
-
-
-def second(c: Constants, *, shared_steps: int, personal_steps: int) -> Pair:
+def second_variances(c: Constants, *, shared_steps: int, personal_steps: int) -> Pair:
     """The effective variances sigma^2_alt,2 and sigma^2_sim,2; FedSim's tau is ``shared_steps``."""
     drift_u, drift_v = 1 - 1 / shared_steps, 1 - 1 / personal_steps
     shared, personal = (c.sigma_u2 + c.delta2) / c.L_u, c.sigma_v2 / c.L_v
@@ -89,7 +77,7 @@ def second(c: Constants, *, shared_steps: int, personal_steps: int) -> Pair:
     return Pair(alt, (1 + c.chi2) * (shared + personal) * drift_u)
 
 
-def last(c: Constants, *, shared_steps: int) -> Pair:
+def last_factors(c: Constants, *, shared_steps: int) -> Pair:
     """The factors of gap / T in Corollaries 4 and 12, for rho = 0."""
     chi2, often = c.chi2, 1 / c.share
     alt = 1 + chi2 * (often - 1) + (chi2 * often) ** 0.5
@@ -106,8 +94,8 @@ class Terms(NamedTuple):
 
 def bounds(c: Constants, *, gap: float, rounds: int, shared_steps: int, personal_steps: int) -> tuple[Terms, Terms]:
     """The terms of (7) for FedAlt and for FedSim."""
-    firsts, seconds = leading(c), second(c, shared_steps=shared_steps, personal_steps=personal_steps)
-    lasts = last(c, shared_steps=shared_steps)
+    firsts, lasts = leading_variances(c), last_factors(c, shared_steps=shared_steps)
+    seconds = second_variances(c, shared_steps=shared_steps, personal_steps=personal_steps)
 
     def terms(s1: float, s2: float, factor: float) -> Terms:
         return Terms((gap * s1 / rounds) ** 0.5, (gap**2 * s2 / rounds**2) ** (1 / 3), gap * factor / rounds)

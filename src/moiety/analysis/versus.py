@@ -55,7 +55,7 @@ def versus(new: Mapping[str, float], old: Mapping[str, float], *, higher_is_bett
         helped=tuple(c for c, gain in gains.items() if gain > 0),
         unchanged=tuple(c for c, gain in gains.items() if gain == 0),
         hurt=tuple(sorted(((c, g) for c, g in gains.items() if g < 0), key=lambda pair: pair[1])),
-        mean=sum(gains.values()) / len(gains) if gains else math.nan,
+        mean=mean(gains.values()),
     )
 
 

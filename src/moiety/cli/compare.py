@@ -13,7 +13,7 @@ from moiety.cli.output import say, show, table
 from moiety.cli.results import Result, read_result
 from moiety.cli.summary import SHARED_ALONE, count_changes, name_hurt, unit
 from moiety.errors import must
-from moiety.reports.words import amount, gain, names, printable, value
+from moiety.reports.words import format_amount, format_gain, format_metric, list_names, make_printable
 
 
 def compare_folders(folders: Sequence[Path]) -> None:
@@ -34,7 +34,9 @@ def show_results(results: Sequence[Result]) -> None:
     say(SHARED_ALONE)
     say("below shared: clients whose own model is worse than that")
     say()
-    say(f"client by client against {printable(results[0].name)}, gains in {unit(results[0].metric)} (+ is better):")
+    say(
+        f"client by client against {make_printable(results[0].name)}, gains in {unit(results[0].metric)} (+ is better):"
+    )
     show(_against_first(results, higher))
 
 
@@ -51,7 +53,7 @@ def check_alike(first: Result, other: Result) -> None:
     must(not odd, "data", same, f"{shown} in {pair}", "Clients of different data cannot be compared.")
     clients = [{str(row["client"]) for row in result.clients} for result in (first, other)]
     unpaired = sorted(clients[0] ^ clients[1])
-    got = f"{names(unpaired, 3)} in only one of {pair}"
+    got = f"{list_names(unpaired, 3)} in only one of {pair}"
     must(not unpaired, "clients", same, got, "Clients of different data cannot be compared.")
 
 
@@ -63,13 +65,13 @@ def _side_by_side(results: Sequence[Result]) -> Table:
         scores = (personal["metric"], personal["metric_unweighted"], personal["worst_decile"], shared["metric"])
         rows.append(
             [
-                printable(result.name),
-                printable(result.named("algorithm")),
-                printable(result.named("split")),
+                make_printable(result.name),
+                make_printable(result.named("algorithm")),
+                make_printable(result.named("split")),
                 str(result.last["round"]),
-                *(value(score, metric) for score in scores),
+                *(format_metric(score, metric) for score in scores),
                 str(len(result.versus_shared.hurt)),
-                amount(cost["down_payload"] + cost["up_payload"], "B"),
+                format_amount(cost["down_payload"] + cost["up_payload"], "B"),
             ]
         )
     columns = [metric, "client\nmean", "worst\ntenth", "shared\nalone"]
@@ -82,7 +84,7 @@ def _against_first(results: Sequence[Result], higher: bool) -> Table:
     for result in results[1:]:
         change = versus(column(result.clients), base, higher_is_better=higher)
         worst = name_hurt(change, metric) or "none"
-        rows.append([printable(result.name), *count_changes(change), gain(change.mean, metric), worst])
+        rows.append([make_printable(result.name), *count_changes(change), format_gain(change.mean, metric), worst])
     return table(["run", "better", "equal", "worse", "mean gain", "worst off"], rows, text=(0, 5))
 
 

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from moiety.cli.folders import name_in
 from moiety.cli.output import NARROW, console, on_terminal, say
 from moiety.errors import MoietyError
-from moiety.reports.words import printable, value
+from moiety.reports.words import format_metric, make_printable
 from moiety.run.folder import read_config
 from moiety.run.pipeline import Watch
 from moiety.run.train import OnRound
@@ -56,7 +56,7 @@ class Bars:
         """What is called after every round of one run."""
         for old in self.progress.task_ids[: 1 - BARS]:  # more than fit on a screen would hide the newest
             self.progress.remove_task(old)
-        bar = self.progress.add_task(printable(name), total=None, status="")
+        bar = self.progress.add_task(make_printable(name), total=None, status="")
         begun, evaluation, dropped = False, dict[str, Any](), 0
 
         def on_round(record: RoundRecord, rounds: int) -> None:
@@ -106,7 +106,7 @@ def status(train_loss: float, evaluation: Mapping[str, Any], *, short: bool = Fa
         metric, part = evaluation["metric_name"], str(evaluation["part"])
         part = "train-set" if part == "train" else part  # not the loss of the cohort while it trains
         words.append(f"{part} {'' if short else 'loss '}{_loss(evaluation['loss'])}")
-        words.append(f"{metric} {value(evaluation['metric'], metric)}")
+        words.append(f"{metric} {format_metric(evaluation['metric'], metric)}")
     if evaluation.get("dropped"):
         words.append(f"{len(evaluation['dropped'])} dropped")
     return "  ".join(words)
@@ -118,8 +118,8 @@ def heading(name: str, folder: Path | None) -> str:
         return name
     config = read_config(folder)
     run = config["run"]
-    algorithm, data, split = (printable(name_in(config, section)) for section in ("algorithm", "data", "split"))
-    what = f"{'' if name == algorithm else f'{printable(name)}: '}{algorithm} on {data}"
+    algorithm, data, split = (make_printable(name_in(config, section)) for section in ("algorithm", "data", "split"))
+    what = f"{'' if name == algorithm else f'{make_printable(name)}: '}{algorithm} on {data}"
     how = [f"split {split}", f"{run['cohort']} clients a round", f"seed {run['seed']}"]
     return ", ".join([what, *how, f"engine {run['engine']}", f"in {folder}"])
 

@@ -10,7 +10,15 @@ from rich.table import Table
 from moiety.analysis.versus import Versus, column, higher_is_better, mean, versus
 from moiety.cli.output import say, show, table
 from moiety.cli.results import Result, result_of
-from moiety.reports.words import amount, count, gain, names, printable, value
+from moiety.reports.words import (
+    format_amount,
+    format_count,
+    format_gain,
+    format_metric,
+    is_percentage,
+    list_names,
+    make_printable,
+)
 from moiety.run.result import Run
 
 SHOWN = 10
@@ -42,13 +50,13 @@ def scores(result: Result) -> Table:
     rows = [
         [
             f"{metric}, {words}",
-            value(personal[key], metric),
-            value(shared[key], metric),
-            gain(sign * (personal[key] - shared[key]), metric),
+            format_metric(personal[key], metric),
+            format_metric(shared[key], metric),
+            format_gain(sign * (personal[key] - shared[key]), metric),
         ]
         for key, words in kinds.items()
     ]
-    worst = value(personal["worst_decile"], metric), value(shared["worst_decile"], metric)
+    worst = format_metric(personal["worst_decile"], metric), format_metric(shared["worst_decile"], metric)
     rows.append([f"{metric}, worst tenth of clients", *worst, ""])
     return table(["", "personal", "shared alone", "gain"], rows)
 
@@ -63,10 +71,10 @@ def costs(result: Result) -> Table:
         ["clients unchanged", str(len(change.unchanged))],
         ["clients hurt", f"{len(change.hurt)}{': ' + hurt if hurt else ''}"],
         *([["clients not tested", str(untested)]] if untested else []),
-        *([["updates dropped", f"{len(dropped)}, as round:client {names(dropped, SHOWN)}"]] if dropped else []),
-        ["sent down, up", f"{amount(cost['down_payload'], 'B')}, {amount(cost['up_payload'], 'B')}"],
-        ["local training", amount(cost["flops"], "FLOP")],
-        ["memory per device", amount(cost["device_memory"], "B")],
+        *([["updates dropped", f"{len(dropped)}, as round:client {list_names(dropped, SHOWN)}"]] if dropped else []),
+        ["sent down, up", f"{format_amount(cost['down_payload'], 'B')}, {format_amount(cost['up_payload'], 'B')}"],
+        ["local training", format_amount(cost["flops"], "FLOP")],
+        ["memory per device", format_amount(cost["device_memory"], "B")],
         ["time in rounds", f"{result.last['seconds']:.1f} s, engine {result.config['run'].get('engine', '-')}"],
     ]
     return table(["", ""], rows, text=(0, 1))
@@ -75,9 +83,10 @@ def costs(result: Result) -> Table:
 def sentence(result: Result) -> str:
     """The whole run in one sentence."""
     change, metric = result.versus_shared, result.metric
-    personal, shared = (value(each["metric_unweighted"], metric) for each in (result.personal, result.shared))
-    what = f"{printable(result.named('algorithm'))} on {printable(result.named('data'))}, {metric} on average over"
-    what = f"{what} {count(change.clients, 'client')}: {personal}"
+    personal, shared = (format_metric(each["metric_unweighted"], metric) for each in (result.personal, result.shared))
+    algorithm, data = (make_printable(result.named(part)) for part in ("algorithm", "data"))
+    what = f"{algorithm} on {data}, {metric} on average over"
+    what = f"{what} {format_count(change.clients, 'client')}: {personal}"
     if not change.helped and not change.hurt:
         same = "for every client the same with its own model as with the shared model alone"
         return f"{what}, {same}{_dropped([result])}."
@@ -92,13 +101,13 @@ def show_stages(results: Sequence[Result]) -> None:
     rows = []
     for at, result in enumerate(results):
         personal, cost = result.personal, result.ledger
-        values = [value(personal[key], metric) for key in ("metric", "metric_unweighted", "worst_decile")]
+        values = [format_metric(personal[key], metric) for key in ("metric", "metric_unweighted", "worst_decile")]
         changes = ["", "", "", ""]
         if at:
             change = versus(column(result.clients), column(results[at - 1].clients), higher_is_better=higher)
-            changes = [gain(change.mean, metric), *count_changes(change)]
-        sent = amount(cost["down_payload"] + cost["up_payload"], "B")
-        what = [printable(each) for each in (result.name, result.named("split"))]
+            changes = [format_gain(change.mean, metric), *count_changes(change)]
+        sent = format_amount(cost["down_payload"] + cost["up_payload"], "B")
+        what = [make_printable(each) for each in (result.name, result.named("split"))]
         rows.append([*what, str(result.last["round"]), *values, *changes, sent])
     heads = ["stage", "split", "rounds", metric, "client\nmean", "worst\ntenth"]
     show(table([*heads, "gain", "better", "equal", "worse", "sent"], rows, text=(0, 1)))
@@ -121,10 +130,13 @@ def stages_sentence(results: Sequence[Result]) -> str:
         return sentence(first)
     metric = first.metric
     change = versus(column(last.clients), column(first.clients), higher_is_better=last.higher)
-    means = [f"{printable(r.named('algorithm'))} {value(mean(column(r.clients).values()), metric)}" for r in results]
-    what = f"{count(len(results), 'stage')} on {printable(first.named('data'))}, {metric} on average over"
+    means = [
+        f"{make_printable(r.named('algorithm'))} {format_metric(mean(column(r.clients).values()), metric)}"
+        for r in results
+    ]
+    what = f"{format_count(len(results), 'stage')} on {make_printable(first.named('data'))}, {metric} on average over"
     return (
-        f"{what} {count(change.clients, 'client')}: {', '.join(means)}; from the first to the last"
+        f"{what} {format_count(change.clients, 'client')}: {', '.join(means)}; from the first to the last"
         f" {_changes(change, metric)}{_dropped(results)}."
     )
 
@@ -132,7 +144,7 @@ def stages_sentence(results: Sequence[Result]) -> str:
 def _dropped(results: Sequence[Result]) -> str:
     """How many updates never reached the server, if any: a run that came apart must not end as one that did not."""
     number = sum(len(result.dropped) for result in results)
-    return f"; {count(number, 'update')} {'was' if number == 1 else 'were'} dropped" if number else ""
+    return f"; {format_count(number, 'update')} {'was' if number == 1 else 'were'} dropped" if number else ""
 
 
 def _changes(change: Versus, metric: str) -> str:
@@ -149,9 +161,9 @@ def count_changes(change: Versus) -> list[str]:
 
 def name_hurt(change: Versus, metric: str) -> str:
     """The clients that lost most, with what they lost."""
-    return names([f"{printable(name)} ({gain(loss, metric)})" for name, loss in change.hurt], SHOWN)
+    return list_names([f"{make_printable(name)} ({format_gain(loss, metric)})" for name, loss in change.hurt], SHOWN)
 
 
 def unit(metric: str) -> str:
     """What gains in a metric are counted in."""
-    return "percentage points" if value(1.0, metric).endswith("%") else metric
+    return "percentage points" if is_percentage(metric) else metric

@@ -67,8 +67,7 @@ def draw_stratified(rows: Ints, owner: Ints, labels: Ints | None, wanted: Ints, 
     order = np.lexsort((generator.random(len(rows)), label, client))
     client, label = client[order], label[order]
     # A cell is the run of rows with one client and one label; its rows lie in random order.
-    first = np.ones(len(rows), dtype=bool)
-    first[1:] = (client[1:] != client[:-1]) | (label[1:] != label[:-1])
+    first = _begins_run(client) | _begins_run(label)
     cell = np.cumsum(first) - 1
     quota = largest_remainder(np.bincount(cell), client[first], wanted, generator)
     return np.asarray(rows[order[_position_in_run(cell) < quota[cell]]])
@@ -77,9 +76,12 @@ def draw_stratified(rows: Ints, owner: Ints, labels: Ints | None, wanted: Ints, 
 def _position_in_run(values: Ints) -> Ints:
     """For each entry of an array of runs, its place within its run."""
     place = np.arange(len(values))
-    first = np.ones(len(values), dtype=bool)
-    first[1:] = values[1:] != values[:-1]
-    return np.asarray(place - np.maximum.accumulate(np.where(first, place, 0)))
+    return np.asarray(place - np.maximum.accumulate(np.where(_begins_run(values), place, 0)))
+
+
+def _begins_run(values: Ints) -> NDArray[np.bool_]:
+    """Whether each entry differs from the one before it; values are not negative."""
+    return np.asarray(np.diff(values, prepend=-1) != 0)
 
 
 def _round_half_up(values: NDArray[np.floating[Any]]) -> Ints:

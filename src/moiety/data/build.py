@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from moiety.data.apportion import assign_parts
 from moiety.data.checks import as_column, check_column_names, check_finite, check_fractions
-from moiety.data.federated import Array, Columns, FederatedData, Ints, Names, Numbered
+from moiety.data.federated import Array, Columns, FederatedData, Ints, Names, Numbered, describe_array
 from moiety.errors import as_array, must, refuse, whole
 from moiety.random import generator
 
@@ -54,18 +54,10 @@ def from_arrays(
     >>> [str(name) for name in fed.ids], fed.sizes("train").tolist(), fed.sizes("test").tolist(), fed.classes
     (['a', 'b'], [1, 1], [1, 1], 2)
     """
-    whole("seed", seed)
     table, rows = _as_table(columns)
-    must(rows > 0, "columns", "of at least one row", "none")
     ids = _as_ids(client, rows)
     names, owner = np.unique(ids, return_inverse=True)
     _check_finite(table, ids)
-    if np.ndim(test) > 0:
-        mask = np.asarray(test)
-        got = f"{mask.dtype} of shape {list(mask.shape)}"
-        must(mask.dtype == np.bool_ and mask.shape == (rows,), "test", f"a share or {rows} booleans", got)
-        test = mask
-    check_fractions(test if np.ndim(test) == 0 else 0.0, validation)
     return make(table, owner.astype(np.int64), as_names(names), test=test, validation=validation, seed=seed)
 
 
@@ -84,7 +76,6 @@ def from_clients(
     >>> [str(name) for name in fed.ids], fed.sizes("train").tolist(), fed.client("a")["x"].tolist()
     (['b', 'a'], [2, 3], [3.0, 4.0, 5.0])
     """
-    whole("seed", seed)
     must(len(clients) > 0, "clients", "at least one client", "none")
     wrong = next((key for key in clients if isinstance(key, bool) or not isinstance(key, str | int | np.integer)), None)
     must(wrong is None, "clients", "named by strings or integers", repr(wrong))
@@ -93,8 +84,7 @@ def from_clients(
     must(times == 1, "clients", "of different names", f"{most!r} {times} times", "1 and '1' are one name.")
     tables, sizes = [], []
     for key, values in zip(keys, clients.values(), strict=True):
-        table, rows = _as_table(values, key)
-        must(rows > 0, "clients", "at least one row each", f"none in client {key!r}")
+        table, rows = _as_table(values, f" in client {key!r}")
         _check_finite(table, [key] * rows)
         tables.append(table)
         sizes.append(rows)
@@ -103,7 +93,6 @@ def from_clients(
     owner = np.repeat(np.arange(len(keys)), sizes)
     numbered = all(key == str(i) for i, key in enumerate(keys))
     names: Names = Numbered(len(keys)) if numbered else np.array(keys)
-    check_fractions(test, validation)
     return make(columns, owner, names, test=test, validation=validation, seed=seed)
 
 
@@ -115,12 +104,28 @@ def make(
     test: Any,
     validation: float,
     seed: int,
+    more: Sequence[Piece] = (),
 ) -> FederatedData:
     """Federated data from checked columns: each client's rows are split, then grouped.
 
-    ``test`` is a share or an array of booleans, as in ``from_arrays``.
+    Args:
+        columns: one array for each column.
+        owner: the client of each row, -1 for rows that are not used.
+        names: the names of the clients.
+        test: a share, or a boolean for each row that is used, as in ``from_arrays``.
+        validation: as in ``from_arrays``.
+        seed: as in ``from_arrays``.
+        more: rows of other columns, with their clients and parts, that are added.
     """
-    labels = labels_of(columns)
+    whole("seed", seed)
+    labels, rows = labels_of(columns), np.flatnonzero(owner >= 0)
+    labels, owner = None if labels is None else labels[rows], owner[rows]
+    by_row = np.ndim(test) > 0
+    if by_row:
+        test = np.asarray(test)
+        got = f"{test.dtype} of shape {list(test.shape)}"
+        must(test.dtype == np.bool_ and test.shape == rows.shape, "test", f"a share or {len(rows)} booleans", got)
+    check_fractions(0.0 if by_row else test, validation)
     rng = generator(int(seed), "data", "split")
     part = assign_parts(owner, labels, len(names), test=test, validation=validation, generator=rng)
     trains = np.bincount(owner[part == 0], minlength=len(names)) > 0
@@ -128,15 +133,13 @@ def make(
         first = str(names[int(np.argmin(trains))])
         refuse("test", "such that every client keeps a training row", f"none for client {first!r}")
     classes = None if labels is None else int(labels.max()) + 1
-    return gather([Piece(columns, np.arange(len(owner)), owner, part)], names, classes)
+    return gather([Piece(columns, rows, owner, part), *more], names, classes)
 
 
 def gather(pieces: Sequence[Piece], names: Names, classes: int | None) -> FederatedData:
     """Copy the rows of all pieces into new columns, ordered by client and part; ties keep their order."""
     key = np.concatenate([piece.owner * 3 + piece.part for piece in pieces])
-    order = np.argsort(key, kind="stable")
-    position = np.empty_like(order)
-    position[order] = np.arange(len(order))
+    position = np.argsort(np.argsort(key, kind="stable"))  # where each row goes
     columns: dict[str, Array] = {}
     for name, like in pieces[0].columns.items():
         columns[name] = np.empty((len(key), *like.shape[1:]), dtype=like.dtype)
@@ -148,10 +151,8 @@ def gather(pieces: Sequence[Piece], names: Names, classes: int | None) -> Federa
                 columns[name][position[start : start + len(rows)]] = piece.columns[name][rows]
                 start += len(rows)
     ends = np.cumsum(np.bincount(key, minlength=3 * len(names))).reshape(len(names), 3)
-    bounds = np.empty((len(names), 4), dtype=np.int64)
-    bounds[:, 1:] = ends
-    bounds[1:, 0], bounds[0, 0] = ends[:-1, 2], 0
-    return FederatedData(columns, bounds, names, classes)
+    starts = np.concatenate([[0], ends[:-1, 2]])
+    return FederatedData(columns, np.column_stack([starts, ends]), names, classes)
 
 
 def labels_of(columns: Columns) -> Ints | None:
@@ -179,14 +180,16 @@ def _as_ids(client: Any, rows: int) -> Array:
     return ids
 
 
-def _as_table(columns: Mapping[str, Any], client: str | None = None) -> tuple[dict[str, Array], int]:
+def _as_table(columns: Mapping[str, Any], where: str = "") -> tuple[dict[str, Array], int]:
     """The columns as arrays of one length, and that length."""
-    check_column_names(columns, client)
-    table = {name: as_column(name, values, client) for name, values in columns.items()}
+    check_column_names(columns, where)
+    table = {name: as_column(name, values, where) for name, values in columns.items()}
     lengths = {name: len(column) for name, column in table.items()}
-    constraint = "of one length" if client is None else f"of one length in client {client!r}"
-    must(len(set(lengths.values())) == 1, "columns", constraint, lengths, "Every column has one entry per row.")
-    return table, next(iter(lengths.values()))
+    hint = "Every column has one entry per row."
+    must(len(set(lengths.values())) == 1, "columns", f"of one length{where}", lengths, hint)
+    rows = next(iter(lengths.values()))
+    must(rows > 0, "columns", "of at least one row", f"none{where}")
+    return table, rows
 
 
 def _check_finite(table: Columns, clients: Sequence[str] | Array) -> None:
@@ -199,8 +202,6 @@ def _check_alike(client: str, table: Columns, first: str, model: Columns) -> Non
     same = table.keys() == model.keys()
     must(same, "columns", f"{sorted(model)} as in client {first!r}", f"{sorted(table)} in client {client!r}")
     for name, column in table.items():
-        want, got = model[name], column
-        alike = want.dtype == got.dtype and want.shape[1:] == got.shape[1:]
-        description = f"{got.dtype} {list(got.shape[1:])} a row in client {client!r}"
-        constraint = f"{want.dtype} {list(want.shape[1:])} a row as in client {first!r}"
-        must(alike, f"columns.{name}", constraint, description)
+        want, got = describe_array(model[name], 1), describe_array(column, 1)
+        constraint = f"{want} a row as in client {first!r}"
+        must(want == got, f"columns.{name}", constraint, f"{got} a row in client {client!r}")

@@ -16,9 +16,11 @@ PADDING = -100
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # such a name is a file name on every system, too
 
 
-def check_column_names(columns: Mapping[str, Any], client: str | None = None) -> None:
-    """Raise unless there is at least one column, all have plain names, and none has the name that padding uses."""
-    where = _where(client)
+def check_column_names(columns: Mapping[str, Any], where: str = "") -> None:
+    """Raise unless there is at least one column, all have plain names, and none has the name that padding uses.
+
+    ``where`` ends the message, as in " in client 'ann'".
+    """
     must(isinstance(columns, Mapping), "columns", f"a table of named columns{where}", type(columns).__name__)
     must(len(columns) > 0, "columns", "at least one named column", f"none{where}")
     for name in columns:
@@ -28,9 +30,8 @@ def check_column_names(columns: Mapping[str, Any], client: str | None = None) ->
         must(name != "mask", "columns", "of other names than `mask`", f"{name!r}{where}", hint)
 
 
-def as_column(name: str, values: Any, client: str | None = None) -> Array:
+def as_column(name: str, values: Any, where: str = "") -> Array:
     """The values as an array of one of the dtypes that training knows: bool, uint8, int64, float32, float64."""
-    where = _where(client)
     column = as_array(f"columns.{name}", values, "an array", where)
     must(column.ndim > 0, f"columns.{name}", "an array with an axis of rows", f"a single value{where}")
     hint = "Turn texts and objects into numbers first."
@@ -59,10 +60,6 @@ def check_finite(name: str, column: Array, where: Callable[[int], str]) -> None:
     value = column[row].reshape(-1)
     got = f"{value[~np.isfinite(value)][0]} ({where(row)})"
     refuse(f"columns.{name}", "finite everywhere", got, "Remove or fill such rows.")
-
-
-def _where(client: str | None) -> str:
-    return "" if client is None else f" in client {client!r}"
 
 
 def check_fractions(test: Any, validation: Any) -> None:

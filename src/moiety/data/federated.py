@@ -103,7 +103,7 @@ class FederatedData:
         lengths = {name: len(column) for name, column in self.columns.items()}
         must(len(set(lengths.values())) == 1, "columns", "of one length", lengths)
         b = self.bounds
-        must(b.ndim == 2 and b.shape[1] == 4 and b.dtype == np.int64, "bounds", "int64 [clients, 4]", _shape(b))
+        must(b.ndim == 2 and b.shape[1] == 4 and b.dtype == np.int64, "bounds", "int64 [clients, 4]", describe_array(b))
         must(len(b) > 0, "bounds", "of at least one client", "none")
         ordered = bool((np.diff(b, axis=1) >= 0).all()) and int(b.min()) >= 0 and int(b.max()) <= self.total
         must(ordered, "bounds", f"ascending within a client and within 0 to {self.total}", "others")
@@ -113,7 +113,7 @@ class FederatedData:
         return len(self.bounds)
 
     def __repr__(self) -> str:
-        columns = ", ".join(f"{name} {_shape(c, 1)}" for name, c in self.columns.items())
+        columns = ", ".join(f"{name} {describe_array(c, 1)}" for name, c in self.columns.items())
         return f"FederatedData({len(self)} clients, {self.total} rows; {columns})"
 
     @property
@@ -123,17 +123,17 @@ class FederatedData:
 
     def rows(self, client: int, part: str = "train") -> tuple[int, int]:
         """The first row of the part of the client at that position, and the row after its last."""
-        at, k = self.position(client), _part(part)
+        at, k = self.position(client), _part_index(part)
         return int(self.bounds[at, k]), int(self.bounds[at, k + 1])
 
     def sizes(self, part: str = "train") -> Ints:
         """The number of rows of every client's part."""
-        k = _part(part)
+        k = _part_index(part)
         return self.bounds[:, k + 1] - self.bounds[:, k]
 
     def all_rows(self, part: str = "train") -> Ints:
         """The row numbers of all clients' part, in the order of clients."""
-        sizes, start = self.sizes(part), self.bounds[:, _part(part)]
+        sizes, start = self.sizes(part), self.bounds[:, _part_index(part)]
         before = np.cumsum(sizes) - sizes
         return np.asarray(np.arange(int(sizes.sum())) + np.repeat(start - before, sizes))
 
@@ -219,9 +219,9 @@ class FederatedData:
     def summary(self) -> str:
         """A short table: clients, examples per client in each part, and classes per client."""
         lines = [repr(self), f"{'':20}{'total':>10}{'min':>8}{'median':>9}{'max':>8}"]
-        lines += [_line(part, self.sizes(part), int(self.sizes(part).sum())) for part in PARTS]
+        lines += [_format_line(part, self.sizes(part), int(self.sizes(part).sum())) for part in PARTS]
         if self.classes is not None and self.columns["y"].ndim == 1:
-            lines.append(_line("classes (train)", self._classes_per_client(), self.classes))
+            lines.append(_format_line("classes (train)", self._classes_per_client(), self.classes))
         return "\n".join(lines)
 
     def _classes_per_client(self) -> Ints:
@@ -293,16 +293,17 @@ def _refuse_folder(path: Path, reason: str) -> NoReturn:
     refuse("folder", "one that FederatedData.save wrote", f"{path}: {reason}", "Save the data again.")
 
 
-def _part(part: str) -> int:
+def _part_index(part: str) -> int:
     choice("part", part, PARTS)
     return PARTS.index(part)
 
 
-def _shape(array: Array, skip: int = 0) -> str:
+def describe_array(array: Array, skip: int = 0) -> str:
+    """The type of an array and its shape, without the first ``skip`` axes: "float32 [64]"."""
     return f"{array.dtype} {list(array.shape[skip:])}" if array.ndim > skip else str(array.dtype)
 
 
-def _line(name: str, values: Ints, total: int) -> str:
+def _format_line(name: str, values: Ints, total: int) -> str:
     return f"{name:20}{total:>10}{values.min():>8}{np.median(values):>9.1f}{values.max():>8}"
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from moiety.data.apportion import assign_parts, draw_stratified, largest_remainder
-from moiety.data.build import Piece, as_names, gather, labels_of, make
+from moiety.data.apportion import draw_stratified, largest_remainder
+from moiety.data.build import Piece, as_names, labels_of, make
 from moiety.data.checks import check_fractions
 from moiety.data.federated import FOLDER, Columns, FederatedData, Ints, Names, Numbered, open_folder
 from moiety.data.partition import PARTITIONS, Partition, deal, iid, natural
@@ -72,22 +72,20 @@ def load(
     counts = {k: count for k, count in (("clients", clients), ("per_client", per_client)) if count is not None}
     for key, count in counts.items():
         whole(key, count, 1)
-    own_options = _source_options(name, options)
+    own_options = _check_source_options(name, options)
     seeds = {"seed": int(seed)} if "seed" in inspect.signature(SOURCES[name]).parameters else {}
     source = SOURCES[name](**own_options, **seeds)
     if partition is None:
         partition = iid() if source.client is None else natural()
     pool = None if partition.natural else source.test
-    test_rows = _test_option(name, pool is not None, test, test_per_client, validation)
-    owner, names = _owners(name, source, clients, partition, seed)
+    test_rows = _choose_test_option(name, pool is not None, test, test_per_client, validation)
+    owner, names = _assign_owners(name, source, clients, partition, seed)
     if per_client is not None:
         owner = _limit_rows(owner, labels_of(source.columns), len(names), per_client, seed)
-    used = np.flatnonzero(owner >= 0)
+    share, more = test_rows.get("test", 0.0), []
     if pool is not None:
-        fed = _with_test_pool(source, pool, used, owner[used], names, seed, validation, test_rows["test_per_client"])
-    else:
-        columns = source.columns if len(used) == len(owner) else {k: c[used] for k, c in source.columns.items()}
-        fed = make(columns, owner[used], names, test=test_rows["test"], validation=validation, seed=seed)
+        more = [_draw_test_rows(owner, source.columns["y"], len(names), pool, test_rows["test_per_client"], seed)]
+    fed = make(source.columns, owner, names, test=share, validation=validation, seed=seed, more=more)
     spec = {"name": name, "seed": int(seed), "partition": dict(partition.spec), "validation": float(validation)}
     spec |= test_rows | {key: value for key, value in own_options.items() if value is not None}
     spec |= {key: int(count) for key, count in counts.items()}
@@ -126,7 +124,7 @@ def _from_folder(arguments: dict[str, Any]) -> FederatedData:
     return fed.with_validation_in_train() if in_train else fed
 
 
-def _test_option(name: str, pool: bool, test: Any, per_client: Any, validation: float) -> dict[str, Any]:
+def _choose_test_option(name: str, pool: bool, test: Any, per_client: Any, validation: float) -> dict[str, Any]:
     """The one of ``test`` and ``test_per_client`` that applies; the other must be left out."""
     if pool:
         must(test is None, "test", f"left out for {name}, which has a test set", test, "Use test_per_client.")
@@ -140,7 +138,7 @@ def _test_option(name: str, pool: bool, test: Any, per_client: Any, validation: 
     return {"test": float(share)}
 
 
-def _source_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+def _check_source_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options, after a check that the source knows them and takes their types."""
     known = list(inspect.signature(SOURCES[name]).parameters)
     common = [k for k, p in inspect.signature(load).parameters.items() if p.kind is not p.VAR_KEYWORD]
@@ -149,18 +147,20 @@ def _source_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
     return check_arguments("data", SOURCES[name], options, {})
 
 
-def _owners(name: str, source: Source, clients: int | None, partition: Partition, seed: int) -> tuple[Ints, Names]:
+def _assign_owners(
+    name: str, source: Source, clients: int | None, partition: Partition, seed: int
+) -> tuple[Ints, Names]:
     """The client of each row (-1 for unused rows) and the clients' names."""
     rows = len(next(iter(source.columns.values())))
     if not partition.natural:
         if clients is None:
-            refuse("clients", f"a number for {name}, dealt so", "none", "Say how many clients to make.")
+            refuse("clients", f"a number for {name} with this partition", "none", "Say how many clients to make.")
         rng = generator(int(seed), "data", "partition")
         return deal(partition, labels_of(source.columns), rows, int(clients), rng), Numbered(int(clients))
     ids = source.client if partition.ids is None else partition.ids
     if ids is None:
         hint = "Use another partition, or natural(ids)."
-        refuse("partition", f"another than natural() for {name}, which has no clients", "it", hint)
+        refuse("partition", f"another one for {name}, which has no natural clients", "natural()", hint)
     must(len(ids) == rows, "ids", f"one for each of {rows} rows", len(ids))
     values, owner = np.unique(ids, return_inverse=True)
     if clients is not None and clients != len(values):
@@ -183,30 +183,17 @@ def _limit_rows(owner: Ints, labels: Ints | None, clients: int, most: int, seed:
     return limited
 
 
-def _with_test_pool(
-    source: Source, pool: Columns, used: Ints, owner: Ints, names: Names, seed: int, validation: float, size: int
-) -> FederatedData:
-    """The used rows of the training pool with their owners, and rows of the test pool in each client's label ratios."""
-    y = source.columns["y"][used]
-    rng = generator(int(seed), "data", "split")
-    part = assign_parts(owner, y, len(names), test=0.0, validation=validation, generator=rng)
-    rows, testers = _test_rows(owner, y, len(names), pool["y"], size, generator(int(seed), "data", "test"))
-    train = Piece(source.columns, used, owner, part)
-    return gather([train, Piece(pool, rows, testers, np.full(len(rows), 2, dtype=np.int8))], names, None)
-
-
-def _test_rows(
-    owner: Ints, labels: Ints, clients: int, pool: Ints, size: int, rng: np.random.Generator
-) -> tuple[Ints, Ints]:
-    """Rows of the test pool and the client of each: ``size`` a client, in its label ratios, none twice."""
-    classes = int(max(labels.max(), pool.max(initial=0))) + 1
-    cells, counts = np.unique(owner * classes + labels, return_counts=True)
+def _draw_test_rows(owner: Ints, y: Ints, clients: int, pool: Columns, size: int, seed: int) -> Piece:
+    """Rows of the test pool: ``size`` for each client, in the label ratios of its training rows, none twice."""
+    labels, test_labels, rng = y[owner >= 0], pool["y"], generator(int(seed), "data", "test")
+    classes = int(max(labels.max(), test_labels.max(initial=0))) + 1
+    cells, counts = np.unique(owner[owner >= 0] * classes + labels, return_counts=True)
     client, label = cells // classes, cells % classes
-    quota = largest_remainder(counts, client, np.full(clients, min(size, len(pool))), rng)
-    of_label = [np.flatnonzero(pool == k) for k in range(classes)]
+    quota = largest_remainder(counts, client, np.full(clients, min(size, len(test_labels))), rng)
+    of_label = [np.flatnonzero(test_labels == k) for k in range(classes)]
     quota = np.minimum(quota, np.array([len(rows) for rows in of_label])[label])
-    rows = [rng.choice(of_label[k], size=q, replace=False) for k, q in zip(label, quota, strict=True)]
-    return np.concatenate(rows), np.repeat(client, quota)
+    rows = np.concatenate([rng.choice(of_label[k], size=q, replace=False) for k, q in zip(label, quota, strict=True)])
+    return Piece(pool, rows, np.repeat(client, quota), np.full(len(rows), 2, dtype=np.int8))
 
 
 def standardise(fed: FederatedData, features: int) -> FederatedData:

@@ -80,14 +80,12 @@ def dirichlet(alpha: float, balanced: bool = True, min_examples: int = 2) -> Par
     whole("min_examples", min_examples, 1)
 
     def deal(labels: Ints | None, rows: int, clients: int, generator: np.random.Generator) -> Ints:
-        pools = _pools("dirichlet", labels, generator)
+        pools = _shuffle_pools("dirichlet", labels, generator)
         sizes = np.array([len(pool) for pool in pools])
         if balanced:
-            hint = "Use fewer clients or a smaller min_examples."
-            enough = rows // clients >= min_examples
-            must(enough, "clients", f"such that each has {min_examples} of {rows} rows", clients, hint)
-            return _deal_pools(pools, _balanced_counts(sizes, clients, alpha, generator), rows)
-        return _deal_pools(pools, _uneven_counts(sizes, clients, alpha, min_examples, generator), rows)
+            _check_enough(rows, clients, min_examples)
+            return _deal_pools(pools, _draw_balanced_counts(sizes, clients, alpha, generator), rows)
+        return _deal_pools(pools, _draw_uneven_counts(sizes, clients, alpha, min_examples, generator), rows)
 
     return Partition(deal)
 
@@ -101,7 +99,7 @@ def classes_per_client(classes: int) -> Partition:
     whole("classes", classes, 1)
 
     def deal(labels: Ints | None, rows: int, clients: int, generator: np.random.Generator) -> Ints:
-        pools = _pools("classes_per_client", labels, generator)
+        pools = _shuffle_pools("classes_per_client", labels, generator)
         must(classes <= len(pools), "classes", f"at most the {len(pools)} there are", classes)
         hint = "Use more clients or more classes for each."
         must(clients * classes >= len(pools), "clients", f"enough to hold all {len(pools)} classes", clients, hint)
@@ -116,7 +114,7 @@ def classes_per_client(classes: int) -> Partition:
             hint = "Use fewer clients, or fewer classes for each."
             got = f"{len(holders)} holders of a label with {len(pool)} rows"
             must(len(holders) <= len(pool), "clients", "few enough that all holders of a label get a row", got, hint)
-            counts[holders, k] = _even(len(pool), len(holders))
+            counts[holders, k] = _even_sizes(len(pool), len(holders))
         return _deal_pools(pools, counts, rows)
 
     return Partition(deal)
@@ -133,7 +131,7 @@ def shards(per_client: int = 2) -> Partition:
         must(count <= rows, "per_client", f"such that {rows} rows make {clients} x per_client shards", per_client)
         owner = np.empty(rows, dtype=np.int64)
         holder = generator.permutation(count) // per_client
-        owner[np.argsort(known, kind="stable")] = np.repeat(holder, _even(rows, count))
+        owner[np.argsort(known, kind="stable")] = np.repeat(holder, _even_sizes(rows, count))
         return owner
 
     return Partition(deal)
@@ -146,10 +144,9 @@ def quantity(alpha: float, min_examples: int = 2) -> Partition:
     whole("min_examples", min_examples, 1)
 
     def deal(labels: Ints | None, rows: int, clients: int, generator: np.random.Generator) -> Ints:
-        free = rows - clients * min_examples
-        hint = "Use fewer clients or a smaller min_examples."
-        must(free >= 0, "clients", f"such that each has {min_examples} of {rows} rows", clients, hint)
-        sizes = min_examples + _cut(free, generator.dirichlet(np.full(clients, float(alpha))))
+        _check_enough(rows, clients, min_examples)
+        shares = generator.dirichlet(np.full(clients, float(alpha)))
+        sizes = min_examples + _cut_rows(rows - clients * min_examples, shares)
         return generator.permutation(np.repeat(np.arange(clients), sizes))
 
     return Partition(deal)
@@ -176,7 +173,7 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {builder.__name__: builder for
 """The builders by the names that a configuration file gives them."""
 
 
-def _balanced_counts(sizes: Ints, clients: int, alpha: float, generator: np.random.Generator) -> Ints:
+def _draw_balanced_counts(sizes: Ints, clients: int, alpha: float, generator: np.random.Generator) -> Ints:
     """How many rows of each label every client draws; all clients have the same total."""
     each = int(sizes.sum()) // clients
     left = sizes.copy()
@@ -199,12 +196,14 @@ def _balanced_counts(sizes: Ints, clients: int, alpha: float, generator: np.rand
     return counts
 
 
-def _uneven_counts(sizes: Ints, clients: int, alpha: float, min_examples: int, generator: np.random.Generator) -> Ints:
+def _draw_uneven_counts(
+    sizes: Ints, clients: int, alpha: float, min_examples: int, generator: np.random.Generator
+) -> Ints:
     """How many rows of each label every client gets, each label shared out by its own draw."""
     best = 0
     for _ in range(_TRIES):
         shares = generator.dirichlet(np.full(clients, float(alpha)), size=len(sizes))
-        counts = np.stack([_cut(int(size), share) for size, share in zip(sizes, shares, strict=True)], axis=1)
+        counts = np.stack([_cut_rows(int(size), share) for size, share in zip(sizes, shares, strict=True)], axis=1)
         smallest = int(counts.sum(axis=1).min())
         if smallest >= min_examples:
             return counts
@@ -212,6 +211,12 @@ def _uneven_counts(sizes: Ints, clients: int, alpha: float, min_examples: int, g
     hint = "Use fewer clients, a larger alpha, a smaller min_examples or balanced=True."
     got = f"at best {best} for some client in {_TRIES} draws"
     raise MoietyError(message("partition", f"one that gives every client {min_examples} rows", got, hint))
+
+
+def _check_enough(rows: int, clients: int, min_examples: int) -> None:
+    """Raise unless there are ``min_examples`` rows for every client."""
+    hint = "Use fewer clients or a smaller min_examples."
+    must(clients * min_examples <= rows, "clients", f"such that each has {min_examples} of {rows} rows", clients, hint)
 
 
 def _need_labels(name: str, labels: Ints | None) -> Ints:
@@ -222,7 +227,7 @@ def _need_labels(name: str, labels: Ints | None) -> Ints:
     return labels
 
 
-def _pools(name: str, labels: Ints | None, generator: np.random.Generator) -> list[Ints]:
+def _shuffle_pools(name: str, labels: Ints | None, generator: np.random.Generator) -> list[Ints]:
     """The rows of each label that occurs, in random order."""
     known = _need_labels(name, labels)
     shuffled = generator.permutation(len(known))
@@ -240,13 +245,13 @@ def _deal_pools(pools: list[Ints], counts: Ints, rows: int) -> Ints:
     return owner
 
 
-def _cut(rows: int, shares: NDArray[np.float64]) -> Ints:
+def _cut_rows(rows: int, shares: NDArray[np.float64]) -> Ints:
     """Whole numbers in about the given shares, with sum ``rows``."""
     ends = np.floor(np.cumsum(shares) * rows + 0.5).astype(np.int64)
     ends[-1] = rows
     return np.diff(np.minimum(ends, rows), prepend=0)
 
 
-def _even(rows: int, count: int) -> Ints:
+def _even_sizes(rows: int, count: int) -> Ints:
     """``count`` sizes with sum ``rows`` that differ by at most one."""
     return rows // count + (np.arange(count) < rows % count).astype(np.int64)

@@ -40,7 +40,7 @@ class Problem:
 
     def first_personal(self) -> Params:
         """The first values of the personal part."""
-        return self.split.init_personal(self.task.init)
+        return self.split.parts(self.task.init)[1]
 
     def first_state(self, algorithm: Algorithm) -> Tree:
         """The state that a client of ``algorithm`` starts with."""

@@ -5,7 +5,7 @@ Functions of probabilities [examples, classes] and labels, for one client or for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,9 +43,13 @@ def reliability(probabilities: np.ndarray, y: np.ndarray, *, bins: int = 15) -> 
 
 def expected_calibration_error(probabilities: np.ndarray, y: np.ndarray, *, bins: int = 15) -> float:
     """The mean distance between confidence and accuracy over bins, weighted by their examples (Guo et al. 2017)."""
-    rows = reliability(probabilities, y, bins=bins)
-    total = sum(row["n"] for row in rows)
-    return float(sum(row["n"] * abs(row["confidence"] - row["accuracy"]) for row in rows) / total)
+    return calibration_error(reliability(probabilities, y, bins=bins))
+
+
+def calibration_error(bins: Sequence[Mapping[str, Any]]) -> float:
+    """The calibration error of the rows that ``reliability`` gives."""
+    total = sum(row["n"] for row in bins)
+    return float(sum(row["n"] * abs(row["confidence"] - row["accuracy"]) for row in bins) / total)
 
 
 def brier(probabilities: np.ndarray, y: np.ndarray) -> float:

@@ -46,7 +46,7 @@ class Predictive:
     @property
     def entropy(self) -> np.ndarray:
         """The entropy of the averaged prediction of each example, in nats."""
-        return _entropy(self.probabilities)
+        return _compute_entropy(self.probabilities)
 
     @property
     def mutual_information(self) -> np.ndarray:
@@ -54,7 +54,7 @@ class Predictive:
 
         It is the entropy of the mean prediction minus the mean entropy of predictions, 0 where all draws agree.
         """
-        each = _entropy(np.exp(self._log_probabilities())).mean(0)
+        each = _compute_entropy(np.exp(self._log_probabilities())).mean(0)
         return np.asarray(np.maximum(self.entropy - each, 0.0))
 
     def interval(self, level: float = 0.9, *, noise: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
@@ -79,7 +79,7 @@ class Predictive:
         low, high = (1 - level) / 2, (1 + level) / 2
         if noise > 0:
             centres = self._spread_out()
-            return _quantile(centres, low, noise), _quantile(centres, high, noise)
+            return _find_quantile(centres, low, noise), _find_quantile(centres, high, noise)
         self._check_level(level)
         ends = np.quantile(self.outputs, [low, high], axis=0, method="weibull")
         return ends[0], ends[1]
@@ -115,7 +115,7 @@ class Predictive:
         return np.asarray(self.outputs - logsumexp(self.outputs, axis=-1, keepdims=True))
 
 
-def _quantile(centres: np.ndarray, share: float, noise: float) -> np.ndarray:
+def _find_quantile(centres: np.ndarray, share: float, noise: float) -> np.ndarray:
     """The point below which a share of the mixture of normals round the centres lies, by bisection."""
     far = noise * abs(float(ndtri(share)))
     low, high = centres.min(0) - far, centres.max(0) + far
@@ -126,6 +126,6 @@ def _quantile(centres: np.ndarray, share: float, noise: float) -> np.ndarray:
     return np.asarray((low + high) / 2)
 
 
-def _entropy(probabilities: np.ndarray) -> np.ndarray:
+def _compute_entropy(probabilities: np.ndarray) -> np.ndarray:
     logs = np.log(np.where(probabilities > 0, probabilities, 1.0))
     return np.asarray(-(probabilities * logs).sum(-1))

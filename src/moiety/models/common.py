@@ -16,7 +16,7 @@ def check_sizes(**sizes: int) -> None:
         whole(name, size, 1)
 
 
-def image_size(image: Sequence[int], least: int = 1, hint: str = "") -> tuple[int, int, int]:
+def check_image(image: Sequence[int], least: int = 1, hint: str = "") -> tuple[int, int, int]:
     """Channels, height and width of an image whose sides are at least ``least``."""
     three = isinstance(image, list | tuple) and len(image) == 3
     must(three, "image", "(channels, height, width)", repr(image), "A grey image of 28 x 28 is (1, 28, 28).")
@@ -28,7 +28,7 @@ def image_size(image: Sequence[int], least: int = 1, hint: str = "") -> tuple[in
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def use_seed(seed: int) -> Iterator[None]:
     """Draw weights from ``seed`` inside the block, and then restore torch's own stream of random numbers."""
     whole("seed", seed, 0, 2**63 - 1)
     with torch.random.fork_rng(devices=[]):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moiety.errors import must, whole
-from moiety.models.common import check_sizes, image_size, seeded
+from moiety.models.common import check_image, check_sizes, use_seed
 from moiety.spec import recorded
 
 LARGE = 64
@@ -25,16 +25,26 @@ def group_norm(channels: int) -> nn.GroupNorm:
     >>> [group_norm(channels).num_groups for channels in (16, 64, 128, 256, 512)]
     [2, 8, 8, 16, 32]
     """
-    return nn.GroupNorm(channels // (8 if channels <= 64 else 16), channels)
+    return nn.GroupNorm(channels // _group_size(channels), channels)
 
 
-def he_normal(model: nn.Module) -> None:
-    """Draw the convolutions of ``model`` from N(0, 2 / fan-out), as for ResNets; their biases become 0."""
+def _group_size(channels: int) -> int:
+    return 8 if channels <= 64 else 16
+
+
+def finish_network(steps: OrderedDict[str, nn.Module], channels: int, classes: int) -> nn.Module:
+    """The steps as a model, with pooling to one pixel and a linear head at the end.
+
+    Convolutions are drawn from N(0, 2 / fan-out), as for ResNets; their biases become 0.
+    """
+    steps.update(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=nn.Linear(channels, classes))
+    model = nn.Sequential(steps)
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+    return model
 
 
 @recorded
@@ -55,9 +65,9 @@ def cnn(image: tuple[int, int, int] = (1, 28, 28), classes: int = 62, *, hidden:
     >>> sum(p.numel() for p in cnn(classes=10).parameters())
     1663370
     """
-    channels, height, width = image_size(image, 4, "Each of two poolings halves it.")
+    channels, height, width = check_image(image, 4, "Each of two poolings halves it.")
     check_sizes(classes=classes, hidden=hidden)
-    with seeded(seed):
+    with use_seed(seed):
         return nn.Sequential(
             OrderedDict(
                 conv1=nn.Conv2d(channels, 32, 5, padding=2),
@@ -95,11 +105,11 @@ def lenet5(
     61706
     """
     whole("padding", padding, 0)
-    channels, height, width = image_size(image, 16 - 2 * padding, "Each layer makes it smaller.")
+    channels, height, width = check_image(image, 16 - 2 * padding, "Each layer makes it smaller.")
     check_sizes(classes=classes)
     # Two convolutions that cut 4 pixels, each followed by a pooling that halves the side.
     high, wide = (((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, width))
-    with seeded(seed):
+    with use_seed(seed):
         return nn.Sequential(
             OrderedDict(
                 conv1=nn.Conv2d(channels, 6, 5, padding=padding),
@@ -141,11 +151,11 @@ def vgg11_gn(*, classes: int = 10, image: tuple[int, int, int] = (3, 32, 32), se
     >>> sum(p.numel() for p in vgg11_gn().parameters())
     9231114
     """
-    channels, _, _ = image_size(image, 32, "Each of five poolings halves it.")
+    channels, _, _ = check_image(image, 32, "Each of five poolings halves it.")
     check_sizes(classes=classes)
     steps: OrderedDict[str, nn.Module] = OrderedDict()
     layer = 0
-    with seeded(seed):
+    with use_seed(seed):
         for stage, widths in enumerate(VGG_STAGES, start=1):
             for width in widths:
                 layer += 1
@@ -154,10 +164,7 @@ def vgg11_gn(*, classes: int = 10, image: tuple[int, int, int] = (3, 32, 32), se
                 steps[f"relu{layer}"] = nn.ReLU()
                 channels = width
             steps[f"pool{stage}"] = nn.MaxPool2d(2)
-        steps.update(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=nn.Linear(channels, classes))
-        model = nn.Sequential(steps)
-        he_normal(model)
-    return model
+        return finish_network(steps, channels, classes)
 
 
 class ResidualBlock(nn.Module):
@@ -208,23 +215,20 @@ def resnet18_gn(
     >>> sum(p.numel() for p in resnet18_gn(width=8).parameters())
     179638
     """
-    channels, height, across = image_size(image)
+    channels, height, across = check_image(image)
     check_sizes(classes=classes, width=width)
-    must(width % (8 if width <= 64 else 16) == 0, "width", "a multiple of 8, or of 16 above 64", width)
+    must(width % _group_size(width) == 0, "width", "a multiple of 8, or of 16 above 64", width)
     widths = [width, width, 2 * width, 4 * width, 8 * width]
-    with seeded(seed):
-        steps: OrderedDict[str, nn.Module] = OrderedDict(stem=_stem(channels, width, min(height, across) >= LARGE))
+    with use_seed(seed):
+        steps: OrderedDict[str, nn.Module] = OrderedDict(stem=_make_stem(channels, width, min(height, across) >= LARGE))
         for stage in range(1, 5):
             inputs, outputs = widths[stage - 1 : stage + 1]
             first = ResidualBlock(inputs, outputs, stride=1 if stage == 1 else 2)
             steps[f"stage{stage}"] = nn.Sequential(first, ResidualBlock(outputs, outputs, stride=1))
-        steps.update(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), head=nn.Linear(8 * width, classes))
-        model = nn.Sequential(steps)
-        he_normal(model)
-    return model
+        return finish_network(steps, 8 * width, classes)
 
 
-def _stem(channels: int, width: int, large: bool) -> nn.Module:
+def _make_stem(channels: int, width: int, large: bool) -> nn.Module:
     """The first convolution with its normalisation; for large images a quarter of the height and width is left."""
     kernel, stride, padding = (7, 2, 3) if large else (3, 1, 1)
     conv = nn.Conv2d(channels, width, kernel, stride=stride, padding=padding, bias=False)

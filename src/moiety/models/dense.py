@@ -9,7 +9,7 @@ from itertools import pairwise
 from torch import nn
 
 from moiety.errors import must
-from moiety.models.common import check_sizes, seeded
+from moiety.models.common import check_sizes, use_seed
 from moiety.spec import recorded
 
 
@@ -30,7 +30,7 @@ def linear(inputs: int, outputs: int, *, bias: bool = True, seed: int = 0) -> nn
     ['head.weight', 'head.bias']
     """
     check_sizes(inputs=inputs, outputs=outputs)
-    with seeded(seed):
+    with use_seed(seed):
         return nn.Sequential(OrderedDict(flatten=nn.Flatten(), head=nn.Linear(inputs, outputs, bias=bias)))
 
 
@@ -58,7 +58,7 @@ def mlp(inputs: int, outputs: int, hidden: Sequence[int] = (128,), *, seed: int 
         check_sizes(hidden=width)
     widths = [inputs, *hidden]
     steps: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
-    with seeded(seed):
+    with use_seed(seed):
         for place, (before, after) in enumerate(pairwise(widths), start=1):
             steps[f"hidden{place}"] = nn.Linear(before, after)
             steps[f"relu{place}"] = nn.ReLU()

@@ -10,17 +10,17 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from moiety.errors import must, number
-from moiety.models.common import check_sizes, seeded
+from moiety.models.common import check_sizes, use_seed
 from moiety.spec import recorded
 
 Count = TypeVar("Count", int, Tensor)
 DEVIATION = 0.02
 """Of the first weights of the transformers' linear layers and embeddings."""
-UNHEARD = -1e9
+PADDING_SCORE = -1e9
 """Added to the scores of padding. Finite, so that a row of nothing but padding still gives numbers."""
 
 
-def small_normal(model: nn.Module) -> None:
+def draw_small_weights(model: nn.Module) -> None:
     """Draw the linear layers and embeddings of ``model`` from N(0, 0.02^2); biases become 0."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
@@ -87,7 +87,7 @@ class TransformerBlock(nn.Module):
         return self.norm2(u + self.feed_forward(u))  # type: ignore[no-any-return]
 
 
-def transformer_blocks(
+def make_blocks(
     count: int, width: int, *, heads: int, feed_forward: int, dropout: float, causal: bool
 ) -> nn.ModuleList:
     """``count`` blocks, after a check of their sizes."""
@@ -119,7 +119,7 @@ class TransformerLM(nn.Module):
         self.blocks = blocks
         self.head = nn.Linear(width, vocabulary)
         self.head.weight = self.embedding.weight
-        small_normal(self)
+        draw_small_weights(self)
         nn.init.normal_(self.positions, std=DEVIATION)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -171,8 +171,8 @@ def transformer_lm(
     torch.Size([3, 5, 50])
     """
     check_sizes(vocabulary=vocabulary, length=length)
-    with seeded(seed):
-        stack = transformer_blocks(blocks, width, heads=heads, feed_forward=feed_forward, dropout=dropout, causal=True)
+    with use_seed(seed):
+        stack = make_blocks(blocks, width, heads=heads, feed_forward=feed_forward, dropout=dropout, causal=True)
         return TransformerLM(vocabulary, length, width, stack)
 
 
@@ -222,13 +222,13 @@ class SpeechTransformer(nn.Module):
         self.subsampler = Subsampler(mels, channels, width)
         self.blocks = blocks
         self.head = nn.Linear(width, vocabulary)
-        small_normal(self)
+        draw_small_weights(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` is [rows, frames, mels]."""
-        ahead = x.abs().sum(-1).flip(-1).cumsum(-1).flip(-1)  # of sound, from each frame on
-        real = (ahead > 0).type_as(x)
-        bias = (1 - real[:, ::4]) * UNHEARD
+        sound_left = x.abs().sum(-1).flip(-1).cumsum(-1).flip(-1)  # from each frame to the last one
+        real = (sound_left > 0).type_as(x)
+        bias = (1 - real[:, ::4]) * PADDING_SCORE
         h = add_sinusoids(self.subsampler(x, real) * self.scale)
         for block in self.blocks:
             h = block(h, bias)
@@ -259,8 +259,8 @@ def speech_transformer(
     Table 8 of the paper fixes the convolutions to 0.8 million parameters, not their layout. Here it is the one of
     Synnaeve et al., kernels of 3 and gated units, for which ``channels`` lies between 589 and 667. The paper's text
     speaks of 15 million parameters; its table adds up to 13.4 million, which this model has. It does not say how
-    positions are told: here by sines and cosines, which have no parameters; the table leaves no room for the learned
-    ones of Synnaeve et al.
+    positions are encoded: here by sines and cosines, which have no parameters; the table leaves no room for the
+    learned ones of Synnaeve et al.
 
     Linear layers start from N(0, 0.02^2) with biases 0, normalisations as the identity, convolutions as torch draws
     them.
@@ -286,6 +286,6 @@ def speech_transformer(
     """
     check_sizes(vocabulary=vocabulary, mels=mels, channels=channels)
     must(channels % 2 == 0, "channels", "an even number", channels)
-    with seeded(seed):
-        stack = transformer_blocks(blocks, width, heads=heads, feed_forward=feed_forward, dropout=dropout, causal=False)
+    with use_seed(seed):
+        stack = make_blocks(blocks, width, heads=heads, feed_forward=feed_forward, dropout=dropout, causal=False)
         return SpeechTransformer(vocabulary, mels, channels, width, stack)

@@ -4,26 +4,34 @@ from moiety.reports.figures import accuracy_against_parameters, save, scatter_ch
 from moiety.reports.lines import bands, courses, heat_map, log_panels
 from moiety.reports.reliability import densities, reliability_diagram
 from moiety.reports.tables import markdown
-from moiety.reports.words import amount, count, gain, names, per_cent, printable, value
+from moiety.reports.words import (
+    format_amount,
+    format_count,
+    format_gain,
+    format_metric,
+    is_percentage,
+    list_names,
+    make_printable,
+)
 
 __all__ = [
     "accuracy_against_parameters",
-    "amount",
     "bands",
-    "count",
     "courses",
     "densities",
-    "gain",
+    "format_amount",
+    "format_count",
+    "format_gain",
+    "format_metric",
     "heat_map",
+    "is_percentage",
+    "list_names",
     "log_panels",
+    "make_printable",
     "markdown",
-    "names",
-    "per_cent",
-    "printable",
     "reliability_diagram",
     "save",
     "scatter_change",
     "seed_bands",
-    "value",
     "violins",
 ]

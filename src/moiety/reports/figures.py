@@ -8,7 +8,6 @@ shape as well.
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -35,7 +34,7 @@ KINDS: tuple[tuple[str, str, str, Callable[[float], bool]], ...] = (
 WIDTH, DPI = 10.0, 100
 
 
-def _grid(height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
+def _make_grid(height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
     """An empty figure of ``height`` inches with a grid of axes, row after row."""
     try:
         from matplotlib.figure import Figure
@@ -49,20 +48,20 @@ def _grid(height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, list[
     return figure, grid
 
 
-def _label(axes: Axes, title: str, x: str, y: str, size: int) -> None:
+def _set_labels(axes: Axes, title: str, x: str, y: str, size: int) -> None:
     axes.set_title(title, fontsize=size)
     axes.set_xlabel(x, fontsize=12)
     axes.set_ylabel(y, fontsize=12)
 
 
-def single(height: float, *, x: str, y: str, title: str) -> tuple[Figure, Axes]:
+def make_axes(height: float, *, x: str, y: str, title: str) -> tuple[Figure, Axes]:
     """An empty figure of ``height`` inches with one pair of axes and their labels."""
-    figure, [axes] = _grid(height)
-    _label(axes, title, x, y, 14)
+    figure, [axes] = _make_grid(height)
+    _set_labels(axes, title, x, y, 14)
     return figure, axes
 
 
-def panels(
+def make_panels(
     series: Mapping[str, V], *, columns: int, margin: float, height: float, x: str, y: str, title: str = ""
 ) -> tuple[Figure, list[tuple[Axes, V]]]:
     """An empty figure with a panel for each name, and the axes of each with what is to be drawn there.
@@ -78,19 +77,20 @@ def panels(
     """
     columns = min(columns, len(series))
     rows = -(-len(series) // columns)
-    figure, grid = _grid(margin + height * rows, rows, columns)
+    figure, grid = _make_grid(margin + height * rows, rows, columns)
     if title:
         figure.suptitle(title, fontsize=14)
     for place, (axes, name) in enumerate(zip(grid, series, strict=False)):
-        _label(axes, name, x if place >= len(series) - columns else "", y, 12)
+        _set_labels(axes, name, x if place >= len(series) - columns else "", y, 12)
     for axes in grid[len(series) :]:
         axes.set_visible(False)
     return figure, list(zip(grid, series.values(), strict=False))
 
 
-def legend_below(figure: Figure, columns: int) -> None:
-    """One legend below the figure, for all panels."""
-    figure.legend(fontsize=11, loc="outside lower center", ncols=columns, frameon=False)
+def legend_below(figure: Figure, columns: int, axes: Axes | None = None) -> None:
+    """One legend below the figure, for what has a label in all panels, or in ``axes`` alone."""
+    shown = [] if axes is None else axes.get_legend_handles_labels()
+    figure.legend(*shown, fontsize=11, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def save(figure: Figure, path: str | Path) -> None:
@@ -103,11 +103,11 @@ def save(figure: Figure, path: str | Path) -> None:
     write_file(target, buffer.getvalue())
 
 
-def _zero(axes: Axes) -> None:
+def _draw_zero(axes: Axes) -> None:
     axes.axhline(0, color="black", linewidth=1, linestyle="--", zorder=1)
 
 
-def _change(unit: str) -> str:
+def _label_change(unit: str) -> str:
     return f"change ({unit})" if unit else "change"
 
 
@@ -129,15 +129,15 @@ def scatter_change(series: Mapping[str, Rows], *, unit: str = "pp", scale: float
         for name, rows in series.items()
         for part in known
     }
-    x, y = "training rows of the client", _change(unit)
-    figure, places = panels(points, columns=len(known), margin=0.6, height=3.4, x=x, y=y, title=title)
+    x, y = "training rows of the client", _label_change(unit)
+    figure, places = make_panels(points, columns=len(known), margin=0.6, height=3.4, x=x, y=y, title=title)
     for axes, some in places:
-        _scatter(axes, some)
+        _draw_points(axes, some)
     return figure
 
 
-def _scatter(axes: Axes, points: Sequence[tuple[int, float]]) -> None:
-    _zero(axes)
+def _draw_points(axes: Axes, points: Sequence[tuple[int, float]]) -> None:
+    _draw_zero(axes)
     for kind, colour, mark, holds in KINDS:
         some = [(n, change) for n, change in points if holds(change)]
         if some:
@@ -146,13 +146,13 @@ def _scatter(axes: Axes, points: Sequence[tuple[int, float]]) -> None:
             axes.scatter(x, y, s=26, c=colour, marker=mark, alpha=0.65, linewidths=0, label=label, zorder=2)
     sizes = [n for n, _ in points]
     if sizes and min(sizes) > 0 and max(sizes) > 30 * min(sizes):
-        _logarithmic(axes)
+        _use_logarithm(axes)
     else:
         axes.locator_params(axis="x", integer=True)
     axes.legend(fontsize=10, loc="best", framealpha=0.8)
 
 
-def _logarithmic(axes: Axes) -> None:
+def _use_logarithm(axes: Axes) -> None:
     """A logarithmic horizontal axis with numbers as people write them."""
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.12g}")
@@ -177,17 +177,19 @@ def violins(
         scale: what they are multiplied by.
         title: above the figure.
     """
+    import numpy as np  # here, so that the table of recipes need not load it
+
     values = {name: [scale * v for v in some if v is not None] for name, some in series.items()}
     empty = [name for name, some in values.items() if not some]
     must(bool(values) and not empty, "series", "changes of at least one client for every name", empty or "none")
-    figure, axes = single(5.0, x=label, y=_change(unit), title=title)
-    _zero(axes)
+    figure, axes = make_axes(5.0, x=label, y=_label_change(unit), title=title)
+    _draw_zero(axes)
     places = list(range(1, len(values) + 1))
     bodies = axes.violinplot(list(values.values()), places, widths=0.8, showextrema=False)
     for body in bodies["bodies"]:  # type: ignore[attr-defined]
         body.set(facecolor=BLUE, edgecolor=BLUE, alpha=0.4, zorder=2)
     for place, some in zip(places, values.values(), strict=True):
-        low, first, middle, third, high = (_quantile(some, share) for share in (0, 0.25, 0.5, 0.75, 1))
+        low, first, middle, third, high = np.quantile(some, (0, 0.25, 0.5, 0.75, 1))
         axes.vlines(place, low, high, color="black", linewidth=1, zorder=3)
         axes.vlines(place, first, third, color="black", linewidth=9, zorder=3)
         axes.scatter([place], [middle], s=30, color="white", zorder=4)
@@ -195,15 +197,6 @@ def violins(
     names = [f"{name}\n{share:.0%} hurt" for name, share in zip(values, hurt, strict=True)]
     axes.set_xticks(places, names, fontsize=11)
     return figure
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    """The value below which a share of the values lies, with linear interpolation between neighbours."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def seed_bands(rows: Rows, *, unit: str = "pp", scale: float = 100, title: str = "") -> Figure:
@@ -216,17 +209,17 @@ def seed_bands(rows: Rows, *, unit: str = "pp", scale: float = 100, title: str =
         title: above the figure.
     """
     must(len(rows) > 0, "rows", "those of at least one client", "none")
-    figure, axes = single(5.0, x="clients, in the order of their mean change", y=_change(unit), title=title)
+    figure, axes = make_axes(5.0, x="clients, in the order of their mean change", y=_label_change(unit), title=title)
     ranks = list(range(1, len(rows) + 1))
     mean, low, high = ([scale * row[key] for row in rows] for key in ("mean", "min", "max"))
-    _zero(axes)
+    _draw_zero(axes)
     seeds = rows[0]["seeds"]
     axes.fill_between(ranks, low, high, color=BLUE, alpha=0.25, linewidth=0, label=f"least to largest of {seeds} seeds")
     axes.plot(ranks, mean, color=BLUE, linewidth=2, label="mean over seeds")
-    torn = [i for i, row in enumerate(rows) if 0 < row["hurt"] < row["seeds"]]
-    if torn:
-        label = f"hurt in some seeds only: {len(torn)} of {len(rows)}"
-        x, y = [ranks[i] for i in torn], [mean[i] for i in torn]
+    sometimes = [i for i, row in enumerate(rows) if 0 < row["hurt"] < row["seeds"]]
+    if sometimes:
+        label = f"hurt in some seeds only: {len(sometimes)} of {len(rows)}"
+        x, y = [ranks[i] for i in sometimes], [mean[i] for i in sometimes]
         axes.scatter(x, y, s=16, color=ORANGE, edgecolors="black", linewidths=0.4, zorder=3, label=label)
     always = sum(row["hurt"] == row["seeds"] for row in rows)
     axes.plot([], [], " ", label=f"hurt in every seed: {always} of {len(rows)}")
@@ -245,14 +238,14 @@ def accuracy_against_parameters(rows: Rows, *, unit: str = "pp", scale: float = 
     """
     must(len(rows) > 0, "rows", "at least one", "none")
     must(all(row["personal"] > 0 for row in rows), "rows", "parts with personal parameters", "one with none")
-    figure, axes = single(5.0, x="personal parameters", y=_change(unit), title=title)
-    _zero(axes)
+    figure, axes = make_axes(5.0, x="personal parameters", y=_label_change(unit), title=title)
+    _draw_zero(axes)
     for i, row in enumerate(rows):
         y = scale * row["difference"]
         bars = None if row["low"] is None else [[y - scale * row["low"]], [scale * row["high"] - y]]
         mark, colour = MARKS[i % len(MARKS)], COLOURS[i % len(COLOURS)]
         label = f"{row['row']}: {row['personal']:,} ({100 * row['share']:.3g}% of all)"
         axes.errorbar([row["personal"]], [y], yerr=bars, fmt=mark, color=colour, markersize=10, capsize=4, label=label)
-    _logarithmic(axes)
+    _use_logarithm(axes)
     axes.legend(fontsize=11, loc="best")
     return figure

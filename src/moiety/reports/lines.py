@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from moiety.errors import must
-from moiety.reports.figures import COLOURS, MARKS, Rows, legend_below, panels, single
+from moiety.reports.figures import COLOURS, MARKS, Rows, legend_below, make_axes, make_panels
 
 if TYPE_CHECKING:
     from moiety.reports.figures import Figure
@@ -33,7 +33,7 @@ def bands(series: Mapping[str, Mapping[str, Rows]], *, x: str, y: str, columns: 
     must(len(series) > 0 and all(series.values()), "series", "panels with at least one line each", "none")
     names = list(dict.fromkeys(name for lines in series.values() for name in lines))
     must(len(names) <= len(COLOURS), "series", f"lines of at most {len(COLOURS)} names", len(names))
-    figure, places = panels(series, columns=columns, margin=0.8, height=2.9, x=x, y=y)
+    figure, places = make_panels(series, columns=columns, margin=0.8, height=2.9, x=x, y=y)
     for axes, lines in places:
         for name, points in lines.items():
             colour, mark = COLOURS[names.index(name)], MARKS[names.index(name)]
@@ -67,7 +67,7 @@ def courses(
     """
     must(bool(series) and all(series.values()), "series", "at least one, each with a line", "none")
     must(len(series) <= len(STROKES), "series", f"at most {len(STROKES)}", len(series))
-    figure, axes = single(5.5, x=across, y=label, title=title)
+    figure, axes = make_axes(5.5, x=across, y=label, title=title)
     for (name, lines), colour, stroke in zip(series.items(), COLOURS, STROKES, strict=False):
         for seed, (x, y) in enumerate(lines):
             once = name if seed == 0 else None
@@ -90,7 +90,7 @@ def log_panels(
         title: above all panels.
     """
     must(len(series) > 0 and all(series.values()), "series", "panels with at least one line each", "none")
-    figure, places = panels(series, columns=columns, margin=0.4, height=3.6, x=x, y=y, title=title)
+    figure, places = make_panels(series, columns=columns, margin=0.4, height=3.6, x=x, y=y, title=title)
     for axes, lines in places:
         for i, (label, points) in enumerate(lines.items()):
             positive = [(a, b) for a, b in points if b > 0]
@@ -127,7 +127,7 @@ def heat_map(
     must(len(rows) > 0 and len(columns) > 0, "rows", "at least one, with a column", "none")
     odd = [name for name, values in rows.items() if len(values) != len(columns)]
     must(not odd, "rows", f"of {len(columns)} numbers each", f"another in {', '.join(odd)}")
-    figure, axes = single(1.8 + 0.62 * len(rows), x="", y="", title=title)
+    figure, axes = make_axes(1.8 + 0.62 * len(rows), x="", y="", title=title)
     numbers = list(rows.values())
     image = axes.imshow(numbers, cmap="cividis", aspect="auto")
     middle = (min(map(min, numbers)) + max(map(max, numbers))) / 2

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from moiety.errors import must
-from moiety.reports.figures import BLUE, COLOURS, GREY, VERMILION, panels
+from moiety.reports.figures import BLUE, COLOURS, GREY, VERMILION, legend_below, make_panels
 
 if TYPE_CHECKING:
     from moiety.reports.figures import Figure
@@ -21,17 +21,19 @@ def reliability_diagram(series: Mapping[str, Sequence[Mapping[str, Any]]], *, ti
         series: by name, rows as ``moiety.evaluation.calibration.reliability`` gives them.
         title: above all panels.
     """
+    from moiety.evaluation.calibration import calibration_error  # here: it loads NumPy
+
     must(bool(series) and all(series.values()), "series", "rows for at least one name, and for every name", "none")
     columns = {}
     for name, rows in series.items():
         odd = sorted({key for row in rows for key in KEYS if key not in row})
         must(not odd, f"series[{name!r}]", f"rows with {', '.join(KEYS)}", f"none with {', '.join(odd)}")
-        total = sum(row["n"] for row in rows)
-        error = sum(row["n"] * abs(row["accuracy"] - row["confidence"]) for row in rows) / total
-        columns[f"{name}: calibration error {error:.3f}"] = {key: [row[key] for row in rows] for key in KEYS}
+        columns[f"{name}: calibration error {calibration_error(rows):.3f}"] = {
+            key: [row[key] for row in rows] for key in KEYS
+        }
     y = "accuracy; share of examples"
     height = 10.0 / min(3, len(series))
-    figure, places = panels(columns, columns=3, margin=1.0, height=height, x="confidence", y=y, title=title)
+    figure, places = make_panels(columns, columns=3, margin=1.0, height=height, x="confidence", y=y, title=title)
     for axes, bins in places:
         width = [high - low for low, high in zip(bins["low"], bins["high"], strict=True)]
         axes.bar(bins["low"], bins["accuracy"], width, align="edge", color=BLUE, alpha=0.55, label="accuracy")
@@ -42,8 +44,7 @@ def reliability_diagram(series: Mapping[str, Sequence[Mapping[str, Any]]], *, ti
         points = bins["confidence"], bins["accuracy"]
         axes.scatter(*points, s=30, color=VERMILION, zorder=3, label="mean of a bin")
         axes.set(xlim=(0, 1), ylim=(0, 1))
-    handles, labels = places[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=11, loc="outside lower center", ncols=3, frameon=False)
+    legend_below(figure, 3, places[0][0])
     return figure
 
 
@@ -59,7 +60,7 @@ def densities(
     """
     full = bool(series) and all(kinds and all(map(len, kinds.values())) for kinds in series.values())
     must(full, "series", "scores for at least one name, and for every name and kind", "none")
-    figure, places = panels(series, columns=2, margin=0.6, height=3.6, x=label, y="density", title=title)
+    figure, places = make_panels(series, columns=2, margin=0.6, height=3.6, x=label, y="density", title=title)
     most = max(max(some) for kinds in series.values() for some in kinds.values()) or 1.0
     edges = [most * k / 30 for k in range(31)]
     for axes, kinds in places:

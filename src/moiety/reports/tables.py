@@ -31,14 +31,14 @@ def markdown(rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, d
     """
     columns = COLUMNS if columns is None else columns
     must(len(columns) > 0, "columns", "at least one", "none")
-    cells = [[_cell(row, key, digits) for key in columns] for row in rows]
+    cells = [[_format_cell(row, key, digits) for key in columns] for row in rows]
     text = {key: any(isinstance(row.get(key), str) for row in rows) or key in ("row", "verdict") for key in columns}
     lines = ["| " + " | ".join(line) + " |" for line in [list(columns.values()), *cells]]
     lines.insert(1, "|" + "|".join(":---" if text[key] else "---:" for key in columns) + "|")
     return "\n".join(lines)
 
 
-def _cell(row: Row, key: str, digits: int) -> str:
+def _format_cell(row: Row, key: str, digits: int) -> str:
     if key == "interval" and key not in row:
         low, high = row.get("low"), row.get("high")
         return "-" if low is None or high is None else f"{low:.{digits}f} to {high:.{digits}f}"

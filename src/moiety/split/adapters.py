@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
+from typing import TypeVar
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -14,8 +15,10 @@ from moiety.errors import must, near, positive, whole
 from moiety.spec import recorded
 from moiety.split.base import Split
 from moiety.split.grafts import CONVS, Bottleneck, Conv, LowRank, Residual, Spot, adapt_output, add_branch, graft
-from moiety.split.layers import Layer, is_norm, join, layers, transformer_blocks
-from moiety.split.names import Patterns, as_list, matches, read
+from moiety.split.layers import Layer, find_transformer_blocks, is_norm, join_names, list_layers
+from moiety.split.names import Patterns, as_list, matches, read_names
+
+M = TypeVar("M", bound=nn.Module)
 
 
 @recorded
@@ -64,8 +67,8 @@ def adapters(
 
     def find(copied: nn.Module) -> list[Spot]:
         if targets:
-            return _module_targets(copied, targets, width)
-        spots = [*_in_transformer_blocks(copied, width), *_in_residual_blocks(copied)]
+            return _find_spots(copied, targets, width)
+        spots = [*_find_in_transformer_blocks(copied, width), *_find_in_residual_blocks(copied)]
         blocks = (
             "transformer blocks (with attention and feed_forward, or nn.TransformerEncoderLayer) or residual blocks"
         )
@@ -74,7 +77,7 @@ def adapters(
         return spots
 
     patterns = {"frozen": frozen, "shared": shared}
-    personal = _personal_norms if norms else lambda copied: set()
+    personal = _find_personal_norms if norms else lambda copied: set()
     return graft(model, find, seed, "adapters", **patterns, running_stats=running_stats, personal=personal)
 
 
@@ -117,7 +120,7 @@ def lora(
         positive("alpha", alpha)
 
     def find(copied: nn.Module) -> Iterator[Spot]:
-        for name, layer in _linear_targets(copied, targets).items():
+        for name, layer in _find_linear_layers(copied, targets).items():
             side = min(layer.in_features, layer.out_features)
             must(rank <= side, "rank", f"<= {side}, the smaller side of {name}", rank)
             make = partial(LowRank, layer, rank, 1.0 if alpha is None else alpha / rank)
@@ -126,33 +129,33 @@ def lora(
     return graft(model, find, seed, "lora", frozen=frozen, shared=shared, running_stats=running_stats)
 
 
-def _in_transformer_blocks(model: nn.Module, width: int) -> Iterator[Spot]:
+def _find_in_transformer_blocks(model: nn.Module, width: int) -> Iterator[Spot]:
     """The two places in every transformer block."""
-    for name, block in transformer_blocks(model):
+    for name, block in find_transformer_blocks(model):
         if isinstance(block, nn.TransformerEncoderLayer):
             hooks = {"self_attn": adapt_output, "linear2": adapt_output}
             size = block.linear2.out_features
         else:
             hooks = {"attention": adapt_output, "feed_forward": add_branch}
-            size = _output_width(join(name, "feed_forward"), block.get_submodule("feed_forward"))
+            size = _get_output_width(join_names(name, "feed_forward"), block.get_submodule("feed_forward"))
         for child, hook in hooks.items():
-            yield Spot(join(name, child), block.get_submodule(child), hook, partial(Bottleneck, size, width))
+            yield Spot(join_names(name, child), block.get_submodule(child), hook, partial(Bottleneck, size, width))
 
 
-def _in_residual_blocks(model: nn.Module) -> Iterator[Spot]:
+def _find_in_residual_blocks(model: nn.Module) -> Iterator[Spot]:
     """The 3 x 3 convolutions of residual blocks."""
-    order = layers(model)
-    for name, block in _residual_blocks(model):
+    order = list_layers(model)
+    for name, block in _find_residual_blocks(model):
         for child, conv in block.named_children():
             if isinstance(conv, nn.Conv2d) and conv.kernel_size == (3, 3):
-                yield _after_convolution(join(name, child), conv, order)
+                yield _make_residual_spot(join_names(name, child), conv, order)
 
 
-def _after_convolution(name: str, conv: Conv, order: list[Layer]) -> Spot:
-    return Spot(name, conv, adapt_output, partial(Residual, conv, _norm_like(order, conv)))
+def _make_residual_spot(name: str, conv: Conv, order: list[Layer]) -> Spot:
+    return Spot(name, conv, adapt_output, partial(Residual, conv, _make_norm_like(order, conv)))
 
 
-def _residual_blocks(model: nn.Module) -> list[Layer]:
+def _find_residual_blocks(model: nn.Module) -> list[Layer]:
     """Modules inside the model with two or more convolutions, one of them 3 x 3, and as many norms, as children.
 
     ``nn.Sequential`` adds nothing to its output, so it is no such block: neither the stem of a network nor a chain of
@@ -168,7 +171,7 @@ def _residual_blocks(model: nn.Module) -> list[Layer]:
     return [Layer(name, module) for name, module in model.named_modules() if name and is_block(module)]
 
 
-def _norm_like(order: list[Layer], conv: Conv) -> nn.Module:
+def _make_norm_like(order: list[Layer], conv: Conv) -> nn.Module:
     """A new norm like the first one after the convolution, if that has as many channels."""
     channels = conv.out_channels
     at = next((place for place, layer in enumerate(order) if layer.module is conv), len(order))
@@ -182,24 +185,31 @@ def _norm_like(order: list[Layer], conv: Conv) -> nn.Module:
     return nn.GroupNorm(1, channels)
 
 
-def _module_targets(model: nn.Module, targets: Patterns, width: int) -> list[Spot]:
+def _find_spots(model: nn.Module, targets: Patterns, width: int) -> list[Spot]:
     """The modules that the user's globs name, each once."""
-    order, modules = layers(model), {name: module for name, module in model.named_modules() if name}
-    spots: dict[str, Spot] = {}
+    order, modules = list_layers(model), {name: module for name, module in model.named_modules() if name}
+    spots = []
+    for name, module in _match_targets(modules, targets, fnmatchcase, "a module").items():
+        if isinstance(module, CONVS):
+            spots.append(_make_residual_spot(name, module, order))
+        else:
+            spots.append(Spot(name, module, adapt_output, partial(Bottleneck, _get_output_width(name, module), width)))
+    return spots
+
+
+def _match_targets(
+    modules: Mapping[str, M], targets: Patterns, matches: Callable[[str, str], bool], described: str
+) -> dict[str, M]:
+    """The modules that the globs match, each once; raise where a glob matches none."""
+    found: dict[str, M] = {}
     for pattern in as_list("targets", targets):
-        names = [name for name in modules if fnmatchcase(name, pattern)]
-        must(bool(names), "targets", "globs that each match a module", repr(pattern), near(pattern, modules))
-        for name in names:
-            module = modules[name]
-            if isinstance(module, CONVS):
-                spots[name] = _after_convolution(name, module, order)
-            else:
-                make = partial(Bottleneck, _output_width(name, module), width)
-                spots[name] = Spot(name, module, adapt_output, make)
-    return list(spots.values())
+        some = {name: module for name, module in modules.items() if matches(name, pattern)}
+        must(bool(some), "targets", f"globs that each match {described}", repr(pattern), near(pattern, modules))
+        found |= some
+    return found
 
 
-def _output_width(name: str, module: nn.Module) -> int:
+def _get_output_width(name: str, module: nn.Module) -> int:
     """The width of a module's output: that of its last linear layer, embedding or layer norm, as registered."""
     known = [m for m in module.modules() if isinstance(m, nn.Linear | nn.Embedding | nn.LayerNorm)]
     hint = "Give a convolution, or a module with a linear layer."
@@ -210,29 +220,24 @@ def _output_width(name: str, module: nn.Module) -> int:
     return last.embedding_dim if isinstance(last, nn.Embedding) else int(last.normalized_shape[-1])
 
 
-def _personal_norms(model: nn.Module) -> set[str]:
+def _find_personal_norms(model: nn.Module) -> set[str]:
     """The parameters of all normalisation layers but those on the shortcuts of residual blocks."""
     shortcuts = {
         id(module)
-        for _, block in _residual_blocks(model)
+        for _, block in _find_residual_blocks(model)
         for child in block.children()
         for module in child.modules()
         if not is_norm(child)
     }
     norms = [module for module in model.modules() if is_norm(module) and id(module) not in shortcuts]
-    return read(model).names_of(value for norm in norms for value in norm.parameters() if value.requires_grad)
+    return read_names(model).names_of(value for norm in norms for value in norm.parameters() if value.requires_grad)
 
 
-def _linear_targets(model: nn.Module, targets: Patterns) -> dict[str, nn.Linear]:
+def _find_linear_layers(model: nn.Module, targets: Patterns) -> dict[str, nn.Linear]:
     """The linear layers that the globs match."""
     attention = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
     inside = {id(m) for module in attention for m in module.modules()}
     known = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and id(m) not in inside}
-    layers: dict[str, nn.Linear] = {}
-    for pattern in as_list("targets", targets):
-        several = {name: layer for name, layer in known.items() if matches(name, pattern)}
-        hint = near(pattern, known)
-        must(bool(several), "targets", "globs that each match an nn.Linear that is called", repr(pattern), hint)
-        layers |= several
+    layers = _match_targets(known, targets, matches, "an nn.Linear that is called")
     must(bool(layers), "targets", "at least one glob", repr(targets))
     return layers

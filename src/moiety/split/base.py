@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,10 +78,6 @@ class Split:
             name = str(missing.args[0])
             refuse("params", f"a dict that holds {name}", "none of that name", near(name, params))
 
-    def init_personal(self, params: Params) -> Params:
-        """The personal part that a client starts with, from a whole model's values."""
-        return self.select(params, self.personal)
-
     def parts(self, whole: Params) -> tuple[Params, Params]:
         """The shared and the personal part of a whole model, buffers included."""
         return self.select(whole, self.shared), self.select(whole, self.personal)
@@ -134,7 +130,7 @@ class Split:
         counts = self.counts()
         kind = str(self.spec.get("name", "custom")).replace("_", " ").capitalize()
         heads = ["Personalisation type", "Layers on device", "# personal params", "# shared params"]
-        row = [kind, _layers(self.trained_personal), _number(counts["personal"]), _number(counts["shared"])]
+        row = [kind, _list_layers(self.trained_personal), _number(counts["personal"]), _number(counts["shared"])]
         widths = [max(len(head), len(cell)) for head, cell in zip(heads, row, strict=True)]
         lines = ["  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)).rstrip() for cells in (heads, row)]
         lines.append(f"Total: {_number(counts['total'])} parameters, frozen: {_number(counts['frozen'])}")
@@ -184,8 +180,13 @@ def _number(count: int) -> str:
     return f"{count:,}" if short == str(count) else f"{count:,} ({short})"
 
 
-def _layers(names: Names, most: int = 3) -> str:
+def _list_layers(names: Names) -> str:
     """The modules that own the named parameters, the first few by name."""
     owners = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
-    more = len(owners) - most
-    return ", ".join(owners[:most]) + (f" and {more} more" if more > 0 else "") if owners else "none"
+    return list_first(owners, 3) or "none"
+
+
+def list_first(names: Sequence[str], most: int = 4) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -17,7 +17,7 @@ from torch.nn import functional
 from moiety.errors import must, whole
 from moiety.random import torch_seed
 from moiety.split.base import Split
-from moiety.split.names import Patterns, read
+from moiety.split.names import Patterns, read_names
 
 Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -76,17 +76,17 @@ class LowRank(nn.Module):
 
 def adapt_output(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
     """Apply the graft to the module's output; where that is a tuple, as attention's may be, to its first part."""
-    graft = _home(module).get_submodule("adapter")
+    graft = _find_home(module).get_submodule("adapter")
     return (graft(output[0]), *output[1:]) if isinstance(output, tuple) else graft(output)
 
 
 def add_branch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
     """Add what the graft makes of the module's input to its output."""
-    graft = cast(Bottleneck | LowRank, _home(module).get_submodule("adapter"))
+    graft = cast(Bottleneck | LowRank, _find_home(module).get_submodule("adapter"))
     return output + graft.branch(args[0] if args else next(iter(kwargs.values())))
 
 
-def _home(module: nn.Module) -> nn.Module:
+def _find_home(module: nn.Module) -> nn.Module:
     """The module that holds the graft. ``nn.Sequential`` would run a new child, so its last module holds it."""
     while isinstance(module, nn.Sequential):
         module = module[-1]
@@ -126,7 +126,7 @@ def graft(
         personal: gives the names of the copy's own parameters that are personal too, unless frozen or shared.
     """
     whole("seed", seed, 0)
-    original = read(model)
+    original = read_names(model)
     groups = original.match(frozen=frozen, shared=shared)
     copied = copy.deepcopy(model)
     like = next(copied.parameters())
@@ -134,7 +134,7 @@ def graft(
     spots = list(find(copied))
     with torch_seed(seed, purpose):
         for spot in spots:
-            home = _home(spot.module)
+            home = _find_home(spot.module)
             constraint = f"without a module or value called adapter in {spot.name}"
             must(
                 not hasattr(home, "adapter"),
@@ -145,6 +145,6 @@ def graft(
             )
             home.add_module("adapter", spot.make().to(like.device, like.dtype).train(home.training))
             spot.module.register_forward_hook(spot.hook, with_kwargs=True)
-    listing = read(copied)
+    listing = read_names(copied)
     new = set(listing.parameters) - set(original.parameters)
     return listing.split({"personal": new | personal_names, **groups}, running_stats, original=model)

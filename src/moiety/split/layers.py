@@ -18,7 +18,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from moiety.errors import must
 from moiety.spec import recorded
 from moiety.split.base import Split
-from moiety.split.names import Patterns, read
+from moiety.split.names import Listing, Patterns, read_names
 
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
@@ -35,7 +35,7 @@ def is_norm(module: nn.Module) -> bool:
     return isinstance(module, NORMS)
 
 
-def layers(model: nn.Module) -> list[Layer]:
+def list_layers(model: nn.Module) -> list[Layer]:
     """The layers that own parameters, in the order of registration, each once."""
     seen: set[int] = set()
 
@@ -43,22 +43,22 @@ def layers(model: nn.Module) -> list[Layer]:
         if id(module) in seen:
             return
         seen.add(id(module))
-        inner = [(n, m) for n, m in module.named_children() if _owns(m)]
-        if _owns(module) and (not inner or _is_one_layer(module)):
+        inner = [(n, m) for n, m in module.named_children() if _has_parameters(m)]
+        if _has_parameters(module) and (not inner or _is_one_layer(module)):
             yield Layer(name, module)
             return
         for child, below in inner:
-            yield from visit(join(name, child), below)
+            yield from visit(join_names(name, child), below)
 
     return list(visit("", model))
 
 
-def join(module: str, name: str) -> str:
+def join_names(module: str, name: str) -> str:
     """The dotted name of what a module calls ``name``."""
     return f"{module}.{name}" if module else name
 
 
-def _owns(module: nn.Module) -> bool:
+def _has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
 
@@ -67,7 +67,7 @@ def _is_one_layer(module: nn.Module) -> bool:
     return is_norm(module) or isinstance(module, nn.MultiheadAttention) or is_parametrized(module)
 
 
-def transformer_blocks(model: nn.Module) -> list[Layer]:
+def find_transformer_blocks(model: nn.Module) -> list[Layer]:
     """The modules with children ``attention`` and ``feed_forward``, and torch's own, in the order of registration."""
 
     def is_block(module: nn.Module) -> bool:
@@ -94,26 +94,32 @@ def keep_personal(choose: Callable[[nn.Module], list[Layer]]) -> LayerSplit:
     def split(
         model: nn.Module, *, frozen: Patterns = (), shared: Patterns = (), running_stats: str = "personal"
     ) -> Split:
-        listing = read(model)
-        personal = choose(model)
-        _check_not_tied(model, personal, choose.__name__)
-        names = listing.names_of(value for layer in personal for value in layer.module.parameters())
-        return listing.split({**listing.match(frozen=frozen, shared=shared), "personal": names}, running_stats)
+        listing = read_names(model)
+        return _split_layers(listing, choose(model), choose.__name__, frozen, shared, running_stats)
 
     split.__name__ = split.__qualname__ = choose.__name__
     split.__doc__, split.__module__ = choose.__doc__, choose.__module__
     return recorded(split)
 
 
-def _check_not_tied(model: nn.Module, personal: list[Layer], builder: str) -> None:
+def _split_layers(
+    listing: Listing, personal: list[Layer], builder: str, frozen: Patterns, shared: Patterns, running_stats: str
+) -> Split:
+    """The split in which the parameters of some layers are personal."""
+    check_not_tied(listing.module, personal, builder)
+    names = listing.names_of(value for layer in personal for value in layer.module.parameters())
+    return listing.split({**listing.match(frozen=frozen, shared=shared), "personal": names}, running_stats)
+
+
+def check_not_tied(model: nn.Module, personal: list[Layer], builder: str) -> None:
     """Raise where another layer uses a parameter of the personal ones too."""
     inside = {id(module) for layer in personal for module in layer.module.modules()}
     outside = [(name, module) for name, module in model.named_modules() if id(module) not in inside]
-    used = {id(value): join(name, p) for name, module in outside for p, value in module._parameters.items()}
+    used = {id(value): join_names(name, p) for name, module in outside for p, value in module._parameters.items()}
     for layer in personal:
         for name, value in layer.module.named_parameters():
             elsewhere = used.get(id(value))
-            got = f"{join(layer.name, name)} tied to {elsewhere}"
+            got = f"{join_names(layer.name, name)} tied to {elsewhere}"
             hint = f"Say with by_name what is personal instead of {builder}."
             must(elsewhere is None, "model", "one whose chosen layer has its parameters to itself", got, hint)
 
@@ -128,7 +134,7 @@ def output_layer(model: nn.Module) -> list[Layer]:
     >>> output_layer(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))).personal
     ('2.weight', '2.bias')
     """
-    return [layer for layer in _with_proper_layers(model) if not is_norm(layer.module)][-1:]
+    return [layer for layer in _list_proper_layers(model) if not is_norm(layer.module)][-1:]
 
 
 @keep_personal
@@ -141,14 +147,14 @@ def input_layer(model: nn.Module) -> list[Layer]:
     >>> input_layer(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))).personal
     ('0.weight', '0.bias', '1.weight', '1.bias')
     """
-    every = _with_proper_layers(model)
+    every = _list_proper_layers(model)
     first = next(place for place, layer in enumerate(every) if not is_norm(layer.module))
     return [every[first], *(layer for layer in every[first + 1 : first + 2] if is_norm(layer.module))]
 
 
-def _with_proper_layers(model: nn.Module) -> list[Layer]:
+def _list_proper_layers(model: nn.Module) -> list[Layer]:
     """The layers of a model; raise where all of them are normalisations."""
-    every = layers(model)
+    every = list_layers(model)
     proper = not all(is_norm(layer.module) for layer in every)
     must(proper, "model", "a module with a layer that is no normalisation", type(model).__name__)
     return every
@@ -161,7 +167,7 @@ def first_block(model: nn.Module) -> list[Layer]:
     Input-layer personalisation of a language model, whose embedding is too large for it (Table 5 of Pillutla et al.
     2022). ``frozen``, ``shared`` and ``running_stats`` are as in ``by_name``.
     """
-    return _blocks(model)[:1]
+    return _require_blocks(model)[:1]
 
 
 @keep_personal
@@ -171,7 +177,7 @@ def last_block(model: nn.Module) -> list[Layer]:
     Output-layer personalisation of a language model (Table 5 of Pillutla et al. 2022). ``frozen``, ``shared`` and
     ``running_stats`` are as in ``by_name``.
     """
-    return _blocks(model)[-1:]
+    return _require_blocks(model)[-1:]
 
 
 @keep_personal
@@ -182,17 +188,17 @@ def last_feed_forward(model: nn.Module) -> list[Layer]:
     in ``feed_forward``, in the order of registration. ``frozen``, ``shared`` and ``running_stats`` are as in
     ``by_name``.
     """
-    name, block = _blocks(model)[-1]
+    name, block = _require_blocks(model)[-1]
     part = "" if isinstance(block, nn.TransformerEncoderLayer) else "feed_forward"
-    inside = [Layer(join(join(name, part), n), m) for n, m in block.get_submodule(part).named_modules()]
+    inside = [Layer(join_names(join_names(name, part), n), m) for n, m in block.get_submodule(part).named_modules()]
     linear = [layer for layer in inside if isinstance(layer.module, nn.Linear)]
-    must(bool(linear), "model", f"one with a linear layer in {join(name, part)}", type(model).__name__)
+    must(bool(linear), "model", f"one with a linear layer in {join_names(name, part)}", type(model).__name__)
     return linear[-1:]
 
 
-def _blocks(model: nn.Module) -> list[Layer]:
+def _require_blocks(model: nn.Module) -> list[Layer]:
     """The transformer blocks; raise where there are none."""
-    blocks = transformer_blocks(model)
+    blocks = find_transformer_blocks(model)
     kinds = "with children attention and feed_forward, or nn.TransformerEncoderLayer"
     hint = "Say with by_name what is personal."
     must(bool(blocks), "model", f"a module with transformer blocks ({kinds})", type(model).__name__, hint)
@@ -212,11 +218,11 @@ def representation(
     ('2.weight', '2.bias')
     """
     head = output_layer(model, frozen=frozen, shared=shared, running_stats=running_stats).trained_personal
-    listing = read(model)
-    groups = listing.match(frozen=frozen, shared=shared)
-    personal = set(listing.trainable).difference(head, *groups.values())
-    must(bool(personal), "model", "one with trained layers before the last", type(model).__name__)
-    return listing.split({**groups, "personal": personal}, running_stats)
+    listing = read_names(model)
+    personal = set(listing.trainable).difference(head)
+    split = listing.split_personal(personal, frozen=frozen, shared=shared, running_stats=running_stats)
+    must(bool(split.trained_personal), "model", "one with trained layers before the last", type(model).__name__)
+    return split
 
 
 @recorded
@@ -230,7 +236,7 @@ def norms(model: nn.Module, *, frozen: Patterns = (), shared: Patterns = (), run
     ('1.weight', '1.bias')
     """
     kinds = "BatchNorm, InstanceNorm, GroupNorm, LayerNorm or RMSNorm"
-    return _personal_norms(model, NORMS, kinds, frozen, shared, running_stats)
+    return _split_norms(model, NORMS, kinds, frozen, shared, running_stats)
 
 
 @recorded
@@ -244,10 +250,10 @@ def fedbn(model: nn.Module, *, frozen: Patterns = (), shared: Patterns = ()) -> 
     >>> fedbn(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.LayerNorm(3))).trained_personal
     ('1.weight', '1.bias')
     """
-    return _personal_norms(model, (_BatchNorm,), "BatchNorm", frozen, shared, "personal")
+    return _split_norms(model, (_BatchNorm,), "BatchNorm", frozen, shared, "personal")
 
 
-def _personal_norms(
+def _split_norms(
     model: nn.Module,
     kinds: tuple[type[nn.Module], ...],
     described: str,
@@ -255,11 +261,10 @@ def _personal_norms(
     shared: Patterns,
     running_stats: str,
 ) -> Split:
-    """Make the normalisation layers of these kinds personal."""
-    listing = read(model)
-    norms = [module for module in model.modules() if isinstance(module, kinds)]
-    personal = listing.names_of(value for norm in norms for value in norm.parameters())
-    split = listing.split({**listing.match(frozen=frozen, shared=shared), "personal": personal}, running_stats)
+    """The split in which the normalisation layers of these kinds are personal."""
+    listing = read_names(model)
+    norms = [Layer(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
+    split = _split_layers(listing, norms, "this split", frozen, shared, running_stats)
     got, hint = f"none in {type(model).__name__}", "Name a normalisation of another kind with by_name."
     must(bool(norms and split.personal), "model", f"a module with {described} to keep", got, hint)
     return split

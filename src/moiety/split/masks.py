@@ -29,19 +29,19 @@ def check_density(density: float) -> None:
     number("density", density, f">= {LEAST} and <= 1", lambda d: LEAST <= d <= 1)
 
 
-def maskable(params: Mapping[str, Tensor]) -> Names:
+def find_maskable(params: Mapping[str, Tensor]) -> Names:
     """The names of the tensors that a mask applies to.
 
-    >>> maskable({"conv.weight": torch.zeros(2, 3, 5, 5), "conv.bias": torch.zeros(2)})
+    >>> find_maskable({"conv.weight": torch.zeros(2, 3, 5, 5), "conv.bias": torch.zeros(2)})
     ('conv.weight',)
     """
     return tuple(name for name, p in params.items() if p.dim() >= 2 and p.is_floating_point())
 
 
-def volume(total: int, density: float) -> int:
+def round_share(total: int, density: float) -> int:
     """How many of ``total`` numbers are active: density times total, rounded to the nearest, halves up.
 
-    >>> [volume(total, 0.3) for total in (4, 5, 6)]
+    >>> [round_share(total, 0.3) for total in (4, 5, 6)]
     [1, 2, 2]
     """
     # The decimal as it is written, not the binary number next to it: 0.3 of 5 is 1.5 exactly.
@@ -67,21 +67,18 @@ def layer_counts(params: Mapping[str, Tensor], density: float, densities: str) -
     {'w': 7, 'v': 15}
     """
     choice("densities", densities, DENSITIES)
-    names = maskable(params)
-    return dict(_counts(tuple((n, tuple(params[n].shape)) for n in names), _total(params), density, densities))
-
-
-def _total(params: Mapping[str, Tensor]) -> int:
-    return sum(p.numel() for p in params.values())
+    names = find_maskable(params)
+    total = sum(p.numel() for p in params.values())
+    return dict(_count_active(tuple((n, tuple(params[n].shape)) for n in names), total, density, densities))
 
 
 @lru_cache(maxsize=64)
-def _counts(
+def _count_active(
     layers: tuple[tuple[str, tuple[int, ...]], ...], total: int, density: float, densities: str
 ) -> tuple[tuple[str, int], ...]:
     sizes = {name: math.prod(shape) for name, shape in layers}
     weights = sum(sizes.values())
-    active = volume(total, density) - (total - weights)
+    active = round_share(total, density) - (total - weights)
     # The least density whose rounded volume suffices; the message rounds its last digit up.
     least = math.ceil((total - weights + len(layers) - Fraction(1, 2)) / total * 10**4) / 10**4
     hint = "Biases, norms and one weight a layer are active always."
@@ -89,15 +86,15 @@ def _counts(
     if densities == "uniform":
         shares = {name: Fraction(active * size, weights) for name, size in sizes.items()}
     else:
-        shares = _erk({name: sum(shape) for name, shape in layers}, sizes, active)
-    counts = whole_parts(shares, active)
+        shares = _share_by_erk({name: sum(shape) for name, shape in layers}, sizes, active)
+    counts = round_shares(shares, active)
     for name in [name for name, count in counts.items() if not count]:
         counts[max(counts, key=counts.__getitem__)] -= 1
         counts[name] = 1
     return tuple(counts.items())
 
 
-def whole_parts(shares: Mapping[str, Fraction], total: int) -> dict[str, int]:
+def round_shares(shares: Mapping[str, Fraction], total: int) -> dict[str, int]:
     """The shares as whole numbers with sum ``total``, by largest remainders; of equal ones the earlier first."""
     counts = {name: math.floor(share) for name, share in shares.items()}
     order = sorted(shares, key=lambda name: counts[name] - shares[name])
@@ -106,7 +103,7 @@ def whole_parts(shares: Mapping[str, Fraction], total: int) -> dict[str, int]:
     return counts
 
 
-def _erk(sides: Mapping[str, int], sizes: Mapping[str, int], active: int) -> dict[str, Fraction]:
+def _share_by_erk(sides: Mapping[str, int], sizes: Mapping[str, int], active: int) -> dict[str, Fraction]:
     """Shares proportional to ``sides``, none above its size."""
     full: set[str] = set()
     while True:
@@ -119,10 +116,10 @@ def _erk(sides: Mapping[str, int], sizes: Mapping[str, int], active: int) -> dic
         full |= over
 
 
-def highest(score: Tensor, count: int | Tensor) -> Tensor:
+def mask_highest(score: Tensor, count: int | Tensor) -> Tensor:
     """A mask of the ``count`` highest scores; of equal ones those that come first.
 
-    >>> highest(torch.tensor([1.0, 3.0, 1.0, 1.0]), 2)
+    >>> mask_highest(torch.tensor([1.0, 3.0, 1.0, 1.0]), 2)
     tensor([ True,  True, False, False])
     """
     flat = score.flatten()
@@ -131,44 +128,45 @@ def highest(score: Tensor, count: int | Tensor) -> Tensor:
     return torch.zeros_like(flat, dtype=torch.bool).scatter(0, order, first).view(score.shape)
 
 
-def random_masks(key: Tensor, params: Mapping[str, Tensor], counts: Mapping[str, int], *words: str | int) -> Params:
+def draw_masks(key: Tensor, params: Mapping[str, Tensor], counts: Mapping[str, int], *words: str | int) -> Params:
     """Random masks with ``counts`` active weights, drawn from a key and words (``moiety.random``)."""
     return {
-        name: highest(uniform(key, tuple(params[name].shape), *words, name), count) for name, count in counts.items()
+        name: mask_highest(uniform(key, tuple(params[name].shape), *words, name), count)
+        for name, count in counts.items()
     }
 
 
-def common_masks(params: Mapping[str, Tensor], counts: Mapping[str, int], seed: int) -> Params:
+def draw_common_masks(params: Mapping[str, Tensor], counts: Mapping[str, int], seed: int) -> Params:
     """The masks that all clients begin with. They are drawn once and shared: do not edit them in place."""
     device = next(iter(params.values())).device
-    return dict(_common(tuple((n, tuple(params[n].shape), count) for n, count in counts.items()), seed, device))
+    return dict(_draw_common(tuple((n, tuple(params[n].shape), count) for n, count in counts.items()), seed, device))
 
 
 @lru_cache(maxsize=8)
-def _common(
+def _draw_common(
     layers: tuple[tuple[str, tuple[int, ...], int], ...], seed: int, device: torch.device
 ) -> tuple[tuple[str, Tensor], ...]:
     like = {name: torch.empty(shape, device="meta") for name, shape, _ in layers}
     key = torch.zeros((), dtype=torch.int64, device=device)
-    drawn = random_masks(key, like, {name: count for name, _, count in layers}, "mask", seed)
+    drawn = draw_masks(key, like, {name: count for name, _, count in layers}, "mask", seed)
     return tuple(drawn.items())
 
 
-def annealed_rate(rate: float, elapsed: float) -> float:
+def anneal_rate(rate: float, elapsed: float) -> float:
     """The share of active weights to prune: ``rate / 2 (1 + cos(pi elapsed))``, with elapsed = t / (T - 1).
 
-    >>> [round(annealed_rate(0.5, t / 4), 4) for t in range(5)]
+    >>> [round(anneal_rate(0.5, t / 4), 4) for t in range(5)]
     [0.5, 0.4268, 0.25, 0.0732, 0.0]
     """
     return 0.5 * rate * (1 + math.cos(math.pi * elapsed))
 
 
-def least(weight: Tensor, mask: Tensor, count: int | Tensor) -> Tensor:
+def mask_smallest(weight: Tensor, mask: Tensor, count: int | Tensor) -> Tensor:
     """A mask of the ``count`` active weights of smallest magnitude."""
-    return highest(torch.where(mask, -weight.abs(), -math.inf), count)
+    return mask_highest(torch.where(mask, -weight.abs(), -math.inf), count)
 
 
-def next_mask(mask: Tensor, weight: Tensor, score: Tensor, *, active: int, rate: float) -> Tensor:
+def update_mask(mask: Tensor, weight: Tensor, score: Tensor, *, active: int, rate: float) -> Tensor:
     """Prune a share of the active weights by magnitude, and activate as many others by score.
 
     The ``floor(rate active)`` weights of smallest magnitude are pruned. As many of the weights that were dormant before
@@ -183,22 +181,22 @@ def next_mask(mask: Tensor, weight: Tensor, score: Tensor, *, active: int, rate:
         rate: the share to prune.
 
     >>> mask = torch.tensor([True, True, False, False])
-    >>> next_mask(mask, torch.tensor([0.1, 2.0, 0.0, 0.0]), torch.tensor([9.0, 9.0, 1.0, 2.0]), active=2, rate=0.5)
+    >>> update_mask(mask, torch.tensor([0.1, 2.0, 0.0, 0.0]), torch.tensor([9.0, 9.0, 1.0, 2.0]), active=2, rate=0.5)
     tensor([False,  True, False,  True])
     """
     # In binary 0.29 of 100 is a little less than 29.
     count, dormant = math.floor(rate * active + 1e-9), mask.numel() - active
     if not count:
         return mask.clone()
-    pruned = least(weight, mask, count)
+    pruned = mask_smallest(weight, mask, count)
     if count <= dormant:
-        grown = highest(torch.where(mask, -1, score), count)
+        grown = mask_highest(torch.where(mask, -1, score), count)
     else:
-        grown = ~mask | highest(torch.where(pruned, score, -1), count - dormant)
+        grown = ~mask | mask_highest(torch.where(pruned, score, -1), count - dormant)
     return (mask & ~pruned) | grown
 
 
-def distance(one: Params, other: Params) -> Tensor:
+def hamming_distance(one: Params, other: Params) -> Tensor:
     """The Hamming distance of two models' masks as a share of all masked weights."""
     differing = [(mask != other[name]).sum() for name, mask in one.items()]
     return sum(differing, torch.zeros(())) / max(1, sum(mask.numel() for mask in one.values()))

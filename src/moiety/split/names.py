@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from moiety.errors import choice, must, near, refuse
 from moiety.spec import recorded
-from moiety.split.base import Split, fingerprint
+from moiety.split.base import Split, fingerprint, list_first
 from moiety.types import Names
 
 Patterns = str | Sequence[str]
@@ -61,12 +61,26 @@ class Listing:
                 names = {name for alias, name in self.aliases.items() if matches(alias, pattern)}
                 if not names:
                     # Without wildcards at the end: "haed.*" is nearest to the module "head".
-                    known = {path for alias in self.aliases for path in paths(alias)}
+                    known = {path for alias in self.aliases for path in list_paths(alias)}
                     hint = near(pattern.rstrip(".*") or pattern, known)
                     constraint = "patterns that each match a parameter, a buffer or a module"
                     refuse(group, constraint, repr(pattern), hint)
                 groups[group] |= names
         return groups
+
+    def split_personal(
+        self,
+        personal: set[str],
+        *,
+        frozen: Patterns,
+        shared: Patterns = (),
+        running_stats: str,
+        original: nn.Module | None = None,
+    ) -> Split:
+        """The split in which the names ``personal`` are personal, but for those that a pattern freezes or shares."""
+        groups = self.match(frozen=frozen, shared=shared)
+        groups["personal"] = personal.difference(*groups.values())
+        return self.split(groups, running_stats, original)
 
     def split(self, groups: Mapping[str, set[str]], running_stats: str, original: nn.Module | None = None) -> Split:
         """Put every name into its group: where ``groups`` has it, else where its kind goes.
@@ -82,7 +96,7 @@ class Listing:
             group_of.setdefault(name, running_stats)
         loose = [name for name in self.buffers if name not in group_of]
         hint = f"Add frozen=[{', '.join(map(repr, loose[:3]))}{', ...' if len(loose) > 3 else ''}], or share them."
-        got = f"nothing for {_first_names(loose)}"
+        got = f"nothing for {list_first(loose)}"
         must(not loose, "frozen", "set for buffers that are no running statistics", got, hint)
         personal, frozen, shared = (tuple(name for name in self.names if group_of[name] == g) for g in GROUPS)
         split = Split(
@@ -99,17 +113,17 @@ class Listing:
         """Raise where a name is in two groups, or one to be trained requires no gradient."""
         for one, other in combinations(GROUPS, 2):
             both = [name for name in self.names if name in groups.get(one, ()) and name in groups.get(other, ())]
-            got, hint = _first_names(both), "Leave each in one of the two."
+            got, hint = list_first(both), "Leave each in one of the two."
             must(not both, one, f"free of names that `{other}` has too", got, hint)
         fixed = set(self.parameters) - set(self.trainable)
         for group in ("personal", "shared"):
             wrong = [name for name in self.parameters if name in fixed and name in groups.get(group, ())]
-            got = f"{_first_names(wrong)} with requires_grad=False"
+            got = f"{list_first(wrong)} with requires_grad=False"
             hint = "Call requires_grad_(True) on it, or leave it frozen with by_name."
             must(not wrong, group, "parameters that ask for a gradient", got, hint)
 
 
-def read(model: nn.Module) -> Listing:
+def read_names(model: nn.Module) -> Listing:
     """The names of a model; raise where it is no model that can be split."""
     kind = type(model).__name__
     hint = "Give the module itself, not its class or its values."
@@ -117,7 +131,7 @@ def read(model: nn.Module) -> Listing:
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     must(bool(parameters), "model", "a torch.nn.Module with parameters", f"a {kind} without any")
     lazy = [name for name, value in {**parameters, **buffers}.items() if is_lazy(value)]
-    got = f"{kind} with {_first_names(lazy)} unset"
+    got = f"{kind} with {list_first(lazy)} unset"
     must(not lazy, "model", "of known sizes", got, "Pass one batch through it first.")
     name_of = {id(value): name for name, value in {**parameters, **buffers}.items()}
     every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
@@ -142,7 +156,7 @@ def as_list(name: str, patterns: Patterns) -> Sequence[str]:
     return several
 
 
-def paths(name: str) -> list[str]:
+def list_paths(name: str) -> list[str]:
     """A name and the modules that it is in: a.b.c, a.b, a."""
     steps = name.split(".")
     return [".".join(steps[:end]) for end in range(len(steps), 0, -1)]
@@ -150,13 +164,7 @@ def paths(name: str) -> list[str]:
 
 def matches(name: str, pattern: str) -> bool:
     """Whether a glob matches a name or a module that it is in."""
-    return any(fnmatchcase(path, pattern) for path in paths(name))
-
-
-def _first_names(names: Sequence[str], most: int = 4) -> str:
-    """The first names, and how many more there are."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+    return any(fnmatchcase(path, pattern) for path in list_paths(name))
 
 
 @recorded
@@ -195,7 +203,7 @@ def by_name(
     >>> split.spec
     {'name': 'by_name', 'personal': ['head']}
     """
-    listing = read(model)
+    listing = read_names(model)
     return listing.split(listing.match(personal=personal, frozen=frozen, shared=shared), running_stats)
 
 
@@ -209,10 +217,9 @@ def everything(model: nn.Module, *, frozen: Patterns = (), running_stats: str = 
     >>> everything(nn.Linear(3, 2)).counts()
     {'total': 8, 'shared': 0, 'personal': 8, 'frozen': 0}
     """
-    listing = read(model)
-    groups = listing.match(frozen=frozen)
-    personal = {*listing.trainable, *listing.other_buffers} - groups["frozen"]
-    return listing.split({**groups, "personal": personal}, running_stats)
+    listing = read_names(model)
+    personal = {*listing.trainable, *listing.other_buffers}
+    return listing.split_personal(personal, frozen=frozen, running_stats=running_stats)
 
 
 @recorded
@@ -226,5 +233,5 @@ def nothing(
     >>> nothing(nn.Linear(3, 2)).counts()
     {'total': 8, 'shared': 8, 'personal': 0, 'frozen': 0}
     """
-    listing = read(model)
+    listing = read_names(model)
     return listing.split(listing.match(frozen=frozen, shared=shared), running_stats)

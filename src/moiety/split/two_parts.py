@@ -14,8 +14,8 @@ from torch.nn import functional
 from moiety.errors import choice, kind, must, number, refuse, whole
 from moiety.spec import recorded, spec_of
 from moiety.split.base import Split
-from moiety.split.layers import is_norm, layers
-from moiety.split.names import Patterns, read
+from moiety.split.layers import Layer, check_not_tied, is_norm, list_layers
+from moiety.split.names import Patterns, read_names
 from moiety.types import Params
 
 Columns = list[int] | slice
@@ -129,35 +129,33 @@ def additive(
     >>> split.shared, split.personal
     (('shared.weight', 'shared.bias'), ('personal.weight',))
     """
-    read(model)
+    read_names(model)
     kind("local_model", local_model, nn.Module, "a torch.nn.Module")
     choice("mixture", mixture, MIXTURES)
     must(theta is None or mixture == "convex", "theta", "left out where mixture is sum, which has none", repr(theta))
     choice("theta", theta or "personal", ("personal", "shared"))
     features = (
-        _features("global_features", global_features, model),
-        _features("local_features", local_features, local_model),
+        _check_features_of("global_features", global_features, model),
+        _check_features_of("local_features", local_features, local_model),
     )
     like = next(model.parameters())
     logit = nn.Parameter(torch.zeros((), dtype=like.dtype, device=like.device)) if mixture == "convex" else None
     joint = Additive(copy.deepcopy(model), copy.deepcopy(local_model).to(like.device, like.dtype), logit, features)
-    listing = read(joint.train(model.training))
-    groups = listing.match(frozen=frozen, shared=shared)
+    listing = read_names(joint.train(model.training))
     personal = {n for n in {*listing.trainable, *listing.other_buffers} if n.startswith("personal.")}
     personal |= {"theta_logit"} if logit is not None and theta != "shared" else set()
     must(bool(personal), "local_model", "a module with parameters to train", type(local_model).__name__)
     if spec_of(model) is not None:  # a run with the joint module is resumed from the shared model's table
         object.__setattr__(joint, "spec", spec_of(model))
-    groups["personal"] = personal.difference(*groups.values())
-    return listing.split(groups, running_stats, original=model)
+    return listing.split_personal(personal, frozen=frozen, shared=shared, running_stats=running_stats, original=model)
 
 
-def _features(name: str, features: Sequence[int] | None, model: nn.Module) -> list[int] | None:
+def _check_features_of(name: str, features: Sequence[int] | None, model: nn.Module) -> list[int] | None:
     """The checked indices, as many as the model's first layer takes where that is a linear one."""
     if features is None:
         return None
     columns = check_features(name, features)
-    first = next((layer.module for layer in layers(model)), None)
+    first = next((layer.module for layer in list_layers(model)), None)
     if isinstance(first, nn.Linear):
         must(len(columns) == first.in_features, name, f"as many as its model takes, {first.in_features}", len(columns))
     return columns
@@ -171,15 +169,15 @@ class Halves(nn.Module):
         public = [feature for feature in range(layer.in_features) if feature not in set(private)]
         self.public, self.private = as_columns(public), as_columns(private)
         cut = layer.out_features - units
-        self.shared = _part(layer, slice(0, cut), public)
-        self.personal = _part(layer, slice(cut, None), private)
+        self.shared = _cut_layer(layer, slice(0, cut), public)
+        self.personal = _cut_layer(layer, slice(cut, None), private)
 
     def forward(self, x: Tensor) -> Tensor:
         """The shared units, then the personal ones."""
         return torch.cat([self.shared(x[..., self.public]), self.personal(x[..., self.private])], -1)
 
 
-def _part(layer: nn.Linear, units: slice, features: Sequence[int]) -> nn.Linear:
+def _cut_layer(layer: nn.Linear, units: slice, features: Sequence[int]) -> nn.Linear:
     """The rows and columns of a linear layer, as a layer."""
     weight = layer.weight.detach()[units][:, list(features)]
     part = nn.Linear(weight.shape[1], weight.shape[0], bias=layer.bias is not None, device="meta")
@@ -222,9 +220,9 @@ def horizontal(
     >>> {name: split.sizes[name] for name in split.personal}
     {'0.personal.weight': 2, '0.personal.bias': 1}
     """
-    read(model)
+    read_names(model)
     copied = copy.deepcopy(model)
-    every = layers(copied)
+    every = list_layers(copied)
     name, layer = every[0]
     got = f"{name or 'model'} ({type(layer).__name__})"
     if type(layer) is not nn.Linear:
@@ -240,21 +238,18 @@ def horizontal(
     whole("units", units, 1, outputs - 1)
     above, _, child = name.rpartition(".")
     setattr(copied.get_submodule(above), child, Halves(layer, features, units).train(layer.training))
-    listing = read(copied)
-    groups = listing.match(frozen=frozen, shared=shared)
-    personal = {n for n in listing.trainable if n.startswith(f"{name}.personal.")} - groups["frozen"]
-    return listing.split({**groups, "personal": personal}, running_stats, original=model)
+    listing = read_names(copied)
+    personal = {n for n in listing.trainable if n.startswith(f"{name}.personal.")}
+    return listing.split_personal(personal, frozen=frozen, shared=shared, running_stats=running_stats, original=model)
 
 
 def _check_input_layer(model: nn.Module, name: str, layer: nn.Linear) -> None:
-    """Raise where a norm mixes features before the layer, or another layer uses its weights."""
+    """Raise where a norm mixes features before the layer, or another layer uses its parameters too."""
     for other, module in model.named_modules():
         if module is layer:
             break
         must(not is_norm(module), "model", f"one without a norm before {name}, which would mix features", other)
-    names = [n for n, value in model.named_parameters(remove_duplicate=False) for p in layer.parameters() if value is p]
-    tied = [n for n in names if not n.startswith(f"{name}.")]
-    must(not tied, "model", "one whose first layer has its parameters to itself", f"{name} tied to {', '.join(tied)}")
+    check_not_tied(model, [Layer(name, layer)], "horizontal")
 
 
 @dataclass(frozen=True)
@@ -293,7 +288,7 @@ def full(model: nn.Module, *, pull: float, frozen: Patterns = (), running_stats:
     (('weight', 'bias'), ('centre/weight', 'centre/bias'))
     """
     number("pull", pull, ">= 0 and finite", lambda x: 0 <= x < math.inf)
-    original = read(model)
+    original = read_names(model)
     fixed = original.match(frozen=frozen)["frozen"]
     trained = set(original.trainable) - fixed
     must(bool(trained), "model", "one with parameters to train", f"{type(model).__name__} with none")
@@ -306,6 +301,6 @@ def full(model: nn.Module, *, pull: float, frozen: Patterns = (), running_stats:
         if name in centres:
             copied.register_parameter(centres[name], nn.Parameter(value.detach().clone()))
     personal = trained | original.other_buffers - fixed
-    split = read(copied).split({"personal": personal, "frozen": fixed}, running_stats, original=model)
+    split = read_names(copied).split({"personal": personal, "frozen": fixed}, running_stats, original=model)
     mirrors = {centre: name for name, centre in centres.items()}
     return replace(split, penalty=Pull(float(pull), centres), mirrors=mirrors)

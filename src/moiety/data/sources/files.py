@@ -38,7 +38,7 @@ class Source:
     finish: Callable[[FederatedData], FederatedData] | None = None
 
 
-def read(file: str, shapes: Mapping[str, Shape]) -> dict[str, Array]:
+def read_archive(file: str, shapes: Mapping[str, Shape]) -> dict[str, Array]:
     """The named arrays of an npz file in the folder ``MOIETY_DATA``, each of its shape (a letter is any one length)."""
     contents = ", ".join(f"{name} [{', '.join(map(str, shape))}]" for name, shape in shapes.items())
     path = _find(file, contents)
@@ -60,12 +60,12 @@ def read(file: str, shapes: Mapping[str, Shape]) -> dict[str, Array]:
     return arrays
 
 
-def images(pixels: Array) -> Array:
+def as_images(pixels: Array) -> Array:
     """uint8 [n, height, width] as float32 [n, 1, height, width] from 0 to 1."""
     return (pixels[:, None] / np.float32(255)).astype(np.float32, copy=False)
 
 
-def numbers(features: Array) -> Array:
+def as_floats(features: Array) -> Array:
     """Features of any type as float32."""
     return features.astype(np.float32)
 
@@ -76,7 +76,7 @@ def check_range(name: str, values: Array, below: int) -> None:
     must(inside, name, f"integers from 0 to {below - 1}", "others", AGAIN)
 
 
-def labelled(file: str, x: Array, y: Array, classes: int) -> dict[str, Array]:
+def make_columns(file: str, x: Array, y: Array, classes: int) -> dict[str, Array]:
     """The two columns of a classification data set, after a check of the labels."""
     check_range(f"{file}: labels", y, classes)
     return {"x": x, "y": y.astype(np.int64)}

@@ -10,7 +10,7 @@ import numpy as np
 
 from moiety.data.checks import PADDING
 from moiety.data.federated import Array, FederatedData, Ints
-from moiety.data.sources.files import AGAIN, Source, check_range, images, labelled, read
+from moiety.data.sources.files import AGAIN, Source, as_images, check_range, make_columns, read_archive
 from moiety.errors import choice, must, whole
 from moiety.random import generator
 
@@ -56,8 +56,8 @@ def shakespeare(
         must(roles <= known, "roles", f"at most the {known} there are", roles)
     longest = np.sort(np.argsort(-np.diff(texts.offsets), kind="stable")[: known if roles is None else roles])
     if unit == "character":
-        return _characters(texts, longest, length)
-    return _words(texts, longest, length, vocabulary)
+        return _make_characters(texts, longest, length)
+    return _make_words(texts, longest, length, vocabulary)
 
 
 class Texts(NamedTuple):
@@ -70,7 +70,7 @@ class Texts(NamedTuple):
 
 
 def _read_texts() -> Texts:
-    a = read(_ROLES, {"codes": ("n",), "offsets": ("o",), "client_names": ("roles",), "vocab": ()})
+    a = read_archive(_ROLES, {"codes": ("n",), "offsets": ("o",), "client_names": ("roles",), "vocab": ()})
     offsets, names, alphabet = a["offsets"].astype(np.int64), a["client_names"], str(a["vocab"])
     inside = len(offsets) == len(names) + 1 and offsets[0] >= 0 and offsets[-1] <= len(a["codes"])
     ascending = bool(inside) and bool((np.diff(offsets) >= 0).all())
@@ -80,7 +80,7 @@ def _read_texts() -> Texts:
     return Texts(a["codes"].astype(np.int64), offsets, names, alphabet)
 
 
-def _characters(texts: Texts, roles: Ints, length: int) -> Source:
+def _make_characters(texts: Texts, roles: Ints, length: int) -> Source:
     codes, offsets, names, alphabet = texts
     size = np.zeros(len(names), dtype=np.int64)
     size[roles] = np.diff(offsets)[roles]
@@ -93,7 +93,7 @@ def _characters(texts: Texts, roles: Ints, length: int) -> Source:
     return Source({"x": codes[at], "y": codes[at + 1]}, classes=len(alphabet), client=role, names=names)
 
 
-def _words(texts: Texts, roles: Ints, length: int, vocabulary: int) -> Source:
+def _make_words(texts: Texts, roles: Ints, length: int, vocabulary: int) -> Source:
     codes, offsets, names, alphabet = texts
     letters = np.array(list(alphabet.lower()))
     sentences: list[list[str]] = []
@@ -149,8 +149,8 @@ def connected_digits(shortest: int = 3, longest: int = 6, seed: int = 0) -> Sour
     whole("shortest", shortest, 1)
     whole("longest", longest, 1)
     must(shortest <= longest, "shortest", f"at most {longest}, the longest", shortest)
-    a = read(_SPEECH, {"X": ("n", 32, 32), "y": ("n",), "client": ("n",)})
-    clips = labelled(_SPEECH, images(a["X"])[:, 0].transpose(0, 2, 1), a["y"], 10)
+    a = read_archive(_SPEECH, {"X": ("n", 32, 32), "y": ("n",), "client": ("n",)})
+    clips = make_columns(_SPEECH, as_images(a["X"])[:, 0].transpose(0, 2, 1), a["y"], 10)
     sound = clips["x"].max(axis=2) > 0
     ends = np.where(sound.any(axis=1), 32 - sound[:, ::-1].argmax(axis=1), 1)
     sequences: list[Ints] = []
