@@ -6,8 +6,9 @@ here is plain numbers in the metric's own unit, ready for JSON.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -70,18 +71,25 @@ class Comparison:
 
     def changes(self, step: str) -> list[list[Row]]:
         """What every client gained by a step against FedAvg, for each seed; on training rows too where known."""
-        changes = []
-        for new, old in zip(self.rows(step), self.rows("fedavg"), strict=True):
-            train = None if new["train"] is None or old["train"] is None else (new["train"], old["train"])
-            pair = new["clients"], old["clients"]
-            changes.append(mo.analysis.change_rows(*pair, train=train, higher_is_better=self.sign == 1))
-        return changes
+        return [
+            mo.analysis.change_rows(
+                new["clients"],
+                old["clients"],
+                train=(new["train"], old["train"]) if new["train"] and old["train"] else None,
+                higher_is_better=self.sign == 1,
+            )
+            for new, old in zip(self.rows(step), self.rows("fedavg"), strict=True)
+        ]
+
+    def all_changes(self, step: str, column: str = "test") -> list[float]:
+        """The same of all seeds in one list."""
+        return [row[column] for rows in self.changes(step) for row in rows]
 
     def shares_hurt(self, step: str, column: str = "test") -> list[float]:
         """The share of clients that lost by a step against FedAvg, for each seed."""
         return [mo.analysis.share_hurt([rows], column=column).mean for rows in self.changes(step)]
 
-    def swept(self, sweep: Sweep) -> dict[float, str]:
+    def sweep_steps(self, sweep: Sweep) -> dict[float, str]:
         """The step of each value of a sweep."""
         return {value: name_sweep(self.setting.stages, sweep, value) for value in sweep.values}
 
@@ -99,37 +107,46 @@ class Comparison:
             keys = {lr: (self.setting.name, "tuning", f"{name}-{lr:g}") for lr in grid}
             rows = {lr: self.results[key] for lr, key in keys.items() if len(grid) > 1}
             rates[name] = choose_rate(grid, rows)
-            scores = {f"{lr:g}": score(row) for lr, row in rows.items()}
-            if scores:
+            if rows:
+                scores = {f"{lr:g}": score(row) for lr, row in rows.items()}
                 tried[name] = {lr: value if math.isfinite(value) else None for lr, value in scores.items()}
         return rates, tried
+
+
+def describe_setting(comparison: Comparison, families: Families) -> Row:
+    """What a setting is, and the rates of its runs."""
+    rates, tried = comparison.rates(families)
+    return {
+        "setting": comparison.setting.name,
+        "title": comparison.setting.title,
+        "metric": comparison.metric,
+        "clients": len(comparison.steps["fedavg"]["clients"]),
+        "seeds": list(comparison.seeds),
+        "rates": rates,
+        "tried": tried,
+    }
 
 
 def summarise(comparison: Comparison, families: Families) -> Row:
     """All numbers of one setting."""
     setting, memory = comparison.setting, comparison.results[comparison.setting.name, "memory"]["rows"]
-    rates, tried = comparison.rates(families)
     sweeps = {
         sweep.option: {
             "split": sweep.split,
-            "rows": mo.analysis.sweep({v: comparison.changes(step) for v, step in comparison.swept(sweep).items()}),
+            "rows": mo.analysis.sweep(
+                {v: comparison.changes(step) for v, step in comparison.sweep_steps(sweep).items()}
+            ),
         }
         for sweep in setting.stages.sweeps
     }
     return {
-        "setting": setting.name,
-        "title": setting.title,
-        "metric": comparison.metric,
+        **describe_setting(comparison, families),
         "higher_is_better": comparison.sign == 1,
-        "clients": len(comparison.steps["fedavg"]["clients"]),
         "margin": setting.margin,
-        "seeds": list(comparison.seeds),
         "scores": {step: _score(comparison, step) for step in comparison.steps},
-        "claims": judge(comparison, memory),
+        "claims": list(judge(comparison, memory)),
         "memory": memory,
         "sweeps": sweeps,
-        "rates": rates,
-        "tried": tried,
     }
 
 
@@ -144,68 +161,58 @@ def _score(comparison: Comparison, step: str) -> Row:
     return {**row, "hurt": asdict(mo.analysis.share_hurt(changes)), "hurt_when": when}
 
 
-def judge(comparison: Comparison, memory: Sequence[Row]) -> list[Row]:
+def judge(comparison: Comparison, memory: Sequence[Row]) -> Iterator[Row]:
     """What the paper claims, each with its differences over seeds and the verdict they give."""
     setting, gains = comparison.setting, comparison.gains
     partly = comparison.order([f"{split}-fedalt-final" for split in setting.splits])
-    full = comparison.order([step for step in BASELINES.values() if step.startswith(FULL)])
+    full = comparison.order([step for step in BASELINES.values() if step.startswith(FULL)])[0]
     best = _split(partly[0])
-    claims = [
-        _claim(f"FedAlt beats FedSim: {split}", gains(f"{split}-fedalt-final", f"{split}-fedsim-final"))
-        for split in setting.splits
-    ]
-    name = f"the best split ({best}) is as good as full personalisation ({full[0].split('-')[1]})"
-    claims.append(_claim(name, gains(partly[0], full[0]), above=-setting.margin))
-    for name, plain in (("FedAvg", "fedavg"), ("FedAvg trained as long", LONGER)):
-        claims.append(_claim(f"personalisation ({best}) beats {name}", gains(partly[0], plain)))
-    if len(partly) > 1:
-        name = f"the best split is {best}, ahead of {_split(partly[1])}"
-        claims.append(_claim(name, gains(partly[0], partly[1])))
     for split in setting.splits:
-        for method in ("FedAlt", "FedSim"):
-            before = f"{split}-{method.lower()}"
-            name = f"final finetuning changes {method} little: {split}"
-            claims.append(_claim(name, gains(f"{before}-final", before), within=setting.margin))
+        yield _claim(f"FedAlt beats FedSim: {split}", gains(f"{split}-fedalt-final", f"{split}-fedsim-final"))
+    name = f"the best split ({best}) is as good as full personalisation ({full.split('-')[1]})"
+    yield _claim(name, gains(partly[0], full), above=-setting.margin)
+    yield _claim(f"personalisation ({best}) beats FedAvg", gains(partly[0], "fedavg"))
+    yield _claim(f"personalisation ({best}) beats FedAvg trained as long", gains(partly[0], LONGER))
+    if len(partly) > 1:
+        yield _claim(f"the best split is {best}, ahead of {_split(partly[1])}", gains(*partly[:2]))
+    for split, method in itertools.product(setting.splits, ("FedAlt", "FedSim")):
+        before = f"{split}-{method.lower()}"
+        name = f"final finetuning changes {method} little: {split}"
+        yield _claim(name, gains(f"{before}-final", before), within=setting.margin)
+    if setting.stages.stateless is not None:
+        yield from _judge_stateless(comparison, setting.stages.stateless)
+    yield from _judge_harm(comparison, partly[0])
     least = min((row["saving"] for row in memory if row["row"] in setting.splits), default=0.0)
     name = "every split needs less memory on a device than full personalisation"
-    saved = _look(name, [least], least > 0, "saved by each")
-    return [*claims, *_stateless(comparison), *_harm(comparison, partly[0]), saved]
+    yield _settle(name, [least], least > 0, "saved by each")
 
 
-def _stateless(comparison: Comparison) -> list[Row]:
+def _judge_stateless(comparison: Comparison, split: str) -> Iterator[Row]:
     """Tables 13 and 14: clients that keep nothing between rounds."""
-    split, gains = comparison.setting.stages.stateless, comparison.gains
-    if split is None:
-        return []
-    alt, sim = f"{split}-fedalt-stateless", f"{split}-fedsim-stateless"
+    gains, alt, sim = comparison.gains, f"{split}-fedalt-stateless", f"{split}-fedsim-stateless"
+    yield _claim(f"stateless FedAlt beats FedSim: {split}", gains(f"{alt}-final", f"{sim}-final"))
+    yield _claim(f"keeping state helps FedAlt: {split}", gains(f"{split}-fedalt-final", f"{alt}-final"))
     total, last = gains(f"{alt}-final", "fedavg"), gains(f"{alt}-final", alt)
     most = [b - a / 2 for a, b in zip(total, last, strict=True)]
-    return [
-        _claim(f"stateless FedAlt beats FedSim: {split}", gains(f"{alt}-final", f"{sim}-final")),
-        _claim(f"keeping state helps FedAlt: {split}", gains(f"{split}-fedalt-final", f"{alt}-final")),
-        _claim(f"final finetuning is most of what stateless FedAlt gains: {split}", most),
-    ]
+    yield _claim(f"final finetuning is most of what stateless FedAlt gains: {split}", most)
 
 
-def _harm(comparison: Comparison, partly: str) -> list[Row]:
+def _judge_harm(comparison: Comparison, partly: str) -> Iterator[Row]:
     """Section 4.2 and C.3: training scores rise on all clients, test scores fall on some; regularisation is no cure."""
     some, none = "some of the clients", "none of the clients"
-    claims = []
     for step in (partly, f"{FULL}-finetune"):
         hurt, train = comparison.shares_hurt(step), comparison.shares_hurt(step, "train")
-        claims.append(_look(f"some clients are hurt ({_split(step)})", hurt, all(hurt), some))
-        claims.append(_look(f"no client is worse on its training rows ({_split(step)})", train, not any(train), none))
+        yield _settle(f"some clients are hurt ({_split(step)})", hurt, all(hurt), some)
+        yield _settle(f"no client is worse on its training rows ({_split(step)})", train, not any(train), none)
     torn = mo.analysis.hurt_when(comparison.changes(partly))["sometimes"]
     share = len(torn) / len(comparison.steps["fedavg"]["clients"])
-    name = f"whether a client is hurt depends on the seed ({_split(partly)})"
-    claims.append(_look(name, [share], share > 0, some))
+    yield _settle(f"whether a client is hurt depends on the seed ({_split(partly)})", [share], share > 0, some)
     for sweep in comparison.setting.stages.sweeps:
-        before, *others = [comparison.shares_hurt(step) for step in comparison.swept(sweep).values()]
+        before, *others = [comparison.shares_hurt(step) for step in comparison.sweep_steps(sweep).values()]
         fewest = min(others, key=sum)
         what = f"{sweep.option} ({sweep.split}, at the value that hurts fewest)"
-        claims.append(_look(f"{what} still leaves clients hurt", fewest, all(fewest), some))
-        claims.append(_claim(f"{what} lowers the share of clients hurt", compare(before, fewest)))
-    return claims
+        yield _settle(f"{what} still leaves clients hurt", fewest, all(fewest), some)
+        yield _claim(f"{what} lowers the share of clients hurt", compare(before, fewest))
 
 
 def _claim(name: str, differences: Sequence[float], **rule: float) -> Row:
@@ -213,8 +220,8 @@ def _claim(name: str, differences: Sequence[float], **rule: float) -> Row:
     return {"claim": name, "verdict": judged.verdict, **asdict(judged.interval), "each": list(differences), **rule}
 
 
-def _look(name: str, shares: Sequence[float], holds: bool, claimed: str) -> Row:
-    """A claim about clients that a look at them settles."""
+def _settle(name: str, shares: Sequence[float], holds: bool, claimed: str) -> Row:
+    """A claim about clients that is settled by counting them."""
     verdict = HOLDS if holds else FAILS
     return {"claim": name, "verdict": verdict, **asdict(interval(shares)), "each": list(shares), "share": claimed}
 
@@ -229,11 +236,16 @@ def flatten(table: Mapping[str, Any], comparison: Comparison) -> list[Row]:
     theirs: dict[str, float | None] = {step: paper.baselines.get(name.lower()) for name, step in BASELINES.items()}
     for split, numbers in paper.table.items():
         theirs |= {step.format(split): number for step, number in zip(COLUMNS.values(), numbers, strict=True)}
-    rows = [_flat_row(step, row, scale) | {"paper": theirs.get(step)} for step, row in table["scores"].items()]
-    rows += [_flat_row(c["claim"], c, 100 if "share" in c else scale) for c in table["claims"]]
-    return [{"setting": table["setting"], **row} for row in rows]
-
-
-def _flat_row(name: str, row: Mapping[str, Any], scale: float) -> Row:
-    ends = None if row["low"] is None else [scale * row["low"], scale * row["high"]]
-    return {"row": name, "paper": None, "ours": scale * row["mean"], "interval": ends, "verdict": row.get("verdict")}
+    scores = [(step, theirs.get(step), row, scale) for step, row in table["scores"].items()]
+    claims = [(claim["claim"], None, claim, 100 if "share" in claim else scale) for claim in table["claims"]]
+    return [
+        {
+            "setting": table["setting"],
+            "row": name,
+            "paper": number,
+            "ours": times * row["mean"],
+            "interval": None if row["low"] is None else [times * row["low"], times * row["high"]],
+            "verdict": row.get("verdict"),
+        }
+        for name, number, row, times in (*scores, *claims)
+    ]

@@ -1,6 +1,6 @@
 """FedAlt and FedSim on images (Pillutla et al. 2022, section 4; EMNIST is the nearest of the paper's tasks).
 
-Two data sets take the place of EMNIST, which is not at hand:
+Two data sets take the place of EMNIST, which is not available here:
 
 - ``chars74k``: 62 characters by 55 writers, as in EMNIST, but every writer drew each character once. So a character
   that a writer is tested on is never among those it trains on. What a personal part can learn is the hand of the
@@ -19,16 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import moiety as mo
 from moiety.experiments import Experiment
 from moiety_recipes import fedalt_page, fedalt_stages
-from moiety_recipes.fedalt_stages import LONGER_AND_SWEPT, ONE_DEAL, Paper, Plan, Setting, Stages, Sweep
-from moiety_recipes.pictures import average_pixels
-
-if TYPE_CHECKING:
-    from torch import nn
+from moiety_recipes.fedalt_stages import LONGER_AND_SWEPT, ONE_DEAL, Paper, Plan, Setting, Stages, Sweep, split_layers
+from moiety_recipes.pictures import average_pixels, replace_pictures
 
 EMNIST = Paper(
     task="EMNIST",
@@ -56,8 +54,7 @@ def _digits() -> Setting:
     def data(seed: int) -> mo.FederatedData:
         how = mo.data.dirichlet(0.5)
         fed = mo.data.load("digits", clients=6, per_client=20, partition=how, validation=0.2, seed=seed)
-        x = fed.columns["x"]
-        return replace(fed, columns={**fed.columns, "x": x.reshape(len(x), 1, 8, 8)}, spec={})
+        return replace_pictures(fed, lambda x: x.reshape(-1, 1, 8, 8))
 
     stages = Stages(
         seeds=2,
@@ -73,13 +70,12 @@ def _digits() -> Setting:
         stateless="output",
         sweeps=(Sweep(option="weight_decay", split="output", values=(0.0, 0.1)),),
     )
-    title = "Handwritten digits (scikit-learn), 8 x 8 pixels; label ratios of clients drawn from Dirichlet(0.5)."
     return Setting(
         name="digits",
-        title=title,
+        title="Handwritten digits (scikit-learn), 8 x 8 pixels; label ratios of clients drawn from Dirichlet(0.5).",
         data=data,
-        model=lambda seed: mo.models.cnn(image=(1, 8, 8), classes=10, hidden=16, seed=seed),
-        splits={**_splits(), "adapter": lambda model: mo.split.adapters(model, targets="conv*")},
+        model=partial(mo.models.cnn, image=(1, 8, 8), classes=10, hidden=16),
+        splits={**split_layers(), "adapter": partial(mo.split.adapters, targets="conv*")},
         stages=stages,
         paper=EMNIST,
         margin=0.01,
@@ -106,7 +102,7 @@ def _fashion_mnist(paper: bool) -> Setting:
         clients, test = (200, 60) if paper else (1000, 40)
         options: dict[str, Any] = {"clients": clients, "partition": how, "test_per_client": test, "seed": seed}
         fed = mo.data.load("fashion_mnist", validation=0.2, **options)
-        return _clients(fed, least=100) if paper else average_pixels(_clients(fed, least=25, count=30))
+        return _keep_clients(fed, least=100) if paper else average_pixels(_keep_clients(fed, least=25, count=30))
 
     title = "Pictures of clothes (Fashion-MNIST), 10 classes, each dealt to clients by Dirichlet(0.3)."
     notes = ["Test rows of a client have the label ratios of its training rows."]
@@ -179,8 +175,8 @@ def _resnet(
         name=name,
         title=title,
         data=data,
-        model=lambda seed: mo.models.resnet18_gn(classes=classes, image=image, width=width, seed=seed),
-        splits=_splits(),
+        model=partial(mo.models.resnet18_gn, classes=classes, image=image, width=width),
+        splits=split_layers(),
         stages=stages,
         paper=EMNIST,
         margin=0.01,
@@ -188,12 +184,7 @@ def _resnet(
     )
 
 
-def _splits() -> dict[str, Callable[[nn.Module], mo.Split]]:
-    """The stem, the last layer, and residual adapters with the norms of the blocks and the stem (Table 7)."""
-    return {"input": mo.split.input_layer, "output": mo.split.output_layer, "adapter": mo.split.adapters}
-
-
-def _clients(fed: mo.FederatedData, *, least: int, count: int | None = None) -> mo.FederatedData:
+def _keep_clients(fed: mo.FederatedData, *, least: int, count: int | None = None) -> mo.FederatedData:
     """The first so many clients that have at least so many rows to train and validate on."""
     import numpy as np
 

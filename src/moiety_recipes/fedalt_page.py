@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import moiety as mo
-from moiety.experiments import FAILS, HOLDS, UNDECIDED, Page, Results, Row, Section, count_verdicts
+from moiety.experiments import FAILS, HOLDS, UNDECIDED, Page, Results, Row, Section
 from moiety_recipes.fedalt_claims import BASELINES, COLUMNS, Comparison, flatten, summarise
 from moiety_recipes.fedalt_stages import FULL, Plan, list_families
+from moiety_recipes.pages import Figures, Part, join_parts, show_mean
 
 ABOUT = (
     'Pillutla et al. 2022, "Federated Learning with Partial Model Personalization", Tables 2 to 4 and 10 to 13. All'
@@ -25,130 +26,118 @@ HURT = "Clients whose test score is worse than with FedAvg in the same seed; the
 
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     """A part for each setting."""
-    sections: list[Section] = []
-    tables: list[Row] = []
-    rows: list[Row] = []
-    figures: dict[str, tuple[str, Callable[[], Any]]] = {}
-    for setting in plan.settings:
-        comparison = Comparison(setting, setting.seeds(seeds), results)
-        table = summarise(comparison, list_families(setting))
-        tables.append(table)
-        sections += show_setting(table, comparison)
-        rows += flatten(table, comparison)
-        figures |= list_figures(comparison)
-    sections += [compare_settings(tables)] if len(tables) > 1 else []
-    claims = [claim for table in tables for claim in table["claims"]]
-    return Page(
-        about=ABOUT,
-        rows=rows,
-        sections=sections,
-        sentence=count_verdicts(claims),
-        figures=figures,
-        more={"settings": tables},
-    )
+    comparisons = [Comparison(setting, setting.seeds(seeds), results) for setting in plan.settings]
+    tables = [summarise(comparison, list_families(comparison.setting)) for comparison in comparisons]
+    parts = [
+        Part(flatten(table, comparison), show_setting(table, comparison), list_figures(comparison))
+        for table, comparison in zip(tables, comparisons, strict=True)
+    ]
+    if len(tables) > 1:
+        parts.append(Part([], [compare_settings(tables)], {}))
+    return join_parts(ABOUT, parts, {"settings": tables})
 
 
 def show_setting(table: Row, comparison: Comparison) -> list[Section]:
     """One setting: its tables, claims and notes."""
     setting = comparison.setting
-    tables = {
-        "Claims": _claims(table, comparison.scale),
-        "Before the final finetuning (Table 12)": _final(table, comparison),
-        "Clients without state (Table 13)": _stateless(table, comparison),
-        "Memory on one device (Table 10)": _memory(table, comparison),
-        "Who is hurt": _hurt(table, comparison),
+    tables: dict[str, Iterable[Row]] = {
+        "Claims": _show_claims(table, comparison.scale),
+        "Before the final finetuning (Table 12)": _show_final(table, comparison),
+        "Clients without state (Table 13)": _show_stateless(table, comparison),
+        "Memory on one device (Table 10)": _show_memory(table, comparison),
+        "Who is hurt": _show_hurt(table, comparison),
         **{
-            f"{option}, finetuning of {sweep['split']} (Figure 10)": _sweep(sweep["rows"], comparison.scale)
+            f"{option}, finetuning of {sweep['split']} (Figure 10)": _show_sweep(sweep["rows"], comparison.scale)
             for option, sweep in table["sweeps"].items()
         },
-        "Learning rates": show_rates(table["rates"], table["tried"], comparison.scale),
+        "Learning rates": show_rates(table, comparison.scale),
     }
+    details = [
+        Section(title=title, rows=list(rows), level=3, text=HURT if title == "Who is hurt" else "")
+        for title, rows in tables.items()
+    ]
     return [
-        Section(title=setting.name, text=describe(table, comparison), rows=_splits(table, comparison)),
-        Section(rows=_baselines(table, comparison)),
-        *(
-            Section(title=title, rows=rows, level=3, text=HURT if title == "Who is hurt" else "")
-            for title, rows in tables.items()
-            if rows
-        ),
+        Section(title=setting.name, text=describe(table, comparison), rows=list(_show_splits(table, comparison))),
+        Section(rows=_show_baselines(table, comparison)),
+        *(section for section in details if section.rows),
         Section(title="Notes", notes=setting.notes(setting.stages), level=3),
     ]
 
 
 def describe(table: Row, comparison: Comparison) -> str:
-    """What a setting is, and what its numbers are."""
+    """What a setting is, and what its numbers are, in words."""
     unit = "per cent" if comparison.scale == 100 else "its own unit"
     better = "higher" if comparison.sign == 1 else "lower"
     seeds, name = ", ".join(map(str, table["seeds"])), table["metric"].replace("_", " ")
     return f"{table['title']} {table['clients']} clients; seeds {seeds}; {name} in {unit}, {better} is better."
 
 
-def _splits(table: Row, comparison: Comparison) -> list[Row]:
+def _show_splits(table: Row, comparison: Comparison) -> Iterator[Row]:
     """Table 4."""
     sizes, paper = {row["row"]: row for row in table["memory"]}, comparison.setting.paper
-    rows = []
     for split in comparison.setting.splits:
         personal, shared = sizes[split]["personal"], sizes[split]["shared"]
         row = {"personal part": split, "personal parameters": f"{personal:,} ({personal / (personal + shared):.2%})"}
         theirs = paper.table.get(split, (None, None, None))
         for (column, step), number in zip(COLUMNS.items(), theirs, strict=True):
-            row[column] = show(table["scores"][step.format(split)], comparison.scale)
-            row[f"{column}, paper ({paper.task})"] = _plain(number)
-        rows.append(row)
-    return rows
+            row[column] = show_mean(table["scores"][step.format(split)], scale=comparison.scale)
+            row[f"{column}, paper ({paper.task})"] = _show_number(number)
+        yield row
 
 
-def _baselines(table: Row, comparison: Comparison) -> list[Row]:
+def _show_baselines(table: Row, comparison: Comparison) -> list[Row]:
     """Table 2."""
     paper, scores = comparison.setting.paper, table["scores"]
-    ours = {name: show(scores[step], comparison.scale) for name, step in BASELINES.items()}
-    theirs = {name: _plain(paper.baselines.get(name.lower())) for name in BASELINES}
+    ours = {name: show_mean(scores[step], scale=comparison.scale) for name, step in BASELINES.items()}
+    theirs = {name: _show_number(paper.baselines.get(name.lower())) for name in BASELINES}
     return [{"": "here", **ours}, {"": f"paper ({paper.task})", **theirs}]
 
 
-def _claims(table: Row, scale: float) -> list[Row]:
-    rows = []
+def _show_claims(table: Row, scale: float) -> Iterator[Row]:
     for claim in table["claims"]:
         claimed = claim.get("share", "> 0")
         if "within" in claim:
             claimed = f"within ±{scale * claim['within']:.2f}"
         elif "above" in claim:
             claimed = f"> {scale * claim['above']:.2f}"
-        shown = show_share(claim) if "share" in claim else show(claim, scale, sign="+")
-        row = {"claim": claim["claim"], "verdict": f"**{claim['verdict']}**", "difference, or share": shown}
-        rows.append({**row, "claimed": claimed})
-    return rows
+        yield {
+            "claim": claim["claim"],
+            "verdict": f"**{claim['verdict']}**",
+            "difference, or share": show_share(claim) if "share" in claim else show_mean(claim, scale=scale, sign="+"),
+            "claimed": claimed,
+        }
 
 
-def _final(table: Row, comparison: Comparison) -> list[Row]:
+def _show_final(table: Row, comparison: Comparison) -> Iterator[Row]:
     paper, claims = comparison.setting.paper, {claim["claim"]: claim for claim in table["claims"]}
-    rows = []
     for split in comparison.setting.splits:
         row = {"personal part": split}
         theirs = paper.final.get(split, (None, None))
         for method, number in zip(("FedAlt", "FedSim"), theirs, strict=True):
             change = claims[f"final finetuning changes {method} little: {split}"]
-            row[f"{method} before"] = show(table["scores"][f"{split}-{method.lower()}"], comparison.scale)
-            row[f"change of {method} by finetuning"] = show(change, comparison.scale, sign="+")
-            row[f"change of {method}, paper ({paper.task})"] = _plain(number)
-        rows.append(row)
-    return rows
+            before = table["scores"][f"{split}-{method.lower()}"]
+            row |= {
+                f"{method} before": show_mean(before, scale=comparison.scale),
+                f"change of {method} by finetuning": show_mean(change, scale=comparison.scale, sign="+"),
+                f"change of {method}, paper ({paper.task})": _show_number(number),
+            }
+        yield row
 
 
-def _stateless(table: Row, comparison: Comparison) -> list[Row]:
+def _show_stateless(table: Row, comparison: Comparison) -> list[Row]:
     split, paper = comparison.setting.stages.stateless, comparison.setting.paper
     if split is None:
         return []
-    steps = {"FT (part.)": "{}-finetune", "FedAlt": "{}-fedalt-stateless-final", "FedSim": "{}-fedsim-stateless-final"}
-    scores = [show(table["scores"][step.format(split)], comparison.scale) for step in steps.values()]
-    theirs = map(_plain, paper.stateless.get(split, (None, None, None)))
+    steps = {name: step.replace("-final", "-stateless-final") for name, step in COLUMNS.items()}
+    scores = [show_mean(table["scores"][step.format(split)], scale=comparison.scale) for step in steps.values()]
+    theirs = map(_show_number, paper.stateless.get(split, (None, None, None)))
     return [
         {"": f"{split}, here", **dict(zip(steps, scores, strict=True))},
         {"": f"{split}, paper ({paper.task})", **dict(zip(steps, theirs, strict=True))},
     ]
 
 
-def _memory(table: Row, comparison: Comparison) -> list[Row]:
+def _show_memory(table: Row, comparison: Comparison) -> list[Row]:
     paper, names = comparison.setting.paper, {"no personalisation": "none", "full personalisation": FULL}
     return [
         {
@@ -161,23 +150,23 @@ def _memory(table: Row, comparison: Comparison) -> list[Row]:
     ]
 
 
-def _hurt(table: Row, comparison: Comparison) -> list[Row]:
+def _show_hurt(table: Row, comparison: Comparison) -> Iterator[Row]:
     splits = comparison.setting.splits
-    steps = {f"{column}, {split}": step.format(split) for split in splits for column, step in COLUMNS.items()}
-    steps |= {name: step for name, step in BASELINES.items() if step != "fedavg"}
-    rows = []
+    steps = {
+        **{f"{column}, {split}": step.format(split) for split in splits for column, step in COLUMNS.items()},
+        **{name: step for name, step in BASELINES.items() if step != "fedavg"},
+    }
     for name, step in steps.items():
         score, when = table["scores"][step], table["scores"][step]["hurt_when"]
         counts = {"in all seeds": when["always"], "in some": when["sometimes"], "in none": when["never"]}
-        rows.append({"": name, "share hurt": show_share(score["hurt"]), **counts})
-    return rows
+        yield {"": name, "share hurt": show_share(score["hurt"]), **counts}
 
 
-def _sweep(rows: Sequence[Row], scale: float) -> list[Row]:
+def _show_sweep(rows: Sequence[Row], scale: float) -> list[Row]:
     return [
         {
             "value": f"{float(row['value']):g}",
-            "mean change against FedAvg": show(_pick(row, "mean"), scale, sign="+"),
+            "mean change against FedAvg": show_mean(_pick(row, "mean"), scale=scale, sign="+"),
             "spread over clients": f"{scale * row['spread']:.2f}",
             "share hurt": show_share(_pick(row, "share_hurt")),
         }
@@ -189,33 +178,29 @@ def _pick(row: Row, name: str) -> Row:
     return {"mean": row[name], "low": row[f"{name}_low"], "high": row[f"{name}_high"]}
 
 
-def show_rates(rates: Mapping[str, float], tried: Mapping[str, Any], scale: float) -> list[Row]:
+def show_rates(table: Row, scale: float) -> Iterator[Row]:
     """The rate of each run, and what it was chosen by."""
     heading = "rates tried, and their scores on validation rows (first seed)"
-    rows = []
-    for step, rate in rates.items():
-        scores = [f"{lr}: {_plain(s if s is None else scale * s)}" for lr, s in tried.get(step, {}).items()]
-        rows.append({"run": step, "rate": f"{rate:g}", heading: ", ".join(scores) or "fixed"})
-    return rows
+    for step, rate in table["rates"].items():
+        scores = [
+            f"{lr}: {_show_number(s if s is None else scale * s)}" for lr, s in table["tried"].get(step, {}).items()
+        ]
+        yield {"run": step, "rate": f"{rate:g}", heading: ", ".join(scores) or "fixed"}
 
 
 def compare_settings(tables: Sequence[Row]) -> Section:
     """Whether the best split depends on the task, as far as these settings can say."""
-    notes, best = [], []
-    for table in tables:
-        for claim in table["claims"]:
-            if claim["claim"].startswith("the best split is "):
-                notes.append(f"{table['setting']}: {claim['claim']}: {claim['verdict']}.")
-                best += [claim["claim"].split(",")[0]] if claim["verdict"] == HOLDS else []
+    claims = [
+        (table["setting"], claim["claim"], claim["verdict"])
+        for table in tables
+        for claim in table["claims"]
+        if claim["claim"].startswith("the best split is ")
+    ]
+    notes = [f"{setting}: {claim}: {verdict}." for setting, claim, verdict in claims]
+    best = [claim.split(",")[0] for _, claim, verdict in claims if verdict == HOLDS]
     verdict = UNDECIDED if len(best) < len(tables) else HOLDS if len(set(best)) > 1 else FAILS
     last = f"The best split depends on the task: **{verdict}** between these settings."
     return Section(title="Across the settings", notes=[*notes, last])
-
-
-def show(row: Mapping[str, Any], scale: float, *, sign: str = "") -> str:
-    """A mean with its interval."""
-    ends = "" if row["low"] is None else f" [{scale * row['low']:{sign}.2f}, {scale * row['high']:{sign}.2f}]"
-    return f"{scale * row['mean']:{sign}.2f}{ends}"
 
 
 def show_share(row: Mapping[str, Any]) -> str:
@@ -225,11 +210,11 @@ def show_share(row: Mapping[str, Any]) -> str:
     return f"{row['mean']:.1%} [{max(0.0, row['low']):.1%}, {min(1.0, row['high']):.1%}]"
 
 
-def _plain(value: float | None) -> str:
+def _show_number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def list_figures(comparison: Comparison) -> dict[str, tuple[str, Callable[[], Any]]]:
+def list_figures(comparison: Comparison) -> Figures:
     """The figures of one setting, in its folder."""
     name = comparison.setting.name
     return {f"{name}/{file}.png": (f"{name}: {title}", draw) for file, title, draw in _figures(comparison)}
@@ -240,34 +225,40 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, str, Callable[[], An
     how: dict[str, Any] = {"scale": comparison.scale, "unit": "pp" if comparison.scale == 100 else comparison.metric}
     best = comparison.order([f"{split}-fedalt-final" for split in setting.splits])[0]
     best_name = best.split("-")[0]
-    steps = {"full, finetuned": f"{FULL}-finetune"}
-    steps |= {f"{split}, FedAlt": f"{split}-fedalt-final" for split in setting.splits}
-
-    title = "change against FedAvg by the number of personal parameters (Figure 4)"
-    points = _by_parameters(comparison)
-    yield "figure4", title, partial(reports.accuracy_against_parameters, points, **how, title=setting.name)
-
-    title = "change of every client by its training rows, first seed (Figures 5 and 8)"
-    shown = {"full, finetuned": f"{FULL}-finetune", f"{best_name}, FedAlt": best}
-    first = {name: comparison.changes(step)[0] for name, step in shown.items()}
-    yield "figure5", title, partial(reports.scatter_change, first, **how)
-
+    steps = {
+        "full, finetuned": f"{FULL}-finetune",
+        **{f"{split}, FedAlt": f"{split}-fedalt-final" for split in setting.splits},
+    }
+    yield (
+        "figure4",
+        "change against FedAvg by the number of personal parameters (Figure 4)",
+        partial(reports.accuracy_against_parameters, _by_parameters(comparison), **how, title=setting.name),
+    )
+    first = {name: comparison.changes(steps[name])[0] for name in ("full, finetuned", f"{best_name}, FedAlt")}
+    yield (
+        "figure5",
+        "change of every client by its training rows, first seed (Figures 5 and 8)",
+        partial(reports.scatter_change, first, **how),
+    )
     for column in ("train", "test"):
-        title = f"change of clients on {column} rows, all seeds (Figure 7)"
-        changes = {name: _all_changes(comparison, step, column) for name, step in steps.items()}
-        yield f"figure7-{column}", title, partial(reports.violins, changes, label="personal part", **how)
-
-    title = f"change of every client over seeds, {best_name} with FedAlt (Figure 11)"
-    yield "figure11", title, partial(reports.seed_bands, mo.analysis.over_seeds(comparison.changes(best)), **how)
-
+        changes = {name: comparison.all_changes(step, column) for name, step in steps.items()}
+        yield (
+            f"figure7-{column}",
+            f"change of clients on {column} rows, all seeds (Figure 7)",
+            partial(reports.violins, changes, label="personal part", **how),
+        )
+    yield (
+        "figure11",
+        f"change of every client over seeds, {best_name} with FedAlt (Figure 11)",
+        partial(reports.seed_bands, mo.analysis.over_seeds(comparison.changes(best)), **how),
+    )
     for sweep in setting.stages.sweeps:
-        title = f"change of clients by {sweep.option}, {sweep.split} finetuned (Figure 10)"
-        changes = {f"{v:g}": _all_changes(comparison, step, "test") for v, step in comparison.swept(sweep).items()}
-        yield f"figure10-{sweep.option}", title, partial(reports.violins, changes, label=sweep.option, **how)
-
-
-def _all_changes(comparison: Comparison, step: str, column: str) -> list[float]:
-    return [row[column] for rows in comparison.changes(step) for row in rows]
+        changes = {f"{v:g}": comparison.all_changes(step) for v, step in comparison.sweep_steps(sweep).items()}
+        yield (
+            f"figure10-{sweep.option}",
+            f"change of clients by {sweep.option}, {sweep.split} finetuned (Figure 10)",
+            partial(reports.violins, changes, label=sweep.option, **how),
+        )
 
 
 def _by_parameters(comparison: Comparison) -> list[Row]:

@@ -15,8 +15,9 @@ stage (b), each on its own.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 FULL = "full"
 """The name of the split that keeps the whole model personal."""
 LONGER = "fedavg-longer"
+METHODS = ("fedalt", "fedsim")
+"""The methods of stage (b) with a personal part, as ``moiety`` names them."""
 ONE_DEAL = "One deal of the data serves all seeds, as in the paper; they differ in first weights, cohorts and shuffles."
 LONGER_AND_SWEPT = (
     "FedAvg, longer: as many rounds more as FedAlt and FedSim have, which the paper does not show. What it gains"
@@ -38,6 +41,8 @@ LONGER_AND_SWEPT = (
 )
 Rates = Mapping[str, float]
 """Client learning rates by the steps' names: ``fedavg``, and for each split ``split-method``."""
+Splits = Mapping[str, "Callable[[nn.Module], mo.Split]"]
+"""Builders of splits by name."""
 Families = dict[str, tuple[tuple[float, ...], Callable[[float], "Step"]]]
 """By name, the rates to choose from and the step at a rate; the first is FedAvg, which the others start from."""
 
@@ -61,10 +66,10 @@ class Stages:
 
     (a) ``rounds`` of FedAvg; (b) ``personal_rounds`` of FedAlt or FedSim, both parts at one rate; (c)
     ``finetune_epochs`` of the personal part alone, by every client. Clients make one pass over their rows in (a), and
-    one for each part in (b). ``federated``, ``personalised`` and ``finetuned`` are more options of the algorithms of
-    (a), (b) and (c), such as a server optimiser, a schedule or a largest gradient norm. ``pull`` is the weight of the
-    l2 term of Ditto and, where ``pfedme_pull`` is not given, of pFedMe; ``pfedme_lr`` is the rate of pFedMe's shared
-    model and ``pfedme_steps`` the number of its steps on a batch. ``stateless`` names the split of Table 13.
+    one for each part in (b). ``clip`` is the largest gradient norm. ``federated`` and ``personalised`` are more options
+    of the algorithms of (a) and (b): a server optimiser, a schedule. ``pull`` is the weight of the l2 term of Ditto
+    and, where ``pfedme_pull`` is not given, of pFedMe; ``pfedme_lr`` is the rate of pFedMe's shared model and
+    ``pfedme_steps`` the number of its steps on a batch. ``stateless`` names the split of Table 13.
     """
 
     seeds: int
@@ -80,9 +85,9 @@ class Stages:
     pfedme_pull: float | None = None
     pfedme_lr: float = 1.0
     pfedme_steps: int = 5
+    clip: float | None = None
     federated: Mapping[str, Any] = field(default_factory=dict)
     personalised: Mapping[str, Any] = field(default_factory=dict)
-    finetuned: Mapping[str, Any] = field(default_factory=dict)
     stateless: str | None = None
     sweeps: tuple[Sweep, ...] = ()
 
@@ -122,7 +127,7 @@ class Setting:
     """One data set with one model at one scale.
 
     ``data(seed)`` keeps validation rows apart, which are counted as training rows once the rates are chosen.
-    ``model(seed)`` makes the model (``model(seed, dropout=p)`` where a sweep asks for it). ``splits`` are the rows of
+    ``model(seed=seed)`` makes the model (with ``dropout=p`` where a sweep asks for it). ``splits`` are the rows of
     the table, from a name (``input``, ``output``, ``adapter``) to a builder. ``fit`` holds more options of
     ``moiety.fit``: loss, metric, inputs. Two scores within ``margin`` of each other (in the metric's own unit)
     count as close. ``notes(stages)`` are printed with the table.
@@ -132,7 +137,7 @@ class Setting:
     title: str
     data: Callable[[int], mo.FederatedData]
     model: Callable[..., nn.Module]
-    splits: Mapping[str, Callable[[nn.Module], mo.Split]]
+    splits: Splits
     stages: Stages
     paper: Paper
     margin: float
@@ -173,68 +178,71 @@ class Step:
     dropout: float | None = None
 
 
-def list_steps(setting: Setting, rates: Rates) -> list[Step]:
+def split_layers() -> Splits:
+    """The first layer, the last layer, and residual adapters with the norms (Table 7 for ResNet-18)."""
+    return {"input": mo.split.input_layer, "output": mo.split.output_layer, "adapter": mo.split.adapters}
+
+
+def list_steps(setting: Setting, rates: Rates) -> Iterator[Step]:
     """All runs of one seed."""
     stages = setting.stages
-    steps = [train_together(stages, rates["fedavg"]), train_longer(stages, rates[LONGER])]
-    steps += [finetune(stages, FULL, rates[f"{FULL}-finetune"]), _ditto(stages, stages.pull, rates, f"{FULL}-ditto")]
+    yield train_together(stages, rates["fedavg"])
+    yield train_longer(stages, rates[LONGER])
+    yield finetune(stages, FULL, rates[f"{FULL}-finetune"])
+    yield _ditto(stages, stages.pull, rates, f"{FULL}-ditto")
     # pFedMe's shared model is finetuned in the end, as the paper has it.
-    steps += _then_finetune(stages, pfedme(stages, rates[f"{FULL}-pfedme"]), FULL, rates)
+    yield from then_finetune(stages, pfedme(stages, rates[f"{FULL}-pfedme"]), FULL, rates)
     for split in setting.splits:
-        steps.append(finetune(stages, split, rates[f"{split}-finetune"]))
-        for method in ("fedalt", "fedsim"):
-            step = personalise(stages, split, method, rates[f"{split}-{method}"])
-            steps += _then_finetune(stages, step, split, rates)
+        yield finetune(stages, split, rates[f"{split}-finetune"])
+        yield from _personalise_both(stages, split, rates)
     if stages.stateless is not None:
-        for method in ("fedalt", "fedsim"):
-            step = personalise(stages, stages.stateless, method, rates[f"{stages.stateless}-{method}"], stateful=False)
-            steps += _then_finetune(stages, step, stages.stateless, rates)
-    return [*steps, *(step for sweep in stages.sweeps for step in _sweep(stages, sweep, rates))]
+        yield from _personalise_both(stages, stages.stateless, rates, stateful=False)
+    for sweep in stages.sweeps:
+        yield from _list_sweep(stages, sweep, rates)
 
 
-def local_sgd(stages: Stages, lr: float, epochs: int, options: Mapping[str, Any]) -> Any:
-    """Local work with the clipping and the weight decay of a stage."""
-    local = {key: options[key] for key in ("clip", "weight_decay") if key in options}
-    return mo.sgd(lr, epochs=epochs, batch_size=stages.batch_size, **local)
-
-
-def server_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The schedule and the server's optimiser of a stage, where it has any."""
-    return {key: options[key] for key in ("schedule", "server") if key in options}
+def local_sgd(stages: Stages, lr: float, epochs: int = 1, **options: Any) -> Any:
+    """Local work in the batches and with the clipping of all stages."""
+    return mo.sgd(lr, epochs=epochs, batch_size=stages.batch_size, clip=stages.clip, **options)
 
 
 def train_together(stages: Stages, lr: float) -> Step:
     """Stage (a): one model for all."""
-    algorithm = mo.fedavg(shared=local_sgd(stages, lr, 1, stages.federated), **server_options(stages.federated))
+    algorithm = mo.fedavg(shared=local_sgd(stages, lr), **stages.federated)
     return Step("fedavg", algorithm, None, stages.rounds, stages.cohort, start=None, train=True)
 
 
 def train_longer(stages: Stages, lr: float) -> Step:
     """FedAvg for as many rounds more as stage (b) has, with the options of that stage."""
-    algorithm = mo.fedavg(shared=local_sgd(stages, lr, 1, stages.personalised), **server_options(stages.personalised))
+    algorithm = mo.fedavg(shared=local_sgd(stages, lr), **stages.personalised)
     return Step(LONGER, algorithm, None, stages.personal_rounds, stages.cohort)
 
 
 def personalise(stages: Stages, split: str, method: str, lr: float, *, stateful: bool = True) -> Step:
     """Stage (b): one pass for each part at one rate."""
-    build = {"fedalt": mo.fedalt, "fedsim": mo.fedsim}[method]
-    work = local_sgd(stages, lr, 1, stages.personalised)
-    algorithm = build(shared=work, personal=work, stateful=stateful, **server_options(stages.personalised))
+    build, work = getattr(mo, method), local_sgd(stages, lr)
+    algorithm = build(shared=work, personal=work, stateful=stateful, **stages.personalised)
     name = f"{split}-{method}" + ("" if stateful else "-stateless")
     return Step(name, algorithm, split, stages.personal_rounds, stages.cohort)
 
 
-def finetune(stages: Stages, split: str, lr: float, start: str = "fedavg") -> Step:
+def finetune(stages: Stages, split: str, lr: float, start: str = "fedavg", *, weight_decay: float = 0.0) -> Step:
     """Stage (c): the personal part alone, by every client."""
-    work = local_sgd(stages, lr, stages.finetune_epochs, stages.finetuned)
-    algorithm = mo.finetune(personal=work, **server_options(stages.finetuned))
+    algorithm = mo.finetune(personal=local_sgd(stages, lr, stages.finetune_epochs, weight_decay=weight_decay))
     name = f"{split}-finetune" if start == "fedavg" else f"{start}-final"
     shown = name in (f"{FULL}-finetune", f"{split}-fedalt-final")  # in the figures that have training rows
     return Step(name, algorithm, split, 1, None, start, train=shown)
 
 
-def _then_finetune(stages: Stages, step: Step, split: str, rates: Rates) -> list[Step]:
+def then_finetune(stages: Stages, step: Step, split: str, rates: Rates) -> list[Step]:
+    """A step of stage (b), and (c) after it."""
     return [step, finetune(stages, split, rates[f"{split}-finetune"], step.name)]
+
+
+def _personalise_both(stages: Stages, split: str, rates: Rates, *, stateful: bool = True) -> Iterator[Step]:
+    for method in METHODS:
+        step = personalise(stages, split, method, rates[f"{split}-{method}"], stateful=stateful)
+        yield from then_finetune(stages, step, split, rates)
 
 
 def pfedme(stages: Stages, lr: float) -> Step:
@@ -242,20 +250,18 @@ def pfedme(stages: Stages, lr: float) -> Step:
     pull = stages.pull if stages.pfedme_pull is None else stages.pfedme_pull
     algorithm = mo.pfedme(
         shared=mo.sgd(stages.pfedme_lr, epochs=1, batch_size=stages.batch_size),
-        personal=mo.sgd(lr, steps=stages.pfedme_steps, pull=pull, clip=stages.personalised.get("clip")),
-        **server_options(stages.personalised),
+        personal=mo.sgd(lr, steps=stages.pfedme_steps, pull=pull, clip=stages.clip),
+        **stages.personalised,
     )
     return Step(f"{FULL}-pfedme", algorithm, None, stages.personal_rounds, stages.cohort)
 
 
 def _ditto(stages: Stages, pull: float, rates: Rates, name: str) -> Step:
-    lr, epochs = rates[f"{FULL}-finetune"], stages.finetune_epochs
-    work = replace(local_sgd(stages, lr, epochs, stages.finetuned), pull=pull)
-    algorithm = mo.ditto(form="finetune", personal=work, **server_options(stages.finetuned))
-    return Step(name, algorithm, None, 1, None)
+    work = local_sgd(stages, rates[f"{FULL}-finetune"], stages.finetune_epochs, pull=pull)
+    return Step(name, mo.ditto(form="finetune", personal=work), None, 1, None)
 
 
-def _sweep(stages: Stages, sweep: Sweep, rates: Rates) -> Iterable[Step]:
+def _list_sweep(stages: Stages, sweep: Sweep, rates: Rates) -> Iterator[Step]:
     """The finetuning of one split once for each value that no other step has."""
     for value in sweep.values:
         name = name_sweep(stages, sweep, value)
@@ -264,10 +270,8 @@ def _sweep(stages: Stages, sweep: Sweep, rates: Rates) -> Iterable[Step]:
         if sweep.option == "pull":
             yield _ditto(stages, value, rates, name)
             continue
-        options = {"weight_decay": value} if sweep.option == "weight_decay" else {}
-        changed = replace(stages, finetuned={**stages.finetuned, **options})
-        step = finetune(changed, sweep.split, rates[f"{sweep.split}-finetune"])
-        dropout = value if sweep.option == "dropout" else None
+        decay, dropout = (value, None) if sweep.option == "weight_decay" else (0.0, value)
+        step = finetune(stages, sweep.split, rates[f"{sweep.split}-finetune"], weight_decay=decay)
         yield replace(step, name=name, train=False, dropout=dropout)
 
 
@@ -283,21 +287,24 @@ def name_sweep(stages: Stages, sweep: Sweep, value: float) -> str:
 def common_families(setting: Setting, *splits: str) -> Families:
     """FedAvg, its longer training, and the finetuning of each split."""
     stages = setting.stages
-    families: Families = {"fedavg": (stages.lr, partial(train_together, stages))}
-    families[LONGER] = stages.personal_lr, partial(train_longer, stages)
-    for split in splits:
-        families[f"{split}-finetune"] = stages.finetune_lr, partial(finetune, stages, split)
-    return families
+    return {
+        "fedavg": (stages.lr, partial(train_together, stages)),
+        LONGER: (stages.personal_lr, partial(train_longer, stages)),
+        **{f"{split}-finetune": (stages.finetune_lr, partial(finetune, stages, split)) for split in splits},
+    }
 
 
 def list_families(setting: Setting) -> Families:
     """The steps whose rates are chosen."""
-    stages, families = setting.stages, common_families(setting, FULL, *setting.splits)
-    families[f"{FULL}-pfedme"] = stages.personal_lr, partial(pfedme, stages)
-    for split in setting.splits:
-        for method in ("fedalt", "fedsim"):
-            families[f"{split}-{method}"] = stages.personal_lr, partial(personalise, stages, split, method)
-    return families
+    stages = setting.stages
+    return {
+        **common_families(setting, FULL, *setting.splits),
+        f"{FULL}-pfedme": (stages.personal_lr, partial(pfedme, stages)),
+        **{
+            f"{split}-{method}": (stages.personal_lr, partial(personalise, stages, split, method))
+            for split, method in itertools.product(setting.splits, METHODS)
+        },
+    }
 
 
 def cells(
@@ -305,7 +312,7 @@ def cells(
     seeds: Sequence[int],
     *,
     families: Callable[[Setting], Families] = list_families,
-    steps: Callable[[Setting, Rates], Sequence[Step]] = list_steps,
+    steps: Callable[[Setting, Rates], Iterable[Step]] = list_steps,
     memory: bool = True,
 ) -> Cells:
     """For each setting: choose the rates, then run all steps of all seeds; the clients' data are the same for each."""
@@ -313,9 +320,8 @@ def cells(
     for setting, tuning in zip(plan.settings, dealt, strict=True):
         rates = yield from _tune(setting, tuning, seeds[0], families(setting))
         fed = tuning.with_validation_in_train()
-        for seed in setting.seeds(seeds):
-            for step in steps(setting, rates):
-                yield build_cell(setting, fed, step, seed)
+        for seed, step in itertools.product(setting.seeds(seeds), steps(setting, rates)):
+            yield build_cell(setting, fed, step, seed)
         if memory:
             yield Cell(key=(setting.name, "memory"), work=partial(measure_memory, setting, fed, seeds[0]))
 
@@ -367,7 +373,8 @@ def build_cell(setting: Setting, fed: mo.FederatedData, step: Step, seed: int, *
 
 def fit_options(setting: Setting, fed: mo.FederatedData, step: Step, seed: int, part: str) -> dict[str, Any]:
     """The arguments of ``moiety.fit``."""
-    model = setting.model(seed) if step.dropout is None else setting.model(seed, dropout=step.dropout)
+    dropout = {} if step.dropout is None else {"dropout": step.dropout}
+    model = setting.model(seed=seed, **dropout)
     return {
         "model": model,
         "data": fed,
@@ -391,7 +398,7 @@ def measure_memory(setting: Setting, fed: mo.FederatedData, seed: int) -> Row:
     """Table 10: what one device needs, by split."""
     import torch
 
-    model = setting.model(seed)
+    model = setting.model(seed=seed)
     batch = {name: torch.as_tensor(column[:1]) for name, column in fed.at(0).items()}
     how = {key: setting.fit[key] for key in ("loss", "inputs") if key in setting.fit}
     splits = {name: setting.split(name, model) for name in setting.splits}

@@ -1,9 +1,9 @@
 """FedAlt and FedSim on text (Pillutla et al. 2022, section 4 (a) and appendix B.1.1: Stack Overflow).
 
-Shakespeare's plays take the place of Stack Overflow, which is not at hand: clients are speaking roles, a row is a
-sentence, and the task is the next word. The model is the paper's transformer; personal are its first block, its last
-block, or adapters of width 16 with all normalisations (Table 5). Scored are the words of the vocabulary alone;
-out-of-vocabulary words and the ends of sentences count in the loss, padding nowhere.
+Shakespeare's plays take the place of Stack Overflow, which is not available here. Clients are speaking roles, a row is
+a sentence, and the task is to predict the next word. The model is the paper's transformer. Personal are its first
+block, its last block, or adapters of width 16 with all normalisations (Table 5). The score counts the words of the
+vocabulary alone; out-of-vocabulary words and the ends of sentences count in the loss, padding nowhere.
 
 At scale ``paper`` model, vocabulary, rounds, cohort, batches and rates are the paper's (Table 9). At scale ``laptop``
 there is less of everything, and rates are chosen from small grids. Scale ``ci`` needs no data set: it makes sentences
@@ -13,16 +13,14 @@ up, and shows that everything runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import moiety as mo
 from moiety.experiments import Experiment
 from moiety_recipes import fedalt_page, fedalt_stages
 from moiety_recipes.fedalt_stages import LONGER_AND_SWEPT, ONE_DEAL, Paper, Plan, Setting, Stages, Sweep
-
-if TYPE_CHECKING:
-    from torch import nn
 
 STACK_OVERFLOW = Paper(
     task="Stack Overflow",
@@ -32,7 +30,6 @@ STACK_OVERFLOW = Paper(
     stateless={"input": (24.96, 24.84, 24.89), "output": (24.93, 24.94, 24.94), "adapter": (24.71, 24.69, 24.71)},
     memory={"none": 71, "input": 67, "output": 67, "adapter": 72, "full": 116},
 )
-NEXT_WORD = {"loss": "cross_entropy", "metric": "token_accuracy"}
 MARGIN = 0.0025
 """A quarter of a point: the paper's gains from personalisation are about one point, its differences between methods a
 tenth or two of one."""
@@ -45,6 +42,7 @@ def plan(scale: str) -> Plan:
 
 def _made_up() -> Setting:
     """Small enough to end in seconds: it shows that everything runs, and nothing else."""
+    sizes = {"vocabulary": 16, "length": 6, "width": 8, "blocks": 2, "heads": 2, "feed_forward": 16}
     stages = Stages(
         seeds=1,
         cohort=2,
@@ -56,23 +54,11 @@ def _made_up() -> Setting:
         personal_lr=(0.5,),
         finetune_lr=(0.5,),
         pfedme_steps=1,
-        federated={"clip": 1.0},
-        personalised={"clip": 1.0},
-        finetuned={"clip": 1.0},
+        clip=1.0,
         sweeps=(Sweep(option="dropout", split="output", values=(0.0, 0.3)),),
     )
-    sizes = {"vocabulary": 16, "length": 6, "width": 8, "blocks": 2, "heads": 2, "feed_forward": 16}
-    return Setting(
-        name="made_up_words",
-        title="Sentences of twelve made-up words, which every client counts through with a step of its own.",
-        data=_counting,
-        model=partial(_model, sizes),
-        splits=_splits(),
-        stages=stages,
-        paper=STACK_OVERFLOW,
-        margin=MARGIN,
-        fit=NEXT_WORD,
-    )
+    title = "Sentences of twelve made-up words, which every client counts through with a step of its own."
+    return _setting("made_up_words", title, _counting, sizes, stages)
 
 
 def _counting(seed: int) -> mo.FederatedData:
@@ -96,7 +82,6 @@ def _counting(seed: int) -> mo.FederatedData:
 
 
 def _shakespeare(paper: bool) -> Setting:
-    stages = _table9() if paper else _laptop()
     words, length = (10_000, 20) if paper else (2_000, 12)
     small = {"width": 32, "blocks": 3, "heads": 4, "feed_forward": 64}
     sizes = {"vocabulary": words + 4, "length": length, **({} if paper else small)}
@@ -106,32 +91,31 @@ def _shakespeare(paper: bool) -> Setting:
         options: dict[str, Any] = {"unit": "word", "vocabulary": words, "length": length, **kept}
         return mo.data.load("shakespeare", **options, test=0.2, validation=0.16, seed=seed)
 
+    title = "Shakespeare's plays, next-word prediction; clients are speaking roles, rows are sentences."
+    setting = _setting("shakespeare", title, data, sizes, _table9() if paper else _laptop())
+    return replace(setting, notes=partial(_notes, paper, sizes))
+
+
+def _setting(
+    name: str, title: str, data: Callable[[int], mo.FederatedData], sizes: Mapping[str, int], stages: Stages
+) -> Setting:
+    """A setting with the paper's transformer in these sizes, and the splits of Table 5."""
     return Setting(
-        name="shakespeare",
-        title="Shakespeare's plays, next-word prediction; clients are speaking roles, rows are sentences.",
+        name=name,
+        title=title,
         data=data,
-        model=partial(_model, sizes),
-        splits=_splits(),
+        model=partial(mo.models.transformer_lm, **sizes),
+        splits={"input": mo.split.first_block, "output": mo.split.last_block, "adapter": mo.split.adapters},
         stages=stages,
         paper=STACK_OVERFLOW,
         margin=MARGIN,
-        fit=NEXT_WORD,
-        notes=partial(_notes, paper, sizes),
+        fit={"loss": "cross_entropy", "metric": "token_accuracy"},
     )
-
-
-def _model(sizes: dict[str, int], seed: int, *, dropout: float = 0.0) -> nn.Module:
-    return mo.models.transformer_lm(**sizes, dropout=dropout, seed=seed)
-
-
-def _splits() -> dict[str, Callable[[nn.Module], mo.Split]]:
-    """The rows of Table 5."""
-    return {"input": mo.split.first_block, "output": mo.split.last_block, "adapter": mo.split.adapters}
 
 
 def _table9() -> Stages:
     """The column StackOverflow of Table 9, the weights of Ditto and pFedMe of B.3, what C.3 and Figure 7 regularise."""
-    how = {"schedule": mo.schedule.linear(warmup=0.1), "clip": 0.1}
+    schedule = mo.schedule.linear(warmup=0.1)
     return Stages(
         seeds=5,
         cohort=50,
@@ -145,9 +129,9 @@ def _table9() -> Stages:
         pull=1e-3,
         pfedme_pull=1e-4,
         pfedme_lr=1000.0,
-        federated={**how, "server": mo.server.adam(lr=5e-4)},
-        personalised={**how, "server": mo.server.adam(lr=5e-5)},
-        finetuned={"clip": 0.1},
+        clip=0.1,
+        federated={"schedule": schedule, "server": mo.server.adam(lr=5e-4)},
+        personalised={"schedule": schedule, "server": mo.server.adam(lr=5e-5)},
         stateless="output",
         sweeps=(
             Sweep(option="weight_decay", split="adapter", values=(0.0, 0.001, 0.01, 0.1)),
@@ -157,7 +141,6 @@ def _table9() -> Stages:
 
 
 def _laptop() -> Stages:
-    clip = {"clip": 1.0}
     return Stages(
         seeds=3,
         cohort=10,
@@ -172,9 +155,9 @@ def _laptop() -> Stages:
         pfedme_pull=1e-4,
         pfedme_lr=1000.0,
         pfedme_steps=2,
-        federated={**clip, "schedule": mo.schedule.linear(warmup=0.1), "server": mo.server.sgd(momentum=0.7)},
-        personalised={**clip, "schedule": mo.schedule.linear(warmup=0.0)},
-        finetuned=clip,
+        clip=1.0,
+        federated={"schedule": mo.schedule.linear(warmup=0.1), "server": mo.server.sgd(momentum=0.7)},
+        personalised={"schedule": mo.schedule.linear(warmup=0.0)},
         stateless="output",
         sweeps=(
             Sweep(option="weight_decay", split="adapter", values=(0.0, 0.01, 0.1)),

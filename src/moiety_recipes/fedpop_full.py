@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from moiety.experiments import Experiment
-from moiety_recipes.fedpop_images import DIGITS, FEDSOUL, TUNED, Deal, Plan, cells, page
+from moiety_recipes.fedpop_images import DIGITS, FEDSOUL, TUNED, Plan, cells, deal_cifar10, page
 
 TABLE2 = {
     "local": (89.79, 70.68),
@@ -32,20 +32,8 @@ def plan(scale: str) -> Plan:
         methods = ("local", "LG-FedAvg", "L2GD", FEDSOUL)
         return Plan(deals=(DIGITS,), methods=methods, seeds=2, rounds=2, cohort=2)
     paper = scale == "paper"
-    rows, test, seeds, rounds = (500, 100, 5, 1000) if paper else (50, 50, 3, 50)
-    deals = tuple(
-        Deal(
-            name=f"{classes}-classes",
-            title="CIFAR-10, {0.classes} classes a client",
-            source="cifar10",
-            clients=100,
-            classes=classes,
-            rows=rows,
-            test_rows=test,
-            small=not paper,
-        )
-        for classes in (2, 5)
-    )
+    seeds, rounds = (5, 1000) if paper else (3, 50)
+    deals = tuple(deal_cifar10(paper, name=f"{classes}-classes", classes=classes) for classes in (2, 5))
     return Plan(deals=deals, methods=tuple(TABLE2), seeds=seeds, rounds=rounds, cohort=10)
 
 

@@ -6,6 +6,7 @@ has a personal part. FedSOUL is ``moiety.fedpop`` with Langevin steps, Adam at t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,7 @@ import numpy as np
 import moiety as mo
 from moiety.experiments import Cell, Cells, Page, Results, Row, Section, compare, table_row
 from moiety_recipes.fedpop_pages import build_page, count_claims, judge
-from moiety_recipes.pictures import average_pixels
+from moiety_recipes.pictures import average_pixels, replace_pictures
 
 FEDSOUL = "FedSOUL"
 PERSONAL_HEAD = ("FedRep", FEDSOUL)
@@ -47,7 +48,7 @@ class Deal:
         source: a data set of ``moiety.data``.
         clients: how many.
         classes: of each client, which is tested on the same classes.
-        rows: at most so many of each client, drawn.
+        rows: the most rows a client has; they are drawn.
         test_rows: test rows of each client, where the data set has a test set.
         test_share: the share of a client's rows that are test rows, where it has none.
         small: whether every 2 x 2 pixels are averaged.
@@ -68,12 +69,12 @@ class Deal:
     strange: str = ""
 
     @property
-    def shown(self) -> str:
+    def heading(self) -> str:
         """Its name on the page."""
         return self.title.format(self)
 
     def load(self, seed: int) -> mo.FederatedData:
-        """The data: pictures with numbers round 0."""
+        """The data: pictures whose numbers lie around 0."""
         fed = mo.data.load(
             self.source,
             clients=self.clients,
@@ -110,9 +111,11 @@ DIGITS = Deal(
 """Small enough to end in seconds, for scale ``ci``."""
 
 
-def replace_pictures(fed: mo.FederatedData, change: Callable[[np.ndarray], np.ndarray]) -> mo.FederatedData:
-    """The data with changed pictures."""
-    return replace(fed, columns={**fed.columns, "x": change(fed.columns["x"])}, spec={})
+def deal_cifar10(paper: bool, **fields: Any) -> Deal:
+    """CIFAR-10 on 100 clients: whole pictures at scale ``paper``, else few of them, averaged to 16 x 16 pixels."""
+    rows, test_rows = (500, 100) if paper else (50, 50)
+    sizes = {"clients": 100, "rows": rows, "test_rows": test_rows, "small": not paper}
+    return Deal(**{"title": "CIFAR-10, {0.classes} classes a client", "source": "cifar10", **sizes, **fields})
 
 
 def shrink(fed: mo.FederatedData, scarce: Scarce, seed: int) -> mo.FederatedData:
@@ -151,10 +154,9 @@ def deal_cells(
     plan: Plan, deal: Deal, fed: mo.FederatedData, seeds: Sequence[int], keep: Callable[[mo.Run], Row]
 ) -> Cells:
     """The cells of one deal."""
-    for seed in seeds:
-        for method in plan.methods:
-            fit = partial(fit_options, plan, fed, method, seed)
-            yield Cell(key=(deal.name, seed, method), fit=fit, keep=keep, stored=False)
+    for seed, method in itertools.product(seeds, plan.methods):
+        fit = partial(fit_options, plan, fed, method, seed)
+        yield Cell(key=(deal.name, seed, method), fit=fit, keep=keep, stored=False)
 
 
 def fit_options(plan: Plan, fed: mo.FederatedData, method: str, seed: int) -> dict[str, Any]:
@@ -219,16 +221,14 @@ def score(
 ) -> tuple[list[Row], list[Row]]:
     """A row for each deal and method; and the claims that FedSOUL is more accurate than each of the others."""
     rows, claims = [], []
-    for deal in plan.deals:
-        scores = {m: [results[deal.name, seed, m]["accuracy"] for seed in seeds] for m in plan.methods}
-        for method, values in scores.items():
-            number = paper.get(deal.name, {}).get(method)
-            row = table_row(f"{deal.shown}, {method}", values, paper=number, scale=100)
-            rows.append({"setting": deal.name, "method": method, **row})
-            if method != FEDSOUL:
-                title = f"{deal.shown}: {FEDSOUL} is more accurate than {method}"
-                ahead = compare(scores[FEDSOUL], values)
-                claims.append(judge(title, ahead, scale=100, setting=deal.name, against=method))
+    for deal, method in itertools.product(plan.deals, plan.methods):
+        ours, own = ([results[deal.name, seed, m]["accuracy"] for seed in seeds] for m in (FEDSOUL, method))
+        number = paper.get(deal.name, {}).get(method)
+        row = table_row(f"{deal.heading}, {method}", own, paper=number, scale=100)
+        rows.append({"setting": deal.name, "method": method, **row})
+        if method != FEDSOUL:
+            title = f"{deal.heading}: {FEDSOUL} is more accurate than {method}"
+            claims.append(judge(title, compare(ours, own), scale=100, setting=deal.name, against=method))
     return rows, claims
 
 
@@ -256,7 +256,7 @@ def page(
         size=f"{plan.rounds} rounds, {plan.cohort} clients a round, batches of {plan.batch_size}, {len(seeds)} seeds.",
         tables=[
             Section(
-                title=deal.shown,
+                title=deal.heading,
                 text="Mean accuracy over clients, per cent.",
                 rows=[{**row, "row": row["method"]} for row in rows if row["setting"] == deal.name],
             )

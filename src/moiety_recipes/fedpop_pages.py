@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from moiety.experiments import FAILS, HOLDS, Page, Row, Section, claim, table_row
+from moiety.experiments import FAILS, HOLDS, Page, Row, Section, table_row
+from moiety_recipes.pages import Figures, judge_row
 
 SHARES = ("accuracy", "worst", "ece", "client_ece", "covered", "mass", "gap", "auroc")
 """The measures that are shown in per cent, with one digit; others have two."""
-Figures = Mapping[str, tuple[str, Callable[[], Any]]]
 
 
 def measure_row(row: str, values: Sequence[float], measure: str, **labels: Any) -> Row:
@@ -20,8 +20,7 @@ def measure_row(row: str, values: Sequence[float], measure: str, **labels: Any) 
 
 def judge(row: str, differences: Sequence[float], *, scale: float = 1.0, **labels: Any) -> Row:
     """A claim that the differences, one a seed, are above 0."""
-    verdict = claim(row, differences).verdict
-    return {**table_row(row, differences, scale=scale, verdict=verdict), **labels}
+    return {**judge_row(row, differences, scale=scale), **labels}
 
 
 def count_claims(claims: Sequence[Row]) -> str:

@@ -11,7 +11,7 @@ FedAvg with the head finetuned, FedAvg, models trained alone) have one model eac
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import moiety as mo
-from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section
+from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section, compare
 from moiety_recipes.fedpop_pages import build_page, count_claims, judge, measure_row, pool_bins, widen
 
 METHODS = ("FedPop", "FedRep", "finetuning", "FedAvg", "alone")
@@ -57,7 +57,8 @@ Rows = Mapping[str, np.ndarray]
 class Plan:
     """Sizes of one scale: seeds, people held out, test windows of a person, rounds, hidden units.
 
-    With ``digits``, so many clients with handwritten digits take the place of people; no file of data is needed then.
+    ``digits``, where given, is the number of clients with handwritten digits that take the place of people; no file of
+    data is needed then.
     """
 
     seeds: int
@@ -193,7 +194,7 @@ def score_people(predictions: Sequence[tuple[np.ndarray, np.ndarray]]) -> Row:
 
 
 def values(seeds: Sequence[int], results: Results, group: str, method: str, measure: str) -> list[float]:
-    """One number a seed."""
+    """The scores of a method, one for each seed."""
     return [results[seed, method][group]["scores"][measure] for seed in seeds]
 
 
@@ -213,21 +214,18 @@ def score(seeds: Sequence[int], results: Results) -> list[Row]:
     ]
 
 
-def judge_methods(seeds: Sequence[int], results: Results) -> list[Row]:
+def judge_methods(seeds: Sequence[int], results: Results) -> Iterator[Row]:
     """That FedPop is better than each of the others, by accuracy, log-loss, calibration and sets, for both groups."""
-    claims = []
     for group, other, measure in itertools.product(GROUPS, METHODS[1:], CLAIMS):
         sign, words = CLAIMS[measure]
         ours, theirs = (values(seeds, results, group, method, measure) for method in ("FedPop", other))
-        ahead = [sign * (a - b) for a, b in zip(ours, theirs, strict=True)]
         row = f"{GROUPS[group]}: FedPop {words} than {other}"
-        claims.append(judge(row, ahead, group=group, against=other, measure=measure))
-    return claims
+        yield judge(row, compare(ours, theirs, scale=sign), group=group, against=other, measure=measure)
 
 
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     """A table for each group, the claims, and the reliability for new people."""
-    rows, claims = score(seeds, results), judge_methods(seeds, results)
+    rows, claims = score(seeds, results), list(judge_methods(seeds, results))
     return build_page(
         about=ABOUT,
         size=f"{plan.rounds} rounds, {len(seeds)} seeds.",

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from moiety.experiments import Experiment
-from moiety_recipes.fedpop_images import DIGITS, FEDSOUL, TUNED, Deal, Plan, Scarce, cells, page
+from moiety_recipes.fedpop_images import DIGITS, FEDSOUL, TUNED, Plan, Scarce, cells, deal_cifar10, page
 
 METHODS = ("FedRep", "APFL", FEDSOUL)
 
@@ -21,23 +21,19 @@ def plan(scale: str) -> Plan:
         return Plan(deals=(deal,), methods=METHODS, seeds=2, rounds=2, cohort=2)
     paper = scale == "paper"
     deals = tuple(
-        Deal(
+        deal_cifar10(
+            paper,
             name=f"{pictures}-{share}",
             title="{0.scarce.share:.0%} of the clients with {0.scarce.pictures} pictures",
-            source="cifar10",
-            clients=100,
             classes=5,
             rows=25,
-            test_rows=100 if paper else 50,
-            small=not paper,
             scarce=Scarce(share=share / 100, pictures=pictures),
         )
         for pictures in (5, 10)
         for share in (10, 50, 90)
     )
-    if paper:
-        return Plan(deals=deals, methods=METHODS, seeds=5, rounds=1000, cohort=20)
-    return Plan(deals=deals, methods=METHODS, seeds=3, rounds=100, cohort=10)
+    seeds, rounds, cohort = (5, 1000, 20) if paper else (3, 100, 10)
+    return Plan(deals=deals, methods=METHODS, seeds=seeds, rounds=rounds, cohort=cohort)
 
 
 ABOUT = (

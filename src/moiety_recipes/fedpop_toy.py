@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import moiety as mo
-from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section, table_row
+from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section, compare, table_row
 from moiety_recipes.fedpop_pages import build_page, count_claims, judge, widen
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Problem:
         return self.noise**2
 
     @property
-    def shown(self) -> str:
+    def heading(self) -> str:
         """Its name in tables."""
         return self.title.format(self)
 
@@ -206,7 +206,7 @@ def vector_error(body: np.ndarray, vectors: list[np.ndarray], phi: np.ndarray, z
 
 
 def distances(seeds: Sequence[int], results: Results, problem: Problem, method: str, measure: str) -> list[float]:
-    """One number a seed."""
+    """The distances of a method, one for each seed."""
     method, measure = ("FedSOUL", "exact") if method == EXACT else (method, measure)
     return [results[problem.name, seed, method][measure] for seed in count_seeds(seeds)]
 
@@ -215,11 +215,11 @@ def score(plan: Plan, seeds: Sequence[int], results: Results) -> list[Row]:
     """A row for each problem, measure and method."""
     return [
         {
-            "problem": problem.shown,
+            "problem": problem.heading,
             "method": method,
             "measure": measure,
             **table_row(
-                f"{problem.shown}, {method}, {MEASURES[measure]}", distances(seeds, results, problem, method, measure)
+                f"{problem.heading}, {method}, {MEASURES[measure]}", distances(seeds, results, problem, method, measure)
             ),
         }
         for problem in plan.problems
@@ -228,21 +228,19 @@ def score(plan: Plan, seeds: Sequence[int], results: Results) -> list[Row]:
     ]
 
 
-def judge_methods(plan: Plan, seeds: Sequence[int], results: Results) -> list[Row]:
+def judge_methods(plan: Plan, seeds: Sequence[int], results: Results) -> Iterator[Row]:
     """That FedSOUL is nearer than the others, on every problem and by both measures."""
-    claims = []
     ours = [("FedSOUL", "space"), ("FedSOUL", "vectors"), (EXACT, "vectors")]
     for problem, other, (method, measure) in itertools.product(plan.problems, METHODS[1:], ours):
         near, far = (distances(seeds, results, problem, name, measure) for name in (method, other))
-        row = f"{problem.shown}: {method} is ahead of {other} ({MEASURES[measure]})"
+        row = f"{problem.heading}: {method} is ahead of {other} ({MEASURES[measure]})"
         labels = {"problem": problem.name, "method": method, "against": other, "measure": measure}
-        claims.append(judge(row, [a - b for a, b in zip(far, near, strict=True)], **labels))
-    return claims
+        yield judge(row, compare(far, near), **labels)
 
 
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     """A table for each measure, the claims, and a figure."""
-    rows, claims = score(plan, seeds, results), judge_methods(plan, seeds, results)
+    rows, claims = score(plan, seeds, results), list(judge_methods(plan, seeds, results))
     by_measure = {measure: [row for row in rows if row["measure"] == measure] for measure in MEASURES}
     spaces = [row for row in claims if row["against"] == "FedRep" and row["measure"] == "space"]
     return build_page(
@@ -266,12 +264,17 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
 
 def draw(by_measure: dict[str, list[Row]]) -> Any:
     """The distances along the problems, a panel for each measure."""
-    panels: dict[str, dict[str, list[Row]]] = {MEASURES[measure]: {} for measure in by_measure}
-    for measure, rows in by_measure.items():
-        for row in rows:
-            line = panels[MEASURES[measure]].setdefault(row["method"], [])
-            line.append({"x": len(line) + 1, "mean": row["ours"], "low": row["low"], "high": row["high"]})
+    panels = {
+        title: {method: list_points(by_measure[measure], method) for method in SHOWN[measure]}
+        for measure, title in MEASURES.items()
+    }
     return mo.reports.bands(panels, x="problem, in the order of the table", y="distance", columns=2)
+
+
+def list_points(rows: Sequence[Row], method: str) -> list[Row]:
+    """The distances of a method, problem after problem."""
+    own = [row for row in rows if row["method"] == method]
+    return [{"x": x, "mean": row["ours"], "low": row["low"], "high": row["high"]} for x, row in enumerate(own, 1)]
 
 
 ABOUT = (

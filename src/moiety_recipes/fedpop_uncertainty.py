@@ -1,11 +1,12 @@
-"""Figures 4 and S9 of Kotelevskii et al. 2022: are clients' probabilities calibrated, and is the strange noticed?
+"""Figures 4 and S9 of Kotelevskii et al. 2022: are probabilities calibrated, and are strange pictures noticed?
 
-Calibration: CIFAR-10, 2 or 5 classes a client, reliability diagrams of FedSOUL beside FedRep. Elsewhere: clients that
-trained on MNIST see Fashion-MNIST; the entropy of their predictions should be larger there (AUROC).
+Calibration: CIFAR-10, 2 or 5 classes a client, reliability diagrams of FedSOUL and FedRep. Strange pictures: clients
+that trained on MNIST see Fashion-MNIST; the entropy of their predictions should be larger there (AUROC).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,7 @@ import numpy as np
 import moiety as mo
 from moiety.experiments import Cells, Experiment, Page, Results, Row, Section, count_verdicts
 from moiety_recipes import fedpop_images as images
-from moiety_recipes.fedpop_images import DIGITS, FEDSOUL, NOISE, TUNED, Deal
+from moiety_recipes.fedpop_images import DIGITS, FEDSOUL, NOISE, TUNED, Deal, deal_cifar10
 from moiety_recipes.fedpop_pages import build_page, judge, measure_row, pool_bins, widen
 
 OTHER = "FedRep"
@@ -36,7 +37,7 @@ CLAIMS = {"ece": (-1, "is better calibrated than"), "auroc": (1, "tells strange 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(images.Plan):
-    """Sizes of one scale; the predictions of so many clients are ``inspected``."""
+    """Sizes of one scale. ``inspected`` is the number of clients whose predictions are looked at."""
 
     inspected: int
 
@@ -47,17 +48,8 @@ def plan(scale: str) -> Plan:
         deal = replace(DIGITS, strange=NOISE)
         return Plan(deals=(deal,), methods=METHODS, seeds=2, rounds=2, cohort=2, inspected=3)
     paper = scale == "paper"
-    rows, test, seeds, rounds, inspected = (500, 100, 5, 1000, 100) if paper else (50, 50, 3, 100, 40)
-    five = Deal(
-        name="cifar10-5",
-        title="CIFAR-10, {0.classes} classes a client",
-        source="cifar10",
-        clients=100,
-        classes=5,
-        rows=rows,
-        test_rows=test,
-        small=not paper,
-    )
+    seeds, rounds, inspected = (5, 1000, 100) if paper else (3, 100, 40)
+    five = deal_cifar10(paper, name="cifar10-5", classes=5)
     title = "MNIST, {0.classes} classes a client, shown Fashion-MNIST"
     mnist = replace(five, name="mnist-5", title=title, source="mnist", strange="fashion_mnist")
     deals = (replace(five, name="cifar10-2", classes=2), five, mnist)
@@ -75,19 +67,18 @@ def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
 def keep_predictions(fed: mo.FederatedData, strange: mo.FederatedData | None, inspected: int, run: mo.Run) -> Row:
     """Scores over all inspected clients and their mean over clients, the bins of reliability, entropies."""
     calibration = mo.evaluation.calibration
-    predictions, inside, outside = {}, [], []
+    predictions, pairs = {}, []
     for client in range(min(inspected, len(fed))):
         rows = fed.client(client, "test")
         predictive = run.predictive(client, rows["x"], refresh=True)
         predictions[str(fed.ids[client])] = (predictive.probabilities, rows["y"])
-        inside.append(predictive.entropy)
         if strange is not None:
-            outside.append(run.predictive(client, strange.client(client, "test")["x"], refresh=True).entropy)
+            elsewhere = run.predictive(client, strange.client(client, "test")["x"], refresh=True)
+            pairs.append((predictive.entropy, elsewhere.entropy))
     by_client, pooled = calibration.calibration_rows(predictions, bins=BINS)
     p, y = (np.concatenate(parts) for parts in zip(*predictions.values(), strict=True))
     scores = {key: pooled[key] for key in ("accuracy", "ece", "nll", "brier")}
     scores["client_ece"] = float(np.mean([row["ece"] for row in by_client]))
-    pairs = list(zip(inside, outside, strict=True)) if outside else []
     if pairs:
         scores["auroc"] = float(np.mean([calibration.out_of_distribution_auroc(a, b) for a, b in pairs]))
     entropies = [{"its own": a.tolist(), "strange": b.tolist()} for a, b in pairs[:CURVES]]
@@ -103,11 +94,10 @@ def score(plan: Plan, seeds: Sequence[int], results: Results) -> tuple[list[Row]
     for deal in plan.deals:
         scores = {method: [results[deal.name, seed, method]["scores"] for seed in seeds] for method in METHODS}
         known = {measure: heading for measure, heading in MEASURES.items() if measure in scores[FEDSOUL][0]}
-        for method, each in scores.items():
-            for measure, heading in known.items():
-                values = [score[measure] for score in each]
-                row = f"{deal.shown}, {method}, {heading}"
-                rows.append(measure_row(row, values, measure, setting=deal.name, method=method))
+        for method, measure in itertools.product(METHODS, known):
+            values = [score[measure] for score in scores[method]]
+            row = f"{deal.heading}, {method}, {known[measure]}"
+            rows.append(measure_row(row, values, measure, setting=deal.name, method=method))
         ahead = {
             f"{words} {OTHER}": [sign * (a[key] - b[key]) for a, b in zip(*scores.values(), strict=True)]
             for key, (sign, words) in CLAIMS.items()
@@ -115,7 +105,7 @@ def score(plan: Plan, seeds: Sequence[int], results: Results) -> tuple[list[Row]
         }
         if "auroc" in known:
             ahead["tells strange pictures better than chance"] = [score["auroc"] - 0.5 for score in scores[FEDSOUL]]
-        claims += [judge(f"{deal.shown}: {FEDSOUL} {words}", d, setting=deal.name) for words, d in ahead.items()]
+        claims += [judge(f"{deal.heading}: {FEDSOUL} {words}", d, setting=deal.name) for words, d in ahead.items()]
     return rows, claims
 
 
@@ -127,17 +117,15 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
         deal_rows = [row for row in rows if row["setting"] == deal.name]
         columns = {"method": "", **{row["measure"]: MEASURES[row["measure"]] for row in deal_rows}}
         wide = widen(deal_rows, line="method", column="measure")
-        tables.append(Section(title=deal.shown, rows=wide, columns=columns))
+        tables.append(Section(title=deal.heading, rows=wide, columns=columns))
         reliability = partial(draw_reliability, deal, seeds, results)
-        figures[f"reliability-{deal.name}.png"] = (f"Reliability: {deal.shown}", reliability)
+        figures[f"reliability-{deal.name}.png"] = (f"Reliability: {deal.heading}", reliability)
         if curves := results[deal.name, seeds[0], FEDSOUL]["entropies"]:
-            figures[f"entropy-{deal.name}.png"] = (f"Entropy: {deal.shown}", partial(draw_entropies, deal, curves))
-    size = (
-        f"{plan.rounds} rounds, {plan.cohort} clients a round, {len(seeds)} seeds; {plan.inspected} clients inspected."
-    )
+            figures[f"entropy-{deal.name}.png"] = (f"Entropy: {deal.heading}", partial(draw_entropies, deal, curves))
     return build_page(
         about=ABOUT,
-        size=size,
+        size=f"{plan.rounds} rounds, {plan.cohort} clients a round, {len(seeds)} seeds;"
+        f" {plan.inspected} clients inspected.",
         tables=tables,
         rows=rows,
         claims=claims,
@@ -150,13 +138,13 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
 def draw_reliability(deal: Deal, seeds: Sequence[int], results: Results) -> Any:
     """A reliability diagram for each method, all seeds together."""
     bins = {method: pool_bins([results[deal.name, seed, method]["bins"] for seed in seeds]) for method in METHODS}
-    return mo.reports.reliability_diagram(bins, title=deal.shown)
+    return mo.reports.reliability_diagram(bins, title=deal.heading)
 
 
 def draw_entropies(deal: Deal, curves: Sequence[Row]) -> Any:
     """The entropies of the first clients on their own and on strange pictures."""
     named = {f"client {i}": kinds for i, kinds in enumerate(curves, start=1)}
-    return mo.reports.densities(named, title=f"{deal.shown}: {FEDSOUL}")
+    return mo.reports.densities(named, title=f"{deal.heading}: {FEDSOUL}")
 
 
 ABOUT = (

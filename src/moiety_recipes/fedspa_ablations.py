@@ -7,22 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import moiety as mo
-from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section
+from moiety.experiments import Cell, Cells, Experiment, Row, Section
 from moiety_recipes.fedspa_page import (
     CIFAR100_PAPER,
     GLOBAL,
     PAPER,
-    Figures,
     Numbers,
-    Part,
     Statement,
     TaskResults,
-    accuracy_rows,
     build_page,
     curve_figure,
-    judge,
     show_accuracies,
 )
 from moiety_recipes.fedspa_tasks import (
@@ -40,13 +37,19 @@ from moiety_recipes.fedspa_tasks import (
     plan_resnet,
     run_cells,
 )
+from moiety_recipes.pages import Part
 
 UNIFORM, DIFFERENT, RANDOM = "DST, uniform densities", "DST, different masks", "DST, random regrowth"
 RSM_DIFFERENT = "RSM, different masks"
 GLOBAL_DST, GLOBAL_FEDAVG = f"{GLOBAL}{DST}", f"{GLOBAL}{FEDAVG}"
 METHODS = (DST, UNIFORM, DIFFERENT, RSM, RSM_DIFFERENT, RANDOM, FEDAVG, GLOBAL_DST)
-FIGURES = {5: (DST, UNIFORM), 6: (DST, DIFFERENT, RSM, RSM_DIFFERENT), 7: (DST, RANDOM)}
-FIGURES |= {8: (DST, GLOBAL_DST, GLOBAL_FEDAVG)}
+FIGURES = {
+    5: (DST, UNIFORM),
+    6: (DST, DIFFERENT, RSM, RSM_DIFFERENT),
+    7: (DST, RANDOM),
+    8: (DST, GLOBAL_DST, GLOBAL_FEDAVG),
+}
+"""The methods of each figure."""
 CIFAR100: Numbers = {
     IID: {DST: 41.5, UNIFORM: 33.0, RSM: 54.6, FEDAVG: 55.7},
     A: {DST: 59.0, UNIFORM: 49.3, RSM: 48.7, FEDAVG: 49.3},
@@ -71,7 +74,7 @@ SEARCH = "mask search"
 
 def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
     """A run for each setting, seed and method, and the time of a mask search."""
-    yield from run_cells(plan, seeds, build_variants)
+    yield from run_cells(plan, seeds, build=build_variants)
     for task in plan.tasks:
         yield Cell(key=(task.name, SEARCH), work=partial(time_search, task, seeds[0]))
 
@@ -96,24 +99,23 @@ def time_search(task: Task, seed: int) -> Row:
     return {"share": share}
 
 
-def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
-    """Accuracy with each part changed."""
-    return build_page(plan, seeds, results, about=ABOUT, part=show_results)
-
-
 def show_results(results: TaskResults) -> Part:
     """Accuracy and claims of one task, and the time of a mask search."""
-    small = results.task.source == "digits"
-    rows, claims = accuracy_rows(results, {} if small else CIFAR100, METHODS), judge(results, STATEMENTS)
     share = 100 * results.cells[results.task.name, SEARCH]["share"]
-    search = {"task": results.task.name, "row": "time of mask search, per cent of training", "paper": None}
-    search |= {"ours": share, "interval": None, "verdict": None}
+    search = {
+        "task": results.task.name,
+        "row": "time of mask search, per cent of training",
+        "paper": None,
+        "ours": share,
+        "interval": None,
+        "verdict": None,
+    }
+    part = show_accuracies(results, METHODS, STATEMENTS, paper=CIFAR100, source=CIFAR100_PAPER, more_rows=[search])
     text = f"{TABLE_5} {share:.1f}%. It differs by some points from try to try."
-    sections = show_accuracies(results, rows, claims, source="" if small else CIFAR100_PAPER)
-    figures: Figures = {}
+    figures: dict[str, Any] = {}
     for number, methods in FIGURES.items():
         figures |= curve_figure(results, methods, f"figure{number}", f"Figure {number}: accuracy")
-    return Part([*rows, search, *claims], [*sections, Section(title="Table 5", text=text, level=3)], figures)
+    return Part(part.rows, [*part.sections, Section(title="Table 5", text=text, level=3)], figures)
 
 
 ABOUT = (
@@ -130,5 +132,5 @@ fedspa_ablations = Experiment(
     summary="FedSpa with each of its parts changed (Table 4 and Figures 5 to 8 of Huang et al. 2022).",
     plan=plan_resnet,
     cells=cells,
-    page=page,
+    page=partial(build_page, about=ABOUT, part=show_results),
 )

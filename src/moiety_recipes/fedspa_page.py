@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import moiety as mo
-from moiety.experiments import (
-    Page,
-    Results,
-    Row,
-    Section,
-    claim_row,
-    compare,
-    count_verdicts,
-    interval,
-    score_row,
-    show_interval,
-)
+from moiety.experiments import Page, Results, Row, Section, claim_row, compare, interval, score_row, show_interval
 from moiety_recipes.fedspa_tasks import SETTINGS, Plan, Task
+from moiety_recipes.pages import Figures, Part, join_parts
 
 Numbers = Mapping[str, Mapping[str, float]]
 """The paper's, by setting and method."""
-Figures = dict[str, tuple[str, Callable[[], Any]]]
 COSTS = ("down_values", "up_values", "down_payload", "up_payload", "flops", "search_flops")
 GLOBAL = "global "
 """Before the name of a method: its shared model, instead of the personal ones."""
@@ -82,27 +71,11 @@ class TaskResults:
         return {"task": self.task.name, **claim_row(row, differences, within=within)}
 
 
-class Part(NamedTuple):
-    """What a page shows of one task."""
-
-    rows: Sequence[Row]
-    sections: Sequence[Section]
-    figures: Figures
-
-
 def build_page(
     plan: Plan, seeds: Sequence[int], results: Results, *, about: str, part: Callable[[TaskResults], Part]
 ) -> Page:
     """The page of all tasks."""
-    parts = [part(TaskResults(task, seeds, results)) for task in plan.tasks]
-    rows = [row for part in parts for row in part.rows]
-    return Page(
-        about=about,
-        rows=rows,
-        sections=[section for part in parts for section in part.sections],
-        sentence=count_verdicts(rows),
-        figures={file: figure for part in parts for file, figure in part.figures.items()},
-    )
+    return join_parts(about, [part(TaskResults(task, seeds, results)) for task in plan.tasks])
 
 
 def judge(results: TaskResults, statements: Iterable[Statement]) -> list[Row]:
@@ -115,16 +88,12 @@ def judge(results: TaskResults, statements: Iterable[Statement]) -> list[Row]:
     ]
 
 
-def accuracy_rows(results: TaskResults, paper: Numbers, methods: Sequence[str]) -> list[Row]:
-    """A row for each setting and method: accuracy, and the costs of a run, which are means over seeds."""
-    rows = []
-    for setting in SETTINGS:
-        for method in methods:
-            ledgers = [course["ledger"] for course in results.courses(setting, method)]
-            costs = {key: sum(ledger.get(key, 0) for ledger in ledgers) / len(ledgers) for key in COSTS}
-            score = score_row(method, results.scores(setting, method), paper=paper.get(setting, {}).get(method))
-            rows.append({"task": results.task.name, "setting": setting, **score, "verdict": None, **costs})
-    return rows
+def accuracy_row(results: TaskResults, setting: str, method: str, paper: float | None) -> Row:
+    """The accuracy of a method, and the costs of a run, which are means over seeds."""
+    ledgers = [course["ledger"] for course in results.courses(setting, method)]
+    costs = {key: sum(ledger.get(key, 0) for ledger in ledgers) / len(ledgers) for key in COSTS}
+    score = score_row(method, results.scores(setting, method), paper=paper)
+    return {"task": results.task.name, "setting": setting, **score, "verdict": None, **costs}
 
 
 ACCURACY = {
@@ -139,7 +108,7 @@ ACCURACY = {
 
 
 def show_accuracy(row: Row) -> Row:
-    """A row of ``accuracy_rows`` as a reader wants it."""
+    """A row of ``accuracy_row`` as a reader wants it."""
     amount = mo.reports.format_amount
     return {
         **row,
@@ -182,10 +151,28 @@ def show_task(
     ]
 
 
-def show_accuracies(results: TaskResults, rows: Sequence[Row], claims: Sequence[Row], **options: Any) -> list[Section]:
-    """The sections of a task whose tables are those of ``accuracy_rows``."""
-    tables = {s: [show_accuracy(row) for row in rows if row.get("setting") == s] for s in SETTINGS}
-    return show_task(results, tables, claims, **options)
+def show_accuracies(
+    results: TaskResults,
+    methods: Sequence[str],
+    statements: Iterable[Statement],
+    *,
+    paper: Numbers,
+    source: str,
+    notes: Sequence[str] = (),
+    more_rows: Sequence[Row] = (),
+    more_claims: Sequence[Row] = (),
+) -> Part:
+    """Accuracy, costs, claims and curves of a task. The digits of scale ``ci`` have no numbers of the paper."""
+    if results.task.source == "digits":
+        paper, source = {}, ""
+    tables = {
+        s: [accuracy_row(results, s, method, paper.get(s, {}).get(method)) for method in methods] for s in SETTINGS
+    }
+    claims = [*judge(results, statements), *more_claims]
+    shown = {setting: [show_accuracy(row) for row in rows] for setting, rows in tables.items()}
+    sections = show_task(results, shown, claims, source=source, notes=notes)
+    rows = [row for table in tables.values() for row in table]
+    return Part([*rows, *more_rows, *claims], sections, curve_figure(results, methods))
 
 
 def list_departures(task: Task) -> list[str]:
@@ -221,5 +208,5 @@ def draw_curves(results: TaskResults, methods: Sequence[str]) -> Any:
 
 def _points(results: TaskResults, setting: str, method: str) -> list[Row]:
     rounds = results.courses(setting, method)[0]["rounds"]
-    spans = [interval(values) for values in zip(*results.curves(setting, method), strict=True)]
-    return [{"x": t, "mean": s.mean, "low": s.low, "high": s.high} for t, s in zip(rounds, spans, strict=True)]
+    values = zip(*results.curves(setting, method), strict=True)
+    return [{"x": t, **asdict(interval(each))} for t, each in zip(rounds, values, strict=True)]

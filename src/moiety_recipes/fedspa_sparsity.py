@@ -5,24 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 import moiety as mo
-from moiety.experiments import Cells, Experiment, Page, Results, compare
+from moiety.experiments import Experiment, compare
 from moiety_recipes.fedspa_page import (
     CIFAR100_PAPER,
     PAPER,
     Numbers,
-    Part,
     Statement,
     TaskResults,
-    accuracy_rows,
     build_page,
-    curve_figure,
-    judge,
     show_accuracies,
 )
-from moiety_recipes.fedspa_tasks import IID, A, B, Plan, Task, build_fedavg, build_fedspa, plan_resnet, run_cells
+from moiety_recipes.fedspa_tasks import IID, A, B, Task, build_fedavg, build_fedspa, plan_resnet, run_cells
+from moiety_recipes.pages import Part
 
 SPARSITIES = (0.0, 0.2, 0.4, 0.5, 0.6, 0.8)
 """Sparsity 0 is FedAvg."""
@@ -48,11 +45,6 @@ STATEMENTS = (
 )
 
 
-def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
-    """A run for each setting, seed and sparsity."""
-    return run_cells(plan, seeds, build_sparsities)
-
-
 def build_sparsities(task: Task) -> dict[str, mo.Algorithm]:
     """FedSpa at every sparsity, and FedAvg."""
     return {
@@ -61,19 +53,10 @@ def build_sparsities(task: Task) -> dict[str, mo.Algorithm]:
     }
 
 
-def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
-    """Accuracy at all sparsities."""
-    return build_page(plan, seeds, results, about=ABOUT, part=show_results)
-
-
 def show_results(results: TaskResults) -> Part:
     """Accuracy and claims of one task, and whether the best sparsity moves."""
-    small = results.task.source == "digits"
-    rows = accuracy_rows(results, {} if small else CIFAR100, METHODS)
     moves = results.claim(MOVES, compare(best_sparsities(results, B), best_sparsities(results, IID)))
-    claims = [*judge(results, STATEMENTS), moves]
-    sections = show_accuracies(results, rows, claims, source="" if small else CIFAR100_PAPER)
-    return Part([*rows, *claims], sections, curve_figure(results, METHODS))
+    return show_accuracies(results, METHODS, STATEMENTS, paper=CIFAR100, source=CIFAR100_PAPER, more_claims=[moves])
 
 
 def best_sparsities(results: TaskResults, setting: str) -> list[float]:
@@ -93,6 +76,6 @@ fedspa_sparsity = Experiment(
     name="fedspa-sparsity",
     summary="FedSpa at several sparsities, alike and unlike labels (Table 3 and Figure 4 of Huang et al. 2022).",
     plan=plan_resnet,
-    cells=cells,
-    page=page,
+    cells=partial(run_cells, build=build_sparsities),
+    page=partial(build_page, about=ABOUT, part=show_results),
 )

@@ -16,13 +16,10 @@ from moiety.experiments import FAILS, HOLDS, Cells, Experiment, Page, Results, R
 from moiety_recipes.fedspa_page import (
     PAPER,
     Numbers,
-    Part,
     Statement,
     TaskResults,
-    accuracy_rows,
     build_page,
     curve_figure,
-    judge,
     show_accuracies,
 )
 from moiety_recipes.fedspa_tasks import (
@@ -44,6 +41,7 @@ from moiety_recipes.fedspa_tasks import (
     build_methods,
     run_cells,
 )
+from moiety_recipes.pages import Part
 
 METHODS = (DST, RSM, DITTO, FEDAVG, SUB, LOCAL, SUBSAMPLING)
 EMNIST = (
@@ -59,11 +57,7 @@ CIFAR10 = (
 )
 """The same with VGG-11 on CIFAR-10."""
 STATEMENTS = (
-    Statement(B, DST, FEDAVG),
-    Statement(B, DST, SUB),
-    Statement(B, DST, LOCAL),
-    Statement(B, DST, DITTO),
-    Statement(B, DST, RSM),
+    *(Statement(B, DST, other) for other in (FEDAVG, SUB, LOCAL, DITTO, RSM)),
     Statement(IID, FEDAVG, DST),
     Statement(IID, RSM, FEDAVG, within=2.0),
 )
@@ -91,9 +85,9 @@ def plan(scale: str) -> TablePlan:
     return TablePlan(tasks=(LENET, replace(LENET, source="mnist", rounds=15)), seeds=3, prune_rate=0.2)
 
 
-def cells(plan: TablePlan, seeds: Sequence[int]) -> Cells:
-    """A run for each task, setting, seed and method."""
-    return run_cells(plan, seeds, partial(build_methods, prune_rate=plan.prune_rate))
+def cells(plan: TablePlan, seeds: Sequence[int], *, without: Sequence[str] = ()) -> Cells:
+    """A run for each task, setting, seed and method, but for some methods."""
+    return run_cells(plan, seeds, build=partial(build_methods, prune_rate=plan.prune_rate, without=without))
 
 
 def page(plan: TablePlan, seeds: Sequence[int], results: Results) -> Page:
@@ -116,10 +110,9 @@ def show_results(plan: TablePlan, results: TaskResults) -> Part:
     network = results.task.network
     numbers, source = {"lenet5": (EMNIST, EMNIST_PAPER), "vgg11": (CIFAR10, CIFAR10_PAPER)}.get(network, ((), ""))
     paper: Numbers = {s: dict(zip(METHODS, column, strict=True)) for s, column in zip(SETTINGS, numbers, strict=False)}
-    rows, claims = accuracy_rows(results, paper, METHODS), judge(results, STATEMENTS)
     notes = [*note_pruning(plan), *([DITTO_NOTE] if network == "lenet5" else []), *note_fairness(results)]
-    sections = show_accuracies(results, rows, claims, source=source, notes=notes)
-    return Part([*rows, *claims], sections, curve_figure(results, [m for m in METHODS if m != SUBSAMPLING]))
+    part = show_accuracies(results, METHODS, STATEMENTS, paper=paper, source=source, notes=notes)
+    return part._replace(figures=curve_figure(results, [m for m in METHODS if m != SUBSAMPLING]))
 
 
 def note_pruning(plan: TablePlan) -> list[str]:

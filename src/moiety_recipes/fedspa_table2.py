@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import moiety as mo
-from moiety.experiments import Cells, Experiment, Page, Results, Row, compare, score_row, show_interval
-from moiety_recipes.fedspa_page import PAPER, VERDICTS, Part, TaskResults, build_page, curve_figure, show_task
+from moiety.experiments import Experiment, Page, Results, Row, compare, score_row, show_interval
+from moiety_recipes.fedspa_page import PAPER, VERDICTS, TaskResults, build_page, curve_figure, show_task
 from moiety_recipes.fedspa_table1 import METHODS as TABLE_1
-from moiety_recipes.fedspa_table1 import PAPER_PRUNE_RATE, TablePlan, note_pruning
+from moiety_recipes.fedspa_table1 import PAPER_PRUNE_RATE, TablePlan, cells, note_pruning
 from moiety_recipes.fedspa_tasks import (
     DIGITS,
     DITTO,
@@ -29,10 +28,8 @@ from moiety_recipes.fedspa_tasks import (
     VGG,
     A,
     B,
-    Task,
-    build_methods,
-    run_cells,
 )
+from moiety_recipes.pages import Part
 
 METHODS = tuple(method for method in TABLE_1 if method != LOCAL)
 PRINTED_TARGETS = (70.0, 75.0, 80.0)
@@ -85,16 +82,6 @@ def plan(scale: str) -> TargetPlan:
     return TargetPlan(tasks=(task,), seeds=3, prune_rate=0.2, targets=(50.0, 60.0, 70.0))
 
 
-def cells(plan: TargetPlan, seeds: Sequence[int]) -> Cells:
-    """A run for each setting, seed and method."""
-
-    def methods(task: Task) -> dict[str, mo.Algorithm]:
-        algorithms = build_methods(task, prune_rate=plan.prune_rate)
-        return {method: algorithms[method] for method in METHODS}
-
-    return run_cells(plan, seeds, methods)
-
-
 def first_round(course: Row, target: float) -> int | None:
     """The round of the first evaluation with at least that accuracy, in per cent; None where there is none."""
     pairs = zip(course["rounds"], course["scores"], strict=True)
@@ -110,7 +97,7 @@ def page(plan: TargetPlan, seeds: Sequence[int], results: Results) -> Page:
 def show_results(plan: TargetPlan, results: TaskResults) -> Part:
     """Rounds and claims of one task."""
     rows = {s: [round_row(results, s, method, t) for method in METHODS for t in plan.targets] for s in SETTINGS}
-    claims = judge_rounds(results, plan.targets[len(plan.targets) // 2])
+    claims = list(judge_rounds(results, plan.targets[len(plan.targets) // 2]))
     columns = {"row": "", **{f"{t:g}": f"to {t:g}%" for t in plan.targets}}
     if results.task.network == "vgg11":
         columns |= {f"paper {t:g}": f"paper, to {t:g}%" for t in plan.targets}
@@ -126,24 +113,29 @@ def round_row(results: TaskResults, setting: str, method: str, target: float) ->
     each = [first_round(course, target) for course in results.courses(setting, method)]
     rounds = [t for t in each if t is not None]
     paper = dict(zip(PRINTED_TARGETS, PRINTED[setting][method], strict=True)) if results.task.network == "vgg11" else {}
-    row: Row = {"row": method, "paper": paper.get(target), "ours": None, "interval": None}
     complete = len(rounds) == len(each)
-    row |= score_row(method, rounds, paper=row["paper"]) if complete else {}
-    place = {"task": results.task.name, "setting": setting, "target": target}
-    return {**place, **row, "each": each, "more_than": None if complete else results.task.rounds, "verdict": None}
+    mean = score_row(method, rounds) if complete else {"row": method, "ours": None, "interval": None}
+    return {
+        "task": results.task.name,
+        "setting": setting,
+        "target": target,
+        **mean,
+        "paper": paper.get(target),
+        "each": each,
+        "more_than": None if complete else results.task.rounds,
+        "verdict": None,
+    }
 
 
-def judge_rounds(results: TaskResults, target: float) -> list[Row]:
+def judge_rounds(results: TaskResults, target: float) -> Iterator[Row]:
     """Whether one method needs fewer rounds than another, as in the paper; the difference is of rounds saved."""
-    claims = []
     for setting, method, other in FASTER:
         ours, theirs = (
             [first_round(course, target) or results.task.rounds for course in results.courses(setting, name)]
             for name in (method, other)
         )
         row = f"{setting}: {method} needs fewer rounds to {target:g}% than {other}"
-        claims.append({**results.claim(row, compare(theirs, ours)), "claim": True})
-    return claims
+        yield {**results.claim(row, compare(theirs, ours)), "claim": True}
 
 
 def show_rounds(rows: Sequence[Row]) -> list[Row]:
@@ -169,6 +161,6 @@ fedspa_table2 = Experiment(
     name="fedspa-table2",
     summary="Rounds until a target accuracy, FedSpa against five others (Table 2 of Huang et al. 2022).",
     plan=plan,
-    cells=cells,
+    cells=partial(cells, without=(LOCAL,)),
     page=page,
 )

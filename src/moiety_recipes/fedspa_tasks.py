@@ -9,6 +9,7 @@ normalisation are trained on CIFAR-10 with the paper's sizes. EMNIST-Letters and
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -96,13 +97,13 @@ class Task:
 
     def model(self, seed: int) -> nn.Module:
         """The network with its first weights."""
-        if self.network == "mlp":
-            return mo.models.mlp(64, 10, hidden=(16,), seed=seed)
-        if self.network == "lenet5":
-            return mo.models.lenet5(seed=seed)
-        if self.network == "vgg11":
-            return mo.models.vgg11_gn(classes=10, seed=seed)
-        return mo.models.resnet18_gn(classes=10, image=(3, 32, 32), seed=seed)
+        builders: dict[str, Callable[..., nn.Module]] = {
+            "mlp": partial(mo.models.mlp, 64, 10, hidden=(16,)),
+            "lenet5": mo.models.lenet5,
+            "vgg11": partial(mo.models.vgg11_gn, classes=10),
+            "resnet18": partial(mo.models.resnet18_gn, classes=10, image=(3, 32, 32)),
+        }
+        return builders[self.network](seed=seed)
 
 
 DIGITS = Task(
@@ -136,24 +137,10 @@ def plan_resnet(scale: str) -> Plan:
     return Plan(tasks=(task,), seeds=1 if scale == "ci" else 3)
 
 
-def build_fedspa(
-    task: Task,
-    *,
-    density: float = 0.5,
-    search: str = "dst",
-    densities: str = "erk",
-    masks: str = "same",
-    regrow: str = "gradient",
-) -> mo.Algorithm:
-    """FedSpa, as the paper trains it unless something is changed."""
+def build_fedspa(task: Task, **changes: Any) -> mo.Algorithm:
+    """FedSpa as the paper trains it, but for ``changes``: other options of ``moiety.fedspa``."""
     return mo.fedspa(
-        shared=local_sgd(task, task.epochs),
-        density=density,
-        search=search,
-        densities=densities,
-        masks=masks,
-        regrow=regrow,
-        schedule=mo.schedule.geometric(factor=task.lr_factor),
+        shared=local_sgd(task, task.epochs), schedule=mo.schedule.geometric(factor=task.lr_factor), **changes
     )
 
 
@@ -171,11 +158,14 @@ def build_fedavg(task: Task) -> mo.Algorithm:
     )
 
 
-def build_methods(task: Task, *, prune_rate: float) -> dict[str, mo.Algorithm]:
-    """The methods of Table 1. Ditto splits its epochs: of five, two are for the shared and three for the personal."""
+def build_methods(task: Task, *, prune_rate: float, without: Sequence[str] = ()) -> dict[str, mo.Algorithm]:
+    """The methods of Table 1, but for some of them.
+
+    Ditto splits its epochs: of five, two are for the shared and three for the personal model.
+    """
     schedule = mo.schedule.geometric(factor=task.lr_factor)
     shared_epochs = max(1, 2 * task.epochs // 5)
-    return {
+    methods = {
         DST: build_fedspa(task),
         RSM: build_fedspa(task, search="rsm"),
         DITTO: mo.ditto(
@@ -192,32 +182,28 @@ def build_methods(task: Task, *, prune_rate: float) -> dict[str, mo.Algorithm]:
             distance=1e-4,
             schedule=schedule,
         ),
-        LOCAL: mo.local_only(
-            personal=local_sgd(task, task.epochs),
-            schedule=schedule,
-        ),
-        SUBSAMPLING: mo.subsampling(
-            shared=local_sgd(task, task.epochs),
-            schedule=schedule,
-        ),
+        LOCAL: mo.local_only(personal=local_sgd(task, task.epochs), schedule=schedule),
+        SUBSAMPLING: mo.subsampling(shared=local_sgd(task, task.epochs), schedule=schedule),
     }
+    return {name: algorithm for name, algorithm in methods.items() if name not in without}
 
 
-def run_cells(plan: Plan, seeds: Sequence[int], methods: Callable[[Task], Mapping[str, mo.Algorithm]]) -> Cells:
-    """A run of every method in every setting. Methods of one setting and seed share data, first weights and cohorts."""
+def run_cells(plan: Plan, seeds: Sequence[int], *, build: Callable[[Task], Mapping[str, mo.Algorithm]]) -> Cells:
+    """A run of every method in every setting. ``build`` makes the methods of a task.
+
+    Methods of one setting and seed share data, first weights and cohorts.
+    """
     for task in plan.tasks:
         task.load(IID, seeds[0])  # before anything is written: it may be missing
-    for task in plan.tasks:
-        for setting in SETTINGS:
-            for seed in seeds:
-                fed = task.load(setting, seed)
-                for method, algorithm in methods(task).items():
-                    yield Cell(
-                        key=(task.name, setting, seed, method),
-                        fit=partial(fit_options, task, fed, algorithm, seed),
-                        keep=keep_local if method == LOCAL else keep_course,
-                        group=task.name,
-                    )
+    for task, setting, seed in itertools.product(plan.tasks, SETTINGS, seeds):
+        fed = task.load(setting, seed)
+        for method, algorithm in build(task).items():
+            yield Cell(
+                key=(task.name, setting, seed, method),
+                fit=partial(fit_options, task, fed, algorithm, seed),
+                keep=keep_local if method == LOCAL else keep_course,
+                group=task.name,
+            )
 
 
 def fit_options(task: Task, fed: mo.FederatedData, algorithm: mo.Algorithm, seed: int) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from Dirichlet(0.3); at scale ``paper`` they are whole, on 100 clients with the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -31,7 +32,8 @@ from moiety.experiments import (
     score_row,
     show_interval,
 )
-from moiety_recipes.pictures import Pictures
+from moiety_recipes.pages import show_mean
+from moiety_recipes.pictures import Pictures, deal_clothes, deal_digits
 
 NONE = "none"
 """The row without an attack."""
@@ -64,7 +66,7 @@ def plan(scale: str) -> Plan:
     """The sizes of a scale."""
     if scale == "ci":
         return Plan(
-            pictures=Pictures(source="digits", clients=10, rows=20, alpha=0.5, pixels=64, hidden=(16, 8)),
+            pictures=deal_digits(10),
             lr=0.5,
             inner_lr=0.5,
             inner_steps=3,
@@ -73,18 +75,17 @@ def plan(scale: str) -> Plan:
             attacks=(NONE, "sign flip", "label flip", "not finite"),
             aggregators=("mean", "median", "mixing, trimmed mean"),
         )
-    large = scale == "paper"
-    clients, rows, rounds, seeds = (100, 480, 1000, 5) if large else (20, 100, 60, 3)
-    dealt: dict[str, Any] = {"source": "fashion_mnist", "clients": clients, "rows": rows, "test": 100, "alpha": 0.3}
+    rounds, seeds = (1000, 5) if scale == "paper" else (60, 3)
+    pictures = deal_clothes(scale == "paper")
     return Plan(
-        pictures=Pictures(**dealt, pixels=784) if large else Pictures(**dealt, pixels=196, hidden=(64, 16), small=True),
+        pictures=pictures,
         lr=0.7,
         inner_lr=0.5,
         inner_steps=10,
         rounds=rounds,
         seeds=seeds,
         attacks=tuple(build_attacks()),
-        aggregators=tuple(build_aggregators(clients=clients, byzantine=clients // 5)),
+        aggregators=tuple(build_aggregators(clients=pictures.clients, byzantine=pictures.clients // 5)),
     )
 
 
@@ -121,20 +122,16 @@ def build_aggregators(*, clients: int, byzantine: int) -> dict[str, Any]:
 def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
     """One run for each attack, aggregator and seed; one deal of the data serves all seeds."""
     fed = plan.pictures.load(seeds[0])
-    for attack in plan.attacks:
-        for aggregator in plan.aggregators:
-            for seed in seeds:
-                fit = partial(fit_options, plan, fed, attack, aggregator, seed)
-                yield Cell(key=(seed, attack, aggregator), fit=fit, keep=keep)
+    for attack, aggregator, seed in itertools.product(plan.attacks, plan.aggregators, seeds):
+        fit = partial(fit_options, plan, fed, attack, aggregator, seed)
+        yield Cell(key=(seed, attack, aggregator), fit=fit, keep=keep)
 
 
 def fit_options(plan: Plan, fed: mo.FederatedData, attack: str, aggregator: str, seed: int) -> dict[str, Any]:
     """The arguments of ``moiety.fit`` for one run."""
     model = plan.pictures.model(seed)
     aggregators = build_aggregators(clients=len(fed), byzantine=round(plan.share * len(fed)))
-    attackers: dict[str, Any] = {}
-    if attack != NONE:
-        attackers = {"attack": build_attacks()[attack], "attackers": plan.share}
+    attackers = {} if attack == NONE else {"attack": build_attacks()[attack], "attackers": plan.share}
     return {
         "model": model,
         "data": fed,
@@ -151,40 +148,42 @@ def keep(run: mo.Run) -> Row:
     return {"clients": run.clients, "attackers": run.config["run"].get("attackers")}
 
 
-def score_honest(plan: Plan, seeds: Sequence[int], results: Results, attack: str, aggregator: str) -> list[float]:
+def score_honest(seeds: Sequence[int], results: Results, attack: str, aggregator: str) -> list[float]:
     """For each seed the mean accuracy of the honest clients, weighted by their test rows.
 
     The attackers of a seed are the same under all attacks; they do not count where there is no attack either.
     """
-    scores = []
-    for seed in seeds:
-        attackers = results[seed, *REFERENCE]["attackers"]
-        honest = [row for row in results[seed, attack, aggregator]["clients"] if row["client"] not in attackers]
-        scores.append(float(mo.evaluation.summarise(honest, higher_is_better=True)["metric"]))
-    return scores
+    attackers = {seed: results[seed, *REFERENCE]["attackers"] for seed in seeds}
+    honest = [
+        [row for row in results[seed, attack, aggregator]["clients"] if row["client"] not in attackers[seed]]
+        for seed in seeds
+    ]
+    return [float(mo.evaluation.summarise(clients, higher_is_better=True)["metric"]) for clients in honest]
 
 
-def judge(plan: Plan, seeds: Sequence[int], results: Results) -> list[Row]:
+def judge(plan: Plan, seeds: Sequence[int], results: Results) -> Iterator[Row]:
     """A row for each cell, in per cent: what honest clients score, what they lose, and whether that is too much.
 
     The loss is against the mean of the honest alone, which a robust aggregator is to come near (equation 17), in the
     same seed and on the same clients.
     """
-    best = score_honest(plan, seeds, results, *REFERENCE)
-    rows = []
-    for attack in plan.attacks:
-        for aggregator in plan.aggregators:
-            each = score_honest(plan, seeds, results, attack, aggregator)
-            lost = compare(each, best, scale=100)
-            verdict = claim(f"{aggregator} holds under {attack}", lost, above=-100 * plan.margin)
-            row = score_row(f"{attack}: {aggregator}", each, scale=100) | {"attack": attack, "aggregator": aggregator}
-            rows.append({**row, "change": asdict(verdict.interval), "verdict": verdict.verdict})
-    return rows
+    best = score_honest(seeds, results, *REFERENCE)
+    for attack, aggregator in itertools.product(plan.attacks, plan.aggregators):
+        each = score_honest(seeds, results, attack, aggregator)
+        lost = compare(each, best, scale=100)
+        judged = claim(f"{aggregator} holds under {attack}", lost, above=-100 * plan.margin)
+        yield {
+            **score_row(f"{attack}: {aggregator}", each, scale=100),
+            "attack": attack,
+            "aggregator": aggregator,
+            "change": asdict(judged.interval),
+            "verdict": judged.verdict,
+        }
 
 
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     """The matrix, a summary by aggregator, and every cell."""
-    rows = judge(plan, seeds, results)
+    rows = list(judge(plan, seeds, results))
     matrix = [
         {
             "attack": attack,
@@ -200,22 +199,25 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
         {"aggregator": name, **{mark: ", ".join(attacks) or "-" for mark, attacks in marks.items()}}
         for name, marks in summarise(plan, rows).items()
     ]
-    every = [{**row, "accuracy": show_interval(row), "loss": _show_change(row["change"])} for row in rows]
-    shown = {"attack": "attack", "aggregator": "aggregator", "accuracy": "accuracy"}
-    shown |= {"loss": "against the mean of the honest", "verdict": "verdict"}
-    verdicts = VERDICTS.format(100 * plan.margin)
+    every = [
+        {
+            "attack": row["attack"],
+            "aggregator": row["aggregator"],
+            "accuracy": show_interval(row),
+            "against the mean of the honest": show_mean(row["change"], sign="+"),
+            "verdict": row["verdict"],
+        }
+        for row in rows
+    ]
+    reference = results[seeds[0], *REFERENCE]
     return Page(
-        about=_about(
-            plan,
-            honest=len(results[seeds[0], *REFERENCE]["clients"]) - len(results[seeds[0], *REFERENCE]["attackers"]),
-            seeds=len(seeds),
-        ),
+        about=_about(plan, honest=len(reference["clients"]) - len(reference["attackers"]), seeds=len(seeds)),
         rows=rows,
         sections=[
             Section(text=plan.pictures.title),
-            Section(title="Accuracy of honest clients", text=verdicts, rows=matrix, columns={k: k for k in matrix[0]}),
-            Section(title="Which aggregators hold", rows=summary, columns={k: k for k in summary[0]}),
-            Section(title="Every cell", rows=every, columns=shown),
+            Section(title="Accuracy of honest clients", text=VERDICTS.format(100 * plan.margin), rows=matrix),
+            Section(title="Which aggregators hold", rows=summary),
+            Section(title="Every cell", rows=every),
             Section(title="Notes", notes=NOTES),
         ],
         sentence=sentence(plan, rows),
@@ -257,11 +259,6 @@ def draw(plan: Plan, rows: Sequence[Row]) -> Any:
     numbers = {attack: [row["ours"] for row in own] for attack, own in by.items()}
     marks = {attack: [MARKS[row["verdict"]] for row in own] for attack, own in by.items()}
     return mo.reports.heat_map(numbers, plan.aggregators, label="accuracy of honest clients (%)", marks=marks)
-
-
-def _show_change(change: Row) -> str:
-    ends = None if change["low"] is None else [change["low"], change["high"]]
-    return show_interval({"ours": change["mean"], "interval": ends}, sign="+")
 
 
 def _about(plan: Plan, *, honest: int, seeds: int) -> str:

@@ -14,8 +14,9 @@ as printed, local steps diverge here. What the paper leaves out and is decided h
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import mean, stdev
@@ -47,6 +48,17 @@ from moiety_recipes.ffgg_figure1_problem import (
 )
 
 OTHERS = ("SCAFFOLD", "Local GD", "L2GD")
+ERRORS = {
+    "row": "",
+    "rounds": "rounds",
+    "ours": "error",
+    "end": "in the end",
+    "operator": "norm of F, squared",
+    "distance": "distance to theta*, squared",
+    "seconds": "seconds",
+}
+CLAIMS = {"row": "claim", "verdict": "verdict", "ours": "error", "against": "against", "noise": "noise"}
+"""The columns of both tables."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +111,12 @@ def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
         yield Cell(key=("lines", line.name), fit=fit, keep=keep, stored=False, engine=plan.engine)
 
 
-def build_lines(plan: Plan, problem: Quadratics, coins: int) -> list[Line]:
+def build_lines(plan: Plan, problem: Quadratics, coins: int) -> Iterator[Line]:
     """All lines, panel after panel."""
     step, top = 1 / problem.cocoercive(), problem.smooth()
-    lines = []
     for tau in plan.inner:
         algorithm = mo.ffgg(shared=step, personal=mo.solver.conjugate_gradient(steps=tau, tolerance=0.0))
-        lines.append(Line(f"cg-{tau}", "FFGG", tau, algorithm, True, plan.first_rounds, curvature=True))
+        yield Line(f"cg-{tau}", "FFGG", tau, algorithm, True, plan.first_rounds, curvature=True)
     for tau in plan.local:
         p, pull, lr = 1 / tau, plan.pull, 1 / (top * tau)
         algorithms = {
@@ -117,8 +128,7 @@ def build_lines(plan: Plan, problem: Quadratics, coins: int) -> list[Line]:
             ),
         }
         for method, algorithm in algorithms.items():
-            lines.append(Line(name_line(method, tau), method, tau, algorithm, method == "FFGG", plan.rounds))
-    return lines
+            yield Line(name_line(method, tau), method, tau, algorithm, method == "FFGG", plan.rounds)
 
 
 def name_line(method: str, tau: int) -> str:
@@ -170,18 +180,15 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     """Errors, claims and the figure."""
     problem = draw_problem(plan.size, seeds[0])
     lines = {str(name): row for (_, name), row in results.items()}
-    rows, claims = tabulate(plan, problem, lines), judge(plan, problem, lines)
-    shown = {"row": "", "rounds": "rounds", "ours": "error", "end": "in the end"}
-    shown |= {"operator": "norm of F, squared", "distance": "distance to theta*, squared", "seconds": "seconds"}
-    columns = {"row": "claim", "verdict": "verdict", "ours": "error", "against": "against", "noise": "noise"}
+    rows, claims = list(tabulate(plan, problem, lines)), list(judge(plan, problem, lines))
     lost = [row["row"] for row in claims if row["verdict"] != HOLDS]
     return Page(
         about=ABOUT,
         rows=[*rows, *claims],
         sections=[
             Section(text=_constants(plan, problem)),
-            Section(title="Errors", rows=[_shorten(row) for row in rows], columns=shown),
-            Section(title="Claims", rows=[_shorten(row) for row in claims], columns=columns),
+            Section(title="Errors", rows=[_shorten(row) for row in rows], columns=ERRORS),
+            Section(title="Claims", rows=[_shorten(row) for row in claims], columns=CLAIMS),
             Section(title="Decided here", notes=NOTES),
         ],
         sentence=count_verdicts(claims) + (f" Not, or not decided: {'; '.join(lost)}." if lost else ""),
@@ -190,55 +197,55 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     )
 
 
-def tabulate(plan: Plan, problem: Quadratics, lines: Mapping[str, Row]) -> list[Row]:
+def tabulate(plan: Plan, problem: Quadratics, lines: Mapping[str, Row]) -> Iterator[Row]:
     """A row for each line: its error after the last round, and where it leads."""
-    rows = []
     for name, line in lines.items():
         what = "CG steps" if name.startswith("cg-") else "local steps"
-        numbers = {"rounds": line["points"][-1][0], "ours": final_error(line), "end": _limit(plan, problem, name, line)}
-        numbers |= {key: line[key] for key in ("operator", "distance", "seconds")}
-        row = f"{line['method']}, {line['tau']} {what}"
-        rows.append({"row": row, "line": name, "paper": None, **numbers, "verdict": None})
-    return rows
+        yield {
+            "row": f"{line['method']}, {line['tau']} {what}",
+            "line": name,
+            "paper": None,
+            "rounds": line["points"][-1][0],
+            "ours": final_error(line),
+            "end": None if name.startswith("cg-") else _limit(plan, problem, line["method"], line["tau"]),
+            **{key: line[key] for key in ("operator", "distance", "seconds")},
+            "verdict": None,
+        }
 
 
-def _limit(plan: Plan, problem: Quadratics, name: str, line: Row) -> float | None:
-    tau = line["tau"]
-    if name.startswith("cg-"):
-        return None
-    if line["method"] == "FFGG":
-        return limits.ffgg(problem, tau)
-    if line["method"] == "SCAFFOLD":
-        return limits.one_model(problem)
-    if line["method"] == "L2GD":
-        return limits.l2gd(problem, plan.pull)
+def _limit(plan: Plan, problem: Quadratics, method: str, tau: int) -> float:
+    """Where a line of panels (b) to (d) leads."""
+    match method:
+        case "FFGG":
+            return limits.ffgg(problem, tau)
+        case "SCAFFOLD":
+            return limits.one_model(problem)
+        case "L2GD":
+            return limits.l2gd(problem, plan.pull)
     return limits.local_gd(problem, 1 / (problem.smooth() * tau), tau)
 
 
-def judge(plan: Plan, problem: Quadratics, lines: Mapping[str, Row]) -> list[Row]:
+def judge(plan: Plan, problem: Quadratics, lines: Mapping[str, Row]) -> Iterator[Row]:
     """What sections 3.1 and 3.2 say, each with both numbers. Only L2GD has chance in it: its coin."""
     exact = limits.exact_ffgg(problem, 1 / problem.cocoercive(), plan.first_rounds)
     least, most = plan.inner[0], plan.inner[-2:]
-    few = final_error(lines[f"cg-{least}"])
-    rows = [_claim(f"FFGG with {least} CG steps reaches an error of 1e-4", few, 1e-4)]
+    last = {name: final_error(line) for name, line in lines.items()}
+    yield _claim(f"FFGG with {least} CG steps reaches an error of 1e-4", last[f"cg-{least}"], 1e-4)
     for tau in most:
         text = f"FFGG with {tau} CG steps is as good as with exact solutions (by 1%), which end at 0"
-        rows.append(_claim(text, final_error(lines[f"cg-{tau}"]), 1.01 * exact))
-    text = f"FFGG gains by CG steps: {most[0]} instead of {least}"
-    rows.append(_claim(text, final_error(lines[f"cg-{most[0]}"]), few))
-    for tau in plan.local:
+        yield _claim(text, last[f"cg-{tau}"], 1.01 * exact)
+    yield _claim(f"FFGG gains by CG steps: {most[0]} instead of {least}", last[f"cg-{most[0]}"], last[f"cg-{least}"])
+    for tau, method in itertools.product(plan.local, OTHERS):
         ours, _ = late_error(lines[f"ffgg-{tau}"])
-        for method in OTHERS:
-            other, noise = late_error(lines[name_line(method, tau)])
-            text = f"FFGG is ahead of {method}: {tau} local steps, last quarter of {plan.rounds} rounds"
-            rows.append(_claim(text, ours, other, noise if method == "L2GD" else 0.0))
+        other, noise = late_error(lines[name_line(method, tau)])
+        text = f"FFGG is ahead of {method}: {tau} local steps, last quarter of {plan.rounds} rounds"
+        yield _claim(text, ours, other, noise if method == "L2GD" else 0.0)
     for tau in plan.local:
         text = f"FFGG ends below the minimiser of L2GD's problem: {tau} local steps, endless rounds"
-        rows.append(_claim(text, limits.ffgg(problem, tau), limits.l2gd(problem, plan.pull)))
+        yield _claim(text, limits.ffgg(problem, tau), limits.l2gd(problem, plan.pull))
     for fewer, more in zip(plan.local, plan.local[1:], strict=False):
         text = f"FFGG gains by local steps: {more} instead of {fewer}"
-        rows.append(_claim(text, final_error(lines[f"ffgg-{more}"]), final_error(lines[f"ffgg-{fewer}"])))
-    return rows
+        yield _claim(text, last[f"ffgg-{more}"], last[f"ffgg-{fewer}"])
 
 
 def _claim(text: str, ours: float, against: float, noise: float = 0.0) -> Row:
@@ -270,11 +277,11 @@ def _constants(plan: Plan, problem: Quadratics) -> str:
 def draw(plan: Plan, lines: Mapping[str, Row]) -> Any:
     """The four panels."""
     steps = {f"{tau} steps": lines[f"cg-{tau}"]["points"] for tau in plan.inner}
-    shown = {"(a) FFGG by steps of conjugate gradients": steps}
+    panels = {"(a) FFGG by steps of conjugate gradients": steps}
     for letter, tau in zip("bcdefgh", plan.local, strict=False):
         methods = {method: lines[name_line(method, tau)]["points"] for method in ("FFGG", *OTHERS)}
-        shown[f"({letter}) {tau} local steps"] = methods
-    return mo.reports.log_panels(shown, y="mean of f_m over clients")
+        panels[f"({letter}) {tau} local steps"] = methods
+    return mo.reports.log_panels(panels, y="mean of f_m over clients")
 
 
 ABOUT = (

@@ -8,7 +8,7 @@ from moiety_recipes.ffgg_figure1_problem import Quadratics
 
 
 def error(problem: Quadratics, models: np.ndarray) -> float:
-    """The mean of f_m over clients, at a model for each [clients, d + e]."""
+    """The mean of f_m over clients, at a model for each [clients, d + e] or at one for all [d + e]."""
     gaps = models - problem.stars()
     return float(np.einsum("mi,mij,mj->m", gaps, problem.gram, gaps).mean() / 2)
 
@@ -45,17 +45,14 @@ def ffgg(problem: Quadratics, steps: int) -> float:
 def one_model(problem: Quadratics) -> float:
     """The end of SCAFFOLD: the minimiser of the mean of f_m."""
     slopes = np.einsum("mij,mj->mi", problem.gram, problem.stars())
-    best = np.linalg.solve(problem.gram.mean(0), slopes.mean(0))
-    return error(problem, np.tile(best, (len(problem.w), 1)))
+    return error(problem, np.linalg.solve(problem.gram.mean(0), slopes.mean(0)))
 
 
 def local_gd(problem: Quadratics, lr: float, steps: int) -> float:
     """The end of Local GD: sum_m (I - (I - lr G_m)^steps)(x - x_m*) = 0."""
-    moved = np.eye(problem.gram.shape[1]) - np.linalg.matrix_power(
-        np.eye(problem.gram.shape[1]) - lr * problem.gram, steps
-    )
-    best = np.linalg.solve(moved.mean(0), np.einsum("mij,mj->mi", moved, problem.stars()).mean(0))
-    return error(problem, np.tile(best, (len(problem.w), 1)))
+    eye = np.eye(problem.gram.shape[1])
+    moved = eye - np.linalg.matrix_power(eye - lr * problem.gram, steps)
+    return error(problem, np.linalg.solve(moved.mean(0), np.einsum("mij,mj->mi", moved, problem.stars()).mean(0)))
 
 
 def l2gd(problem: Quadratics, pull: float) -> float:

@@ -2,11 +2,11 @@
 
 The paper takes over data sets, models and sizes of Pillutla et al. 2022, and so does this recipe from ``fedalt-images``
 and ``fedalt-text``: writers and clothes take the place of FEMNIST, Shakespeare's plays that of Stack Overflow. GLDv2 is
-not at hand, and the table has no speech. Its Table 2 has the sizes and rates of Table 9 of Pillutla et al.
+not available here, and the table has no speech. Its Table 2 has the sizes and rates of Table 9 of Pillutla et al.
 
 Three stages, as in appendix E.3: FedAvg; then Local FFGG (Algorithm 4), which is what Table 1 shows, with one
-epoch on the personal part, then one in turns on both; then finetuning of the personal part. Beside it run, from the
-same FedAvg, what the paper does not show: FFGG as in Algorithm 1 (one gradient of the shared part a round), finetuning
+epoch on the personal part, then one in turns on both; then finetuning of the personal part. From the same FedAvg start
+three runs that the paper does not show: FFGG as in Algorithm 1 (one gradient of the shared part a round), finetuning
 alone, and FedAvg for as many rounds more.
 
 One departure: section 3.3 says that clients draw their personal part at random each time. Here it starts from what
@@ -16,15 +16,16 @@ with random weights would hardly move in one epoch at the paper's rate of 0.01.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import moiety as mo
-from moiety.experiments import Experiment, Page, Results, Row, Section, claim, count_verdicts, table_row
+from moiety.experiments import Experiment, Page, Results, Row, Section, table_row
 from moiety_recipes import fedalt_images, fedalt_stages, fedalt_text
-from moiety_recipes.fedalt_claims import Comparison
+from moiety_recipes.fedalt_claims import Comparison, describe_setting
 from moiety_recipes.fedalt_page import describe, show_rates
 from moiety_recipes.fedalt_stages import (
     LONGER,
@@ -37,10 +38,11 @@ from moiety_recipes.fedalt_stages import (
     common_families,
     finetune,
     local_sgd,
-    server_options,
+    then_finetune,
     train_longer,
     train_together,
 )
+from moiety_recipes.pages import Part, join_parts, judge_row
 
 FEMNIST: Row = {"task": "FEMNIST", "fedavg": 93.18, "input": 93.60, "output": 93.58, "adapter": 94.26}
 STACK_OVERFLOW: Row = {"task": "Stack Overflow", "fedavg": 23.82, "input": 24.11, "output": 24.92, "adapter": 24.80}
@@ -74,12 +76,15 @@ splits); and fewer rounds, so that all ends in minutes."""
 
 def plan(scale: str) -> Plan:
     """The settings of ``fedalt-images`` and ``fedalt-text``, without what their tables have besides; three seeds."""
-    settings = []
-    for setting in (*fedalt_images.plan(scale).settings, *fedalt_text.plan(scale).settings):
-        stages = replace(setting.stages, seeds=min(3, setting.stages.seeds), stateless=None, sweeps=())
-        stages = replace(stages, **(LAPTOP[setting.name] if scale == "laptop" else {}))
-        settings.append(replace(setting, stages=stages, notes=partial(_notes, scale)))
-    return Plan(tuple(settings))
+    settings = (*fedalt_images.plan(scale).settings, *fedalt_text.plan(scale).settings)
+    return Plan(tuple(_shorten(setting, scale) for setting in settings))
+
+
+def _shorten(setting: Setting, scale: str) -> Setting:
+    changes = LAPTOP[setting.name] if scale == "laptop" else {}
+    seeds = min(3, setting.stages.seeds)
+    stages = replace(setting.stages, seeds=seeds, stateless=None, sweeps=(), **changes)
+    return replace(setting, stages=stages, notes=partial(_notes, scale))
 
 
 def _notes(scale: str, stages: Stages) -> list[str]:
@@ -102,151 +107,125 @@ TAKEN = (
 
 def list_families(setting: Setting) -> Families:
     """The steps whose rates are chosen; Algorithm 1 takes those of FedAvg and of Local FFGG."""
-    stages, families = setting.stages, common_families(setting, *setting.splits)
-    for split in setting.splits:
-        families[f"{split}-local_ffgg"] = stages.personal_lr, partial(local_ffgg, stages, split)
-    return families
+    stages, splits = setting.stages, setting.splits
+    return {
+        **common_families(setting, *splits),
+        **{f"{split}-local_ffgg": (stages.personal_lr, partial(local_ffgg, stages, split)) for split in splits},
+    }
 
 
-def list_steps(setting: Setting, rates: Rates) -> list[Step]:
+def list_steps(setting: Setting, rates: Rates) -> Iterator[Step]:
     """All runs of one seed."""
     stages = setting.stages
-    steps = [train_together(stages, rates["fedavg"]), train_longer(stages, rates[LONGER])]
+    yield train_together(stages, rates["fedavg"])
+    yield train_longer(stages, rates[LONGER])
     for split in setting.splits:
-        tune, lr = rates[f"{split}-finetune"], rates[f"{split}-local_ffgg"]
-        steps.append(finetune(stages, split, tune))
-        for step in (local_ffgg(stages, split, lr), ffgg(stages, split, rates["fedavg"], lr)):
-            steps += [step, finetune(stages, split, tune, step.name)]
-    return steps
+        yield finetune(stages, split, rates[f"{split}-finetune"])
+        lr = rates[f"{split}-local_ffgg"]
+        yield from then_finetune(stages, local_ffgg(stages, split, lr), split, rates)
+        yield from then_finetune(stages, ffgg(stages, split, rates["fedavg"], lr), split, rates)
 
 
 def local_ffgg(stages: Stages, split: str, lr: float) -> Step:
     """Algorithm 4 as in section 3.3: one epoch on the personal part, then one in turns on both, all at one rate."""
-    clip, rest = stages.personalised.get("clip"), server_options(stages.personalised)
-    work, turns = local_sgd(stages, lr, 1, stages.personalised), mo.sgd(lr, clip=clip)
-    algorithm = mo.local_ffgg(shared=work, personal=turns, solver=work, **rest)
+    work, turns = local_sgd(stages, lr), mo.sgd(lr, clip=stages.clip)
+    algorithm = mo.local_ffgg(shared=work, personal=turns, solver=work, **stages.personalised)
     return Step(f"{split}-local_ffgg", algorithm, split, stages.personal_rounds, stages.cohort)
 
 
 def ffgg(stages: Stages, split: str, lr: float, personal_lr: float) -> Step:
     """Algorithm 1 with the same epoch on the personal part; it has no place for a largest gradient norm."""
-    solver = local_sgd(stages, personal_lr, 1, stages.personalised)
-    algorithm = mo.ffgg(shared=lr, personal=solver, **server_options(stages.personalised))
+    algorithm = mo.ffgg(shared=lr, personal=local_sgd(stages, personal_lr), **stages.personalised)
     return Step(f"{split}-ffgg", algorithm, split, stages.personal_rounds, stages.cohort)
 
 
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     """Table 1 for each setting, its claims, rates and notes."""
-    tables, sections, figures = [], list[Section](), {}
-    for setting in plan.settings:
-        comparison = Comparison(setting, setting.seeds(seeds), results)
-        table = summarise(comparison)
-        tables.append(table)
-        sections += show_setting(table, comparison)
-        title = f"{setting.name}: change of clients by FFGG against FedAvg, all seeds"
-        figures[f"{setting.name}/changes.png"] = title, partial(draw, comparison)
-    return Page(
-        about=ABOUT,
-        rows=[{"setting": t["setting"], **row} for t in tables for row in (*t["rows"], *t["claims"])],
-        sections=sections,
-        sentence=count_verdicts(row for table in tables for row in table["claims"]),
-        figures=figures,
-        more={"settings": tables},
-    )
+    comparisons = [Comparison(setting, setting.seeds(seeds), results) for setting in plan.settings]
+    tables = [summarise(comparison) for comparison in comparisons]
+    parts = [show_setting(table, comparison) for table, comparison in zip(tables, comparisons, strict=True)]
+    return join_parts(ABOUT, parts, {"settings": tables})
 
 
 def summarise(comparison: Comparison) -> Row:
     """All numbers of one setting."""
     setting = comparison.setting
-    rates, tried = comparison.rates(list_families(setting))
     return {
-        "setting": setting.name,
-        "title": setting.title,
+        **describe_setting(comparison, list_families(setting)),
         "task": NEAREST[setting.name]["task"],
-        "metric": comparison.metric,
-        "clients": len(comparison.steps["fedavg"]["clients"]),
-        "seeds": list(comparison.seeds),
-        "rows": tabulate(comparison),
-        "claims": judge(comparison),
-        "rates": rates,
-        "tried": tried,
+        "rows": list(tabulate(comparison)),
+        "claims": list(judge(comparison)),
         "notes": setting.notes(setting.stages),
     }
 
 
-def tabulate(comparison: Comparison) -> list[Row]:
+def tabulate(comparison: Comparison) -> Iterator[Row]:
     """The rows of Table 1, then ours."""
     splits, theirs = list(comparison.setting.splits), NEAREST[comparison.setting.name]
-    steps: dict[str, tuple[str, Any]] = {"FedAvg": ("fedavg", theirs["fedavg"])}
-    steps |= {f"FFGG ({split})": (f"{split}-local_ffgg-final", theirs[split]) for split in splits}
-    steps |= {"FedAvg, longer (ours)": (LONGER, None)}
-    steps |= {f"Algorithm 1 ({split}, ours)": (f"{split}-ffgg-final", None) for split in splits}
-    steps |= {f"finetuning alone ({split}, ours)": (f"{split}-finetune", None) for split in splits}
-    steps |= {f"FFGG before finetuning ({split}, ours)": (f"{split}-local_ffgg", None) for split in splits}
-    rows = []
-    for name, (step, paper) in steps.items():
+    steps = {
+        "FedAvg": "fedavg",
+        **{f"FFGG ({split})": f"{split}-local_ffgg-final" for split in splits},
+        "FedAvg, longer (ours)": LONGER,
+        **{f"Algorithm 1 ({split}, ours)": f"{split}-ffgg-final" for split in splits},
+        **{f"finetuning alone ({split}, ours)": f"{split}-finetune" for split in splits},
+        **{f"FFGG before finetuning ({split}, ours)": f"{split}-local_ffgg" for split in splits},
+    }
+    papers = {"FedAvg": theirs["fedavg"], **{f"FFGG ({split})": theirs[split] for split in splits}}
+    for name, step in steps.items():
         each = comparison.scores(step)
-        rows.append({**table_row(name, each, paper=paper, scale=comparison.scale), "step": step, "each": each})
-    return rows
+        row = table_row(name, each, paper=papers.get(name), scale=comparison.scale)
+        yield {**row, "step": step, "each": each}
 
 
-def judge(comparison: Comparison) -> list[Row]:
+def judge(comparison: Comparison) -> Iterator[Row]:
     """What section 3.3 says of Table 1, and what else one would want to know; differences over seeds decide."""
     splits, theirs = list(comparison.setting.splits), NEAREST[comparison.setting.name]
     final = {split: f"{split}-local_ffgg-final" for split in splits}
     best = comparison.order(list(final.values()))[0].split("-")[0]
 
-    def beyond(split: str, other: str) -> float:
-        """What the paper has, where it has it."""
-        return round(float(theirs[split]) - float(theirs[other]), 2)
-
-    def judge_one(name: str, new: str, old: str, *, above: float = 0.0, paper: float | None = None) -> Row:
-        gains = comparison.gains(new, old)
-        verdict = claim(name, gains, above=above).verdict
-        row = table_row(name, gains, paper=paper, scale=comparison.scale, verdict=verdict)
+    def judge_one(name: str, new: str, old: str, *, above: float = 0.0) -> Row:
+        """Judge a split against another, FedAvg, or a step of which the paper has no number."""
+        gains = comparison.gains(final[new], final.get(old, old))
+        paper = round(theirs[new] - theirs[old], 2) if old in theirs else None
+        row = judge_row(name, gains, above=above, paper=paper, scale=comparison.scale)
         return {**row, "claim": name, "above": above, "each": gains}
 
-    rows = [
-        judge_one(f"FFGG ({split}) beats FedAvg", final[split], "fedavg", paper=beyond(split, "fedavg"))
-        for split in splits
-    ]
-    name = f"the best split ({best}) gains at least one point on FedAvg"
-    rows.append(judge_one(name, final[best], "fedavg", above=LEAST, paper=beyond(best, "fedavg")))
+    for split in splits:
+        yield judge_one(f"FFGG ({split}) beats FedAvg", split, "fedavg")
+    yield judge_one(f"the best split ({best}) gains at least one point on FedAvg", best, "fedavg", above=LEAST)
     for split in splits:
         if split != "adapter" and "adapter" in splits:
-            name = f"adapters are ahead of a personal {split} layer"
-            rows.append(judge_one(name, final["adapter"], final[split], paper=beyond("adapter", split)))
+            yield judge_one(f"adapters are ahead of a personal {split} layer", "adapter", split)
     ours = {
         "FFGG ({}) beats FedAvg trained as long (ours)": LONGER,
         "FFGG ({}) beats finetuning alone (ours)": "{}-finetune",
         "FFGG ({}) beats Algorithm 1 (ours)": "{}-ffgg-final",
     }
-    for name, other in ours.items():
-        rows += [judge_one(name.format(split), final[split], other.format(split)) for split in splits]
-    return rows
+    for (name, other), split in itertools.product(ours.items(), splits):
+        yield judge_one(name.format(split), split, other.format(split))
 
 
-def show_setting(table: Row, comparison: Comparison) -> list[Section]:
-    """One setting: its table, claims, rates and notes."""
+def show_setting(table: Row, comparison: Comparison) -> Part:
+    """One setting: its table, claims, rates and notes, and a figure."""
+    name, interval = table["setting"], {"interval": "95% interval over seeds"}
     text = f"{describe(table, comparison)} The paper's column is {table['task']}."
-    scores = {"row": "", "paper": "paper", "ours": "ours", "interval": "95% interval over seeds"}
-    claims = {"row": "claim", "paper": "difference, paper", "ours": "difference, ours"}
-    claims |= {"interval": "95% interval over seeds", "verdict": "verdict"}
-    rates = show_rates(table["rates"], table["tried"], comparison.scale)
-    return [
-        Section(title=table["setting"], text=text, rows=table["rows"], columns=scores),
-        Section(title="Claims", rows=table["claims"], columns=claims, level=3),
-        Section(title="Learning rates", rows=rates, level=3),
+    scores = {"row": "", "paper": "paper", "ours": "ours", **interval}
+    claims = {"row": "claim", "paper": "difference, paper", "ours": "difference, ours", **interval}
+    sections = [
+        Section(title=name, text=text, rows=table["rows"], columns=scores),
+        Section(title="Claims", rows=table["claims"], columns={**claims, "verdict": "verdict"}, level=3),
+        Section(title="Learning rates", rows=list(show_rates(table, comparison.scale)), level=3),
         Section(title="Notes", notes=table["notes"], level=3),
     ]
+    title = f"{name}: change of clients by FFGG against FedAvg, all seeds"
+    rows = [{"setting": name, **row} for row in (*table["rows"], *table["claims"])]
+    return Part(rows, sections, {f"{name}/changes.png": (title, partial(draw, comparison))})
 
 
 def draw(comparison: Comparison) -> Any:
     """The clients' changes against FedAvg, one violin for each split."""
-    changes = {
-        split: [row["test"] for rows in comparison.changes(f"{split}-local_ffgg-final") for row in rows]
-        for split in comparison.setting.splits
-    }
+    splits = comparison.setting.splits
+    changes = {split: comparison.all_changes(f"{split}-local_ffgg-final") for split in splits}
     title = comparison.setting.name
     return mo.reports.violins(changes, label="personal part", scale=comparison.scale, title=title)
 

@@ -6,6 +6,7 @@ trials each. The paper shows curves and no numbers.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -47,9 +48,10 @@ NOTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Sizes of one scale. A seed is a trial; a run has so many ``passes``, unless ``rounds`` is above 0.
+    """Sizes of one scale. A seed is a trial.
 
-    ``divided``: whether the shared model sees one half of the features and the personal ones the other.
+    A run makes ``passes`` over the training rows, unless ``rounds`` is above 0. ``divided`` says whether the shared
+    model sees one half of the features and the personal ones the other.
     """
 
     divided: bool
@@ -70,9 +72,8 @@ def plan(scale: str, *, divided: bool) -> Plan:
 def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
     """A cell for each data set and number of clients. The first data set is looked at before anything is written."""
     load_tasks(plan.sources[0], 1, seeds[:1])
-    for source in plan.sources:
-        for clients in plan.clients:
-            yield Cell(key=(source, f"{clients} clients"), work=partial(run_point, plan, source, clients, seeds))
+    for source, clients in itertools.product(plan.sources, plan.clients):
+        yield Cell(key=(source, f"{clients} clients"), work=partial(run_point, plan, source, clients, seeds))
 
 
 def run_point(plan: Plan, source: str, clients: int, seeds: Sequence[int]) -> Row:

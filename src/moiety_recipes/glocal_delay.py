@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, compare
+from moiety.experiments import Experiment, Page, Results, Row, compare
 from moiety_recipes.glocal_trials import (
     REFUSED,
     SOURCES,
@@ -23,6 +23,7 @@ from moiety_recipes.glocal_trials import (
     score,
     show_claims,
     show_scores,
+    source_cells,
     tune,
 )
 
@@ -66,13 +67,6 @@ def plan(scale: str) -> Plan:
     """The sizes of a scale."""
     small = Plan(sources=("digits",), clients_figure2=4, clients_figure6=3, delays=(0, 4), rounds=24, seeds=2)
     return small if scale == "ci" else Plan()
-
-
-def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
-    """A cell for each data set. The first is looked at before anything is written."""
-    load_tasks(plan.sources[0], 1, seeds[:1])
-    for source in plan.sources:
-        yield Cell(key=(source,), work=partial(run_source, plan, source, seeds))
 
 
 def run_source(plan: Plan, source: str, seeds: Sequence[int]) -> Row:
@@ -136,7 +130,7 @@ glocal_delay = Experiment(
     name="glocal-delay",
     summary="Accuracy against the delay, by the paper's rule and by the two of section 3.2.1 (Figures 2 and 6).",
     plan=plan,
-    cells=cells,
+    cells=partial(source_cells, run=run_source),
     page=page,
     refused=REFUSED,
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import moiety as mo
-from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section, show_interval
+from moiety.experiments import Experiment, Page, Results, Row, Section, show_interval
 from moiety_recipes.glocal_trials import (
     RATES,
     REFUSED,
@@ -25,6 +25,7 @@ from moiety_recipes.glocal_trials import (
     load_tasks,
     score_methods,
     show_claims,
+    source_cells,
 )
 
 PAPER = {
@@ -58,8 +59,8 @@ NOTES = (
 class Plan:
     """Sizes of one scale.
 
-    A seed is a partition. A run has so many ``passes``, unless ``rounds`` is above 0. ``clients`` and ``passes`` are
-    those of all data sets but isolet, which has its 30 speakers and two passes.
+    A seed is a partition. A run makes ``passes`` over the training rows, unless ``rounds`` is above 0. ``clients`` and
+    ``passes`` are those of all data sets but isolet, which has its 30 speakers and two passes.
     """
 
     sources: tuple[str, ...] = (*SOURCES, "isolet")
@@ -74,13 +75,6 @@ def plan(scale: str) -> Plan:
     """The sizes of a scale."""
     small = Plan(sources=("digits",), clients=4, passes=3, rates=RATES[3:6], seeds=2)
     return {"ci": small, "paper": Plan()}.get(scale, Plan(seeds=20))
-
-
-def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
-    """A cell for each data set. The first is looked at before anything is written."""
-    load_partitions(plan, plan.sources[0], seeds[:1])
-    for source in plan.sources:
-        yield Cell(key=(source,), work=partial(run_source, plan, source, seeds))
 
 
 def load_partitions(plan: Plan, source: str, seeds: Sequence[int]) -> list[mo.FederatedData]:
@@ -120,13 +114,7 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
         [
             Section(title="Test accuracy in per cent", rows=lines, columns={k: k.split(", ")[-1] for k in lines[0]}),
             show_claims(claims),
-            Section(
-                title="Learning rates",
-                text="Chosen on validation rows.",
-                rows=rates,
-                columns={k: k for k in rates[0]},
-                digits=3,
-            ),
+            Section(title="Learning rates", text="Chosen on validation rows.", rows=rates, digits=3),
         ],
         sentence,
         notes,
@@ -138,7 +126,7 @@ glocal_table1 = Experiment(
     name="glocal-table1",
     summary="Independent, Central and Glocal on eight data sets, the paper's numbers beside ours.",
     plan=plan,
-    cells=cells,
+    cells=partial(source_cells, run=run_source),
     page=page,
     refused=REFUSED,
 )

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import moiety as mo
-from moiety.experiments import HOLDS, Cell, Page, Results, Row, Section, claim_row, compare, score_row, show_interval
+from moiety.experiments import (
+    HOLDS,
+    Cell,
+    Cells,
+    Page,
+    Results,
+    Row,
+    Section,
+    claim_row,
+    compare,
+    score_row,
+    show_interval,
+)
 
 ABOUT = (
     '"Global and Local Learning for Distributed Personalization". Linear regression on labels 0 and 1 with a constant,'
@@ -38,6 +51,13 @@ def load_tasks(source: str, clients: int, seeds: Sequence[int]) -> list[mo.Feder
     return [mo.data.binary_tasks(source, clients=clients, seed=seed) for seed in seeds]
 
 
+def source_cells(plan: Any, seeds: Sequence[int], *, run: Callable[[Any, str, Sequence[int]], Row]) -> Cells:
+    """A cell for each data set of the plan. The first is looked at before anything is written."""
+    load_tasks(plan.sources[0], 1, seeds[:1])
+    for source in plan.sources:
+        yield Cell(key=(source,), work=partial(run, plan, source, seeds))
+
+
 def compare_methods(
     data: Sequence[mo.FederatedData],
     seeds: Sequence[int],
@@ -49,7 +69,7 @@ def compare_methods(
 ) -> Row:
     """All methods, each at the learning rate that is best for it.
 
-    A run has so many ``passes`` through a client's training rows, unless ``rounds`` is above 0.
+    A run makes ``passes`` over a client's training rows, unless ``rounds`` is above 0.
     """
     rounds = rounds or passes * int(data[0].sizes("train")[0])
     seen = masks or dict.fromkeys(METHODS, (None, None))
@@ -83,20 +103,13 @@ def tune(
         outcome = run_block(trials, block)
         for part, values in scores.items():
             values[delay, rate, trial] = score_block(data, part, block, outcome)
-    rows = []
-    for k, delay_rounds in enumerate(delays):
-        # Rounded, so that the last digits of a sum decide no tie: the lowest rate has it.
-        means = [round(float(mean), 6) for mean in scores["validation"][k].mean(1)]
-        best = means.index(max(means))
-        rows.append(
-            {
-                "delay": delay_rounds,
-                "lr": rates[best],
-                "validation": means,
-                "each": scores["test"][k, best].tolist(),
-            }
-        )
-    return rows
+    # Rounded, so that the last digits of a sum decide no tie: the lowest rate has it.
+    means = [[round(float(mean), 6) for mean in own.mean(1)] for own in scores["validation"]]
+    best = [own.index(max(own)) for own in means]
+    return [
+        {"delay": delays[k], "lr": rates[at], "validation": means[k], "each": scores["test"][k, at].tolist()}
+        for k, at in enumerate(best)
+    ]
 
 
 def score(row: str, tuned: Mapping[str, Any], *, paper: float | None = None) -> Row:
@@ -140,7 +153,7 @@ def show_scores(title: str, across: str, scores: Scores, signs: Mapping[str, str
         {across: str(x), **{label: show_interval(row, sign=signs.get(label, "")) for label, row in own.items()}}
         for x, own in scores.items()
     ]
-    return Section(title=title, rows=lines, columns={key: key for key in lines[0]})
+    return Section(title=title, rows=lines)
 
 
 def draw_scores(panels: Mapping[str, Scores], lines: Mapping[str, str], x: str, y: str) -> Any:

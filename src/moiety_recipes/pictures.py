@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import moiety as mo
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import nn
 
 NAMES = {"digits": "Handwritten digits (scikit-learn)", "fashion_mnist": "Pictures of clothes (Fashion-MNIST)"}
@@ -18,7 +20,7 @@ class Pictures:
     """A data set dealt by Dirichlet(``alpha``), with a network.
 
     A client has ``rows`` training rows and ``test`` test rows (0: the data set's share). ``small`` averages every 2 x 2
-    pixels. ``hidden`` are the hidden layers of a perceptron for so many ``pixels``; without any, the network is the CNN
+    pixels. ``hidden`` are the hidden layers of a perceptron with ``pixels`` inputs; without any, the network is the CNN
     of McMahan et al. (2017).
     """
 
@@ -43,9 +45,14 @@ class Pictures:
 
     def load(self, seed: int) -> mo.FederatedData:
         """The data, dealt by this seed."""
-        sizes: dict[str, Any] = {"clients": self.clients, "per_client": self.rows, "seed": seed}
-        sizes |= {"test_per_client": self.test} if self.test else {}
-        fed = mo.data.load(self.source, partition=mo.data.dirichlet(self.alpha), **sizes)
+        fed = mo.data.load(
+            self.source,
+            clients=self.clients,
+            partition=mo.data.dirichlet(self.alpha),
+            per_client=self.rows,
+            test_per_client=self.test or None,
+            seed=seed,
+        )
         return average_pixels(fed) if self.small else fed
 
     def model(self, seed: int) -> nn.Module:
@@ -55,9 +62,26 @@ class Pictures:
         return mo.models.cnn(classes=10, seed=seed)
 
 
+def deal_digits(clients: int) -> Pictures:
+    """Few handwritten digits and a small network, for scale ``ci``."""
+    return Pictures(source="digits", clients=clients, rows=20, alpha=0.5, pixels=64, hidden=(16, 8))
+
+
+def deal_clothes(paper: bool) -> Pictures:
+    """Fashion-MNIST: whole, on 100 clients with a CNN at scale ``paper``, else averaged, on 20 clients."""
+    if paper:
+        return Pictures(source="fashion_mnist", clients=100, rows=480, test=100, alpha=0.3, pixels=784)
+    sizes: dict[str, Any] = {"pixels": 196, "hidden": (64, 16), "small": True}
+    return Pictures(source="fashion_mnist", clients=20, rows=100, test=100, alpha=0.3, **sizes)
+
+
+def replace_pictures(fed: mo.FederatedData, change: Callable[[np.ndarray], np.ndarray]) -> mo.FederatedData:
+    """The data with changed pictures."""
+    return replace(fed, columns={**fed.columns, "x": change(fed.columns["x"])}, spec={})
+
+
 def average_pixels(fed: mo.FederatedData) -> mo.FederatedData:
     """The data with the mean of every 2 x 2 pixels."""
-    x = fed.columns["x"]
-    rows, channels, height, width = x.shape
-    small = x.reshape(rows, channels, height // 2, 2, width // 2, 2).mean(axis=(3, 5))
-    return replace(fed, columns={**fed.columns, "x": small}, spec={})
+    rows, channels, height, width = fed.columns["x"].shape
+    blocks = (rows, channels, height // 2, 2, width // 2, 2)
+    return replace_pictures(fed, lambda x: x.reshape(blocks).mean(axis=(3, 5)))

@@ -25,6 +25,7 @@ learn five digits alone. With Dirichlet(0.1) the two are about equal.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -55,10 +56,9 @@ def plan(scale: str) -> Plan:
 
 def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
     """Two runs; with several seeds two for each."""
-    for seed in seeds:
-        for method in METHODS:
-            key = (method,) if plan.seeds == 1 else (seed, method)
-            yield Cell(key=key, fit=partial(fit_options, plan, method, seed), keep=keep)
+    for seed, method in itertools.product(seeds, METHODS):
+        key = (method,) if plan.seeds == 1 else (seed, method)
+        yield Cell(key=key, fit=partial(fit_options, plan, method, seed), keep=keep)
 
 
 def fit_options(plan: Plan, method: str, seed: int) -> dict[str, Any]:

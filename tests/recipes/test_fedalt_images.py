@@ -180,7 +180,7 @@ def _rates(setting):
 
 def test_the_scale_paper_has_the_parameters_of_table_7():
     setting = plan("paper").settings[0]
-    model = setting.model(0)
+    model = setting.model(seed=0)
     counted = {"input": (704, 11_198_782), "output": (31_806, 11_167_680), "adapter": (1_408_128, 11_191_678)}
     for name, expected in counted.items():
         split = setting.splits[name](model)

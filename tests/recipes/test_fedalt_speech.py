@@ -42,7 +42,7 @@ def test_word_error_rates_are_those_of_jiwer_on_the_models_that_are_left(ended, 
     """Greedy decoding written anew, scored by jiwer: for each client, and over all words for the cell of the table."""
     folder, table = ended
     (setting,) = plan("ci").settings
-    data, model = setting.data(0), setting.model(seed)
+    data, model = setting.data(0), setting.model(seed=seed)
     split = None if step == "fedavg" else setting.split(step.split("-")[0], model)
     place = folder / "joined_digits" / f"seed-{seed}" / step
     trained = data.with_validation_in_train()
@@ -128,7 +128,7 @@ def test_scale_paper_has_the_sizes_of_tables_8_and_9():
         assert spec["server"] == {"name": "adam", "lr": 1e-3}
         assert spec["schedule"]["name"] == "linear"
     assert connected.paper.table["input"] == (None, 15.13, 15.47)
-    model = connected.model(0)
+    model = connected.model(seed=0)
     counts = {name: connected.split(name, model).counts() for name in connected.splits}
     assert {name: each["personal"] for name, each in counts.items()} == {
         "input": 800_128,
@@ -136,7 +136,7 @@ def test_scale_paper_has_the_sizes_of_tables_8_and_9():
         "adapter": 152_256,
     }
     assert counts["input"]["total"] == 800_128 + 6 * 1_772_928 + 4_235
-    image = single.model(0)
+    image = single.model(seed=0)
     personal = {name: single.split(name, image).counts()["personal"] for name in ("input", "output")}
     assert personal == {"input": 704, "output": 5_130}
 
@@ -147,7 +147,7 @@ def test_scale_paper_runs():
     rng = np.random.default_rng(0)
     x, y = rng.random((4, 16, 32), dtype=np.float32), rng.integers(1, 11, (4, 2))
     fed = mo.data.from_arrays({"x": x, "y": y, "frames": np.full(4, 16)}, [0, 0, 1, 1], test=0.5)
-    model = connected.model(0)
+    model = connected.model(seed=0)
     split = connected.split("adapter", model)
     step = personalise(connected.stages, "adapter", "fedalt", 1e-2)
     run = mo.fit(
@@ -170,7 +170,7 @@ def test_scale_laptop_runs_on_its_data():
         assert len(data) == 60
         shares = [data.sizes(part).sum() / len(data.columns["x"]) for part in ("train", "validation", "test")]
         assert shares == pytest.approx([0.56, 0.14, 0.3], abs=0.02)
-        model = setting.model(0)
+        model = setting.model(seed=0)
         step = personalise(setting.stages, "output", "fedalt", 0.1)
         split = setting.split("output", model)
         options = {"rounds": 1, "cohort": 1, "evaluate_clients": 2, "evaluate_on": "validation", "engine": "sequential"}

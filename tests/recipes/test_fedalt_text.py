@@ -54,7 +54,7 @@ def test_token_accuracy_is_that_of_the_models_that_are_left(ended, step):
     """
     folder, table = ended
     (setting,) = plan("ci").settings
-    data, model = setting.data(0), setting.model(0)
+    data, model = setting.data(0), setting.model(seed=0)
     split = setting.split(step.split("-")[0], model) if step.startswith(("output", "adapter")) else None
     place = folder / "made_up_words" / "seed-0" / step
     run = mo.resume(place, model=model, data=data.with_validation_in_train(), split=split, metric="token_accuracy")
@@ -162,7 +162,7 @@ def test_the_scale_paper_has_the_parameters_of_table_5():
     with eight of them and eight norms of 512, 71,808 are personal.
     """
     (setting,) = plan("paper").settings
-    model = setting.model(0)
+    model = setting.model(seed=0)
     block, adapters = 4 * 256**2 + 2 * 256 * 1024 + 1280 + 4 * 256, 8 * (2 * 16 * 256 + 272 + 512)
     total = 10_004 * 257 + 20 * 256 + 4 * block
     assert (block, adapters, total) == (788_736, 71_808, 5_731_092)
@@ -185,7 +185,7 @@ def test_the_data_and_models_of_the_larger_scales(scale, roles, words, length):
     assert (data.sizes("validation") > 0).all()
     assert tested.min() >= 10  # as the paper asks
     with torch.no_grad():
-        logits = setting.model(0)(torch.from_numpy(data.columns["x"][:2]))
+        logits = setting.model(seed=0)(torch.from_numpy(data.columns["x"][:2]))
     assert logits.shape == (2, length, words + 4)
     if scale == "laptop":
         assert (trained + tested).max() == 200

@@ -73,14 +73,14 @@ def test_numbers_of_the_paper_stand_beside_their_methods():
 
 def test_titles_follow_the_sizes():
     """What --set changes, the page shows."""
-    titles = [deal.shown for deal in fedpop_small.plan("laptop").deals]
+    titles = [deal.heading for deal in fedpop_small.plan("laptop").deals]
     assert len(titles) == 6
     assert titles[0] == "10% of the clients with 5 pictures"
     assert titles[-1] == "90% of the clients with 10 pictures"
-    assert fedpop_small.plan("ci").deals[0].shown == "Digits, 50% with 5"
-    assert fedpop_full.plan("laptop").deals[0].shown == "CIFAR-10, 2 classes a client"
+    assert fedpop_small.plan("ci").deals[0].heading == "Digits, 50% with 5"
+    assert fedpop_full.plan("laptop").deals[0].heading == "CIFAR-10, 2 classes a client"
     shown = "MNIST, 5 classes a client, shown Fashion-MNIST"
-    assert fedpop_uncertainty.plan("laptop").deals[-1].shown == shown
+    assert fedpop_uncertainty.plan("laptop").deals[-1].heading == shown
     recipe = load_recipe("fedpop-small")
     changes = {"share": 0.25, "pictures": 4}
     page = recipe.run(scale="ci", rounds=1, seeds=1, changes=changes, engine="sequential").page

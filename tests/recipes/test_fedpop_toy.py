@@ -77,9 +77,12 @@ def test_the_likelihood_has_the_variance_of_the_noise():
 
 def test_titles_follow_the_sizes():
     """What --set changes, tables show: the variance of 0.1 is that of the deviation in the plan."""
-    assert PROBLEMS[0].shown == "Figure 2, S6: variance 0.1"
-    assert [problem.shown for problem in PROBLEMS[1:3]] == ["Figure 2, S6: deviation 0.1", "2 examples, deviation 0.1"]
-    assert [problem.shown for problem in PROBLEMS[6:]] == ["S4: 5 raw dimensions", "S5: 5 latent dimensions"]
+    assert PROBLEMS[0].heading == "Figure 2, S6: variance 0.1"
+    assert [problem.heading for problem in PROBLEMS[1:3]] == [
+        "Figure 2, S6: deviation 0.1",
+        "2 examples, deviation 0.1",
+    ]
+    assert [problem.heading for problem in PROBLEMS[6:]] == ["S4: 5 raw dimensions", "S5: 5 latent dimensions"]
     outcome = fedpop_toy.run(scale="ci", rounds=1, seeds=1, changes={"clients": 12})
     assert "| 12 clients |" in outcome.page
     assert "1 rounds, 1 seeds." in outcome.page
