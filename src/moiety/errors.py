@@ -43,8 +43,8 @@ def must(ok: bool, name: str, constraint: str, got: object, hint: str = "") -> N
         refuse(name, constraint, got, hint)
 
 
-def near(name: str, known: Iterable[str], count: int = 3) -> str:
-    """A hint that shows the known names nearest to ``name``.
+def near(name: str, known: Iterable[str], most: int | None = 12) -> str:
+    """A hint that shows the known names nearest to ``name``, or else the first ``most`` of all (None: all of them).
 
     >>> near("fedalt2", ["fedavg", "fedalt", "fedsim"])
     'Did you mean fedalt?'
@@ -52,12 +52,13 @@ def near(name: str, known: Iterable[str], count: int = 3) -> str:
     'Known: fedalt, fedavg.'
     """
     names = sorted(set(known))
-    close = difflib.get_close_matches(name, names, n=count, cutoff=0.75)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.75)
     if close:
         return f"Did you mean {' or '.join(close)}?"
     if not names:
         return ""
-    return f"Known: {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}."
+    rest = ["..."] if len(names[:most]) < len(names) else []
+    return f"Known: {', '.join([*names[:most], *rest])}."
 
 
 def choice(name: str, value: object, known: Iterable[str]) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import tempfile
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
-from moiety.errors import MoietyError, message
+from moiety.errors import MoietyError, message, must, refuse
 
 try:
     import fcntl
@@ -40,9 +43,30 @@ def report_unreadable(path: Path, hint: str = "", name: str = "") -> Iterator[No
         yield
     except MoietyError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        reason = repr(error) if isinstance(error, KeyError) else error  # that of a key alone says little
-        raise MoietyError(message(name or path.name, "whole", f"{path}: {reason}", hint)) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+        reason = repr(error) if isinstance(error, KeyError) else error  # the text of a KeyError is the key alone
+        refuse(name or path.name, "as it was written", f"{path}: {reason}", hint)
+
+
+def read_json(path: Path, keys: Iterable[str] = (), hint: str = "", name: str = "") -> dict[str, Any]:
+    """A table from a file, which must have ``keys``."""
+    with report_unreadable(path, hint, name):
+        content: dict[str, Any] = json.loads(path.read_text())
+        missing = sorted(set(keys) - content.keys())
+    must(not missing, name or path.name, "as it was written", f"{path}, which has no {', '.join(missing)}", hint)
+    return content
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    try:
+        return tomllib.loads(path.read_bytes().decode())
+    except UnicodeDecodeError as error:
+        refuse(path.name, "TOML, a text in UTF-8", f"other bytes at {error.start} in {path}")
+    except tomllib.TOMLDecodeError as error:
+        refuse(path.name, "readable TOML", f"an error in {path}: {error}")
+    except OSError as error:
+        refuse(path.name, "a file that can be read", f"{path}: {error.strerror or error}")
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -61,6 +85,18 @@ def write_file(path: Path, content: bytes) -> None:
             raise
 
 
+def make_folder(folder: Path) -> Path:
+    """The folder, made with those above it where it is not there."""
+    with report_failure(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def write_json(path: Path, content: Mapping[str, Any], indent: int | None = 1) -> None:
+    """Write a table as JSON, whole or not at all."""
+    write_file(path, (json.dumps(content, indent=indent) + "\n").encode())
+
+
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """Fill a new folder whole or not at all: under another name next to its place, which is renamed at the end."""
@@ -69,6 +105,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         folder.mkdir()
         yield folder
         folder.rename(target)
+        sync_folder(target.parent)
 
 
 def append_line(path: Path, line: bytes) -> None:
@@ -119,7 +156,7 @@ def lock_folder(folder: Path | None) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             hint = "Wait until it has ended, or stop it."
-            raise MoietyError(message("folder", "one that nobody trains in now", f"{folder}, in use", hint)) from None
+            refuse("folder", "one that nobody trains in now", f"{folder}, in use", hint)
         except OSError:  # a file system without locks
             pass
         yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -146,6 +146,21 @@ def unstack(tree: Tree, count: int) -> list[Tree]:
     stacked, make = values(tree), maker(tree)
     rows = zip(*(x.unbind(0) for x in stacked), strict=True) if stacked else [()] * count
     return [make(iter(row)) for row in rows]
+
+
+def pack_rows(trees: Sequence[Tree], prefix: str = "") -> dict[str, Tensor]:
+    """One tensor per leaf, with a row per tree, for a file; names are paths that begin with ``prefix``."""
+    return {prefix + k: v.contiguous() for k, v in leaves(stack(trees)).items()} if trees else {}
+
+
+def unpack_rows(tensors: Mapping[str, Tensor], template: Tree, prefix: str = "") -> list[Tree]:
+    """The inverse of ``pack_rows``: a tree like ``template`` for each row.
+
+    Rows are cloned: a view would keep all other rows in memory.
+    """
+    columns = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    count = len(next(iter(columns.values()))) if columns else 0
+    return [refill(template, {k: v[row].clone() for k, v in columns.items()}) for row in range(count)]
 
 
 def is_finite(tree: Tree) -> Tensor:

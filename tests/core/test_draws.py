@@ -9,8 +9,8 @@ from moiety import random as draws
 
 def test_it_is_splitmix64():
     """The first two outputs of SplitMix64 from the state 1234567 (published test vectors of the generator)."""
-    golden = draws._signed(0x9E3779B97F4A7C15)
-    found = draws._mixed(torch.tensor([1234567]) + torch.tensor([1, 2]) * golden)
+    golden = draws._to_signed(0x9E3779B97F4A7C15)
+    found = draws._mix(torch.tensor([1234567]) + torch.tensor([1, 2]) * golden)
     assert [int(x) % 2**64 for x in found] == [6457827717110365317, 3203168211198807973]
 
 
@@ -41,6 +41,6 @@ def test_a_block_of_clients_draws_what_each_draws_alone():
 
 def test_the_largest_hash_stays_below_1(monkeypatch):
     """53 bits of ones and a half are 2^53 - 1/2, which float64 rounds to 2^53."""
-    monkeypatch.setattr(draws, "_mixed", lambda z: torch.full_like(z, -1))
+    monkeypatch.setattr(draws, "_mix", lambda z: torch.full_like(z, -1))
     assert draws.uniform(torch.tensor(0), (3,)).max() < 1
     assert draws.normal(torch.tensor(0), torch.zeros(3, dtype=torch.float64)).isfinite().all()

@@ -207,7 +207,7 @@ def test_a_second_interrupt_leaves_the_checkpoint_there_is(tmp_path: Path, monke
         patched.setattr(Loop, "prepare_engine", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fit(case, "sequential", tmp_path / "parts")
-    left = checkpoint.latest(tmp_path / "parts")
+    left = checkpoint.find_checkpoint(tmp_path / "parts")
     assert left is not None
     assert left.name == "round-00000002"
     same_runs(whole, resume(case, tmp_path / "parts"))

@@ -40,7 +40,7 @@ from moiety.clients.states import OwnModel, begin_own_model, keep_own_model, own
 from moiety.errors import choice, must, number, whole
 from moiety.local.sgd import ALL, WHOLE, Sgd, sgd_work, train
 from moiety.local.verbs import difference
-from moiety.random import hashed
+from moiety.random import hash_words
 from moiety.server.averaging import assemble
 from moiety.server.mean import client_weights
 from moiety.spec import recorded
@@ -109,6 +109,6 @@ def tosses(probability: float, coins: int, turn: int) -> tuple[int, int]:
     >>> tosses(0.01, 0, 7) == tosses(0.01, 0, 7)
     True
     """
-    one, other = ((hashed("l2gd", coins, turn, kind) % 2**64 + 0.5) / 2**64 for kind in ("mean", "local"))
+    one, other = ((hash_words("l2gd", coins, turn, kind) % 2**64 + 0.5) / 2**64 for kind in ("mean", "local"))
     means = 1 + math.floor(math.log(one) / math.log(probability))
     return means, 1 + math.floor(math.log(other) / math.log1p(-probability))

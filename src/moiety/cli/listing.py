@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from moiety.errors import must
+from moiety.errors import must, near
 
 
 class Kind(NamedTuple):
@@ -77,9 +77,8 @@ ENGINES = {
 def show_kind(what: str) -> None:
     """Print the names of one kind, each with one line, and where in a file they stand."""
     from moiety.cli.output import say, show, table  # not above: --help knows the kinds and nothing heavy
-    from moiety.spec import nearest
 
-    must(what in KINDS, "what", "one of the known kinds", repr(what), nearest(what, KINDS))
+    must(what in KINDS, "what", "one of the known kinds", repr(what), near(what, KINDS, None))
     headers, rows = ["name", "what it is"], [[name, line] for name, line in lines(what).items()]
     if what == "datasets":
         headers.insert(1, "file")

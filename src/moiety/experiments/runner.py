@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moiety.errors import MoietyError, choice, message, must, whole
+from moiety.errors import choice, must, whole
 from moiety.experiments.page import write_page
 from moiety.experiments.plans import SCALES, change, plain_fields
 from moiety.experiments.records import Cell, Key, Outcome, Row, Watch
+from moiety.files import make_folder, read_json, write_json
 
 if TYPE_CHECKING:
     from moiety.experiments.experiment import Experiment
@@ -113,27 +114,7 @@ def _plan(experiment: Experiment[Any], settled: Row) -> tuple[Any, range]:
 def _write_request(out: Path | None, experiment: Experiment[Any], settled: Row) -> None:
     """Keep what was asked for. Where nothing is new, the file's time still says when the experiment was continued."""
     if out is not None:
-        write_json(out / RECIPE, {"recipe": experiment.name, **settled}, indent=1)
-
-
-def read_json(file: Path, keys: Iterable[str], hint: str) -> Row:
-    """A table from a file, which must have ``keys``; one clear line where it is damaged."""
-    try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise MoietyError(message(file.name, "as it was written", f"{file}: {error}", hint)) from None
-    missing = [key for key in keys if not isinstance(content, dict) or key not in content]
-    must(not missing, file.name, "as it was written", f"{file}, which has no {', '.join(missing)}", hint)
-    return dict(content)
-
-
-def write_json(file: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
-    """Write a table to a file, whole or not at all."""
-    from moiety.files import report_failure, write_file
-
-    with report_failure(file.parent):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    write_file(file, (json.dumps(content, indent=indent) + "\n").encode())
+        write_json(make_folder(out) / RECIPE, {"recipe": experiment.name, **settled})
 
 
 @dataclass
@@ -165,7 +146,8 @@ class Runner:
             row["seconds"] = time.perf_counter() - began
             row = json.loads(json.dumps(row))  # the same as when it is read again
             if file is not None:
-                write_json(file, row)
+                make_folder(file.parent)
+                write_json(file, row, indent=None)
         self.results[cell.key] = row
         if cell.group is not None and cell.vectorise:
             self.measured.setdefault(cell.group, row["engine"])

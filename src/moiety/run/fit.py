@@ -13,7 +13,7 @@ from moiety.files import lock_folder
 from moiety.loop.round import begin_progress
 from moiety.run import folder as files
 from moiety.run.build import make_loop, make_problem, module_to_export, named_tables, upload_rules
-from moiety.run.checkpoint import begin_with, run_identity
+from moiety.run.checkpoint import run_identity, store_first_states
 from moiety.run.checks import check_kinds
 from moiety.run.result import Run
 from moiety.run.settings import Options, Settings, complete_options, option_tables
@@ -79,11 +79,11 @@ def fit(
     problem = rules.poison_labels(problem)
     config = {**named_tables(model, data, problem.split, algorithm), **option_tables(options)}
     clock, folder = options.settings.clock, None
-    with lock_folder(None if out is None else files.empty(out)):
+    with lock_folder(None if out is None else files.make_run_folder(out)):
         states = {} if earlier is None else own_states(problem, algorithm, earlier)
         if out is not None:
-            folder = files.create(out, config, problem.task.init, run_identity(problem, algorithm, clock), states)
+            folder = files.create_run(out, config, problem.task.init, run_identity(problem, algorithm, clock), states)
         progress = begin_progress(problem, algorithm, folder, clock)
-        begin_with(progress, states)
+        store_first_states(progress, states)
         loop = make_loop(problem, algorithm, progress, options, rules)
         return train(Run(config, folder, loop, module_to_export(model, problem.split)), on_round)

@@ -25,9 +25,9 @@ from moiety.run.checks import check_clients, check_kinds, check_split
 from moiety.run.fit import fit
 from moiety.run.reopen import REQUIRED, Given, continue_run, remake, stored_options
 from moiety.run.result import Run
-from moiety.run.settings import BUILDERS, Options, Settings, check_table, complete_options, option_tables
+from moiety.run.settings import BUILDERS, SECTION_HINTS, Options, Settings, complete_options, option_tables
 from moiety.run.train import OnRound
-from moiety.spec import Spec, spec_of
+from moiety.spec import Spec, check_table, spec_of
 from moiety.split import Split
 from moiety.types import Algorithm, Metric, Task
 
@@ -137,7 +137,9 @@ def pipeline(
     problem = make_problem(model, data, stages[0].algorithm, first_split, first)
     for each in stages[1:]:
         check_clients(problem, each.algorithm)
-    whole = Pipeline(stages, model, data, replace(options, loss=first.loss), None if out is None else files.empty(out))
+    whole = Pipeline(
+        stages, model, data, replace(options, loss=first.loss), None if out is None else files.make_run_folder(out)
+    )
     whole.write()
     return whole.train(watch)
 
@@ -153,7 +155,7 @@ def continue_pipeline(
     check_stage_options(options)
     known = stored_stages(config.get("stage"), stages, path)
     given = remake(config, given, ("model", "data"), "pipeline")
-    files.tidy(path)
+    files.remove_leftovers(path)
     files.write_config(path, config, files.PIPELINE)
     return Pipeline(known, given.model, given.data, options, path).train(watch, engine, given.settings)
 
@@ -282,7 +284,7 @@ def stage_table(each: Stage) -> Spec:
     split = {"name": each.split} if isinstance(each.split, str) else each.split
     if split is not None and not isinstance(split, dict):
         split = spec_of(split) or {"own": "split"}
-    table: Spec = files.without_none(
+    table: Spec = files.drop_none(
         {**vars(each), "split": split, "algorithm": each.algorithm.spec or {"own": each.algorithm.name}}
     )
     return table
@@ -291,7 +293,7 @@ def stage_table(each: Stage) -> Spec:
 def stage_from(number: int, table: Spec) -> Stage:
     """The stage that a table of a file describes."""
     name = f"stage.{number}"
-    table = check_table(name, table, FILE_TYPES)
+    table = check_table(name, table, FILE_TYPES, hints=SECTION_HINTS)
     for key in ("algorithm", "rounds"):
         must(key in table, f"{name}.{key}", "given", "nothing", "Add it to that [[stage]].")
     return Stage(**{**table, "algorithm": algorithm_from(table["algorithm"], f"{name}.algorithm")})

@@ -20,7 +20,7 @@ from moiety.errors import kind, must
 from moiety.evaluation.predictive import Predictive
 from moiety.loop.evaluate import EVALUATION_BATCH, adapt_phases, client_functions, current_states
 from moiety.loop.round import Loop
-from moiety.random import hashed
+from moiety.random import hash_words
 from moiety.run.checks import check_columns, check_targets, like_columns
 from moiety.types import Batch, Params, Tree
 
@@ -54,7 +54,7 @@ def new_state(loop: Loop, loss: str | None, data: Mapping[str, Any] | None, pass
         hint = "A client needs data for a model of its own; run.export() gives the shared model."
         must(algorithm.posterior is not None, "data", f"given for {algorithm.name}", None, hint)
         assert algorithm.posterior is not None
-        return algorithm.posterior.population(torch.tensor(hashed("new client", problem.seed)), received, first)
+        return algorithm.posterior.population(torch.tensor(hash_words("new client", problem.seed)), received, first)
     kind("data", data, Mapping, "a mapping of columns")
     fed = from_clients({"new client": like_columns(problem.data, data)}, test=0.0)
     check_columns(problem.data, fed)
@@ -76,7 +76,7 @@ def new_state(loop: Loop, loss: str | None, data: Mapping[str, Any] | None, pass
 def newcomer_key(seed: int, columns: Mapping[str, np.ndarray]) -> int:
     """The key of a client never seen, for ``moiety.random``: from its rows."""
     rows = {name: hashlib.blake2b(column.tobytes()).hexdigest() for name, column in columns.items()}
-    return hashed("new client", seed, *(f"{name} {rows[name]}" for name in sorted(rows)))
+    return hash_words("new client", seed, *(f"{name} {rows[name]}" for name in sorted(rows)))
 
 
 def predictive(loop: Loop, state: Tree, columns: Batch) -> Predictive:

@@ -26,7 +26,7 @@ from moiety.run.build import (
     split_from,
     upload_rules,
 )
-from moiety.run.checkpoint import begin_with, latest, load_checkpoint, run_identity, same_run
+from moiety.run.checkpoint import check_identity, find_checkpoint, load_checkpoint, run_identity, store_first_states
 from moiety.run.checks import check_kinds
 from moiety.run.result import Run
 from moiety.run.settings import (
@@ -81,7 +81,7 @@ def continue_run(
         done = run._loop.progress.round
         must(run._loop.rounds >= done, "rounds", f">= {done}, the rounds already trained", options.rounds)
         run.history = files.read_history(path, done, config["run"]["evaluate_every"])
-        files.tidy(path)
+        files.remove_leftovers(path)
         files.write_history(path, run.history)
         if options.engine != began.engine:
             config["run"]["engine_reason"] = "as asked"
@@ -136,17 +136,17 @@ def reopen(path: Path, config: dict[str, Any], options: Options, given: Given) -
     clock = options.settings.clock
     identity, stored = run_identity(problem, algorithm, clock), files.read_identity(path)
     digests = {name: stored.pop(name, "") for name in ("initial", "start")}
-    same_run(stored, identity, path)
+    check_identity(stored, identity, path)
     device = torch.device(options.settings.device)
     initial = files.read_initial(path, digests["initial"], problem.task.init)
     problem = replace(problem, task=replace(problem.task, init={name: p.to(device) for name, p in initial.items()}))
     progress = begin_progress(problem, algorithm, path, clock)
-    newest = latest(path)
+    newest = find_checkpoint(path)
     if newest is not None:
         load_checkpoint(newest, progress, identity)
     else:
         progress.store.restart(0)
-        begin_with(progress, files.read_start(path, digests["start"], progress.store.first()))
+        store_first_states(progress, files.read_start(path, digests["start"], progress.store.first()))
     rules = upload_rules(options, data)
     loop = make_loop(rules.poison_labels(problem), algorithm, progress, options, rules)
     return Run(config, path, loop, module_to_export(model, problem.split))

@@ -24,7 +24,7 @@ from moiety.random import generator
 from moiety.server.aggregators import aggregator_from
 from moiety.server.attacks import ATTACKS, Attack
 from moiety.server.robust import Aggregator
-from moiety.spec import Spec, build, check_types, nearest, plain, spec_of, writable
+from moiety.spec import Spec, build, check_table, plain, spec_of, writable
 from moiety.transport import CODECS
 from moiety.types import Algorithm, Codec, Metric, Task
 
@@ -47,6 +47,7 @@ EXAMPLES: dict[str, tuple[Any, str]] = {
 """Their types, and a call that makes one."""
 SECTIONS = ("data", "model", "split", "algorithm", *BUILDERS)
 """All tables of a file that name a builder."""
+SECTION_HINTS = {key: f"It is a section of its own, [{key}]." for key in SECTIONS}
 
 
 @dataclass(frozen=True)
@@ -147,19 +148,9 @@ LEFT_OUT = ("loss", "metric", "start", "evaluate_clients", "workers", "attackers
 """Those that the ``[run]`` of a run's folder may lack; all others are filled in when it begins."""
 
 
-def check_table(where: str, table: Any, types: Mapping[str, Any]) -> Spec:
-    """A table of a file, if its keys are known and their values of the right types."""
-    must(isinstance(table, dict), where, "a table", repr(table))
-    known = [key for key in types if key != "engine_reason"]
-    for key in table:
-        hint = f"It is a section of its own, [{key}]." if key in SECTIONS else nearest(key, known)
-        must(key in types, where, "a table of known keys", key, hint)
-    return check_types(where, types, table, strict=True)
-
-
 def read_options(config: Mapping[str, Any], given: Settings | None = None) -> Options:
     """The options that the tables of a file name; ``given`` has what a file cannot name, as it was given at first."""
-    values = check_table("run", config["run"], RUN_KEYS)
+    values = check_table("run", config["run"], RUN_KEYS, hints=SECTION_HINTS)
     values.pop("engine_reason", None)
     for name, make in BUILDERS.items():
         table, thing = config.get(name), getattr(given, name, None)

@@ -23,7 +23,7 @@ from moiety.engines.problem import Problem
 from moiety.errors import kind, must
 from moiety.run import folder as files
 from moiety.run.build import own_part
-from moiety.run.checkpoint import latest
+from moiety.run.checkpoint import find_checkpoint
 from moiety.run.reopen import Given, reopen, stored_options
 from moiety.run.result import Run
 from moiety.run.settings import Options
@@ -56,7 +56,7 @@ def _from_folder(
     if isinstance(config.get("run"), dict):
         config["run"].pop("attackers", None)
         own = Given(**{name: value for name, value in own._asdict().items() if name not in config["run"]})
-    began, newest = stored_options(config, path, own), latest(path)
+    began, newest = stored_options(config, path, own), find_checkpoint(path)
     done = int(newest.name.removeprefix("round-")) if newest else 0
     assert began.rounds is not None
     got = f"round {done} of {began.rounds} in {path}"
