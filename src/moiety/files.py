@@ -21,6 +21,8 @@ try:
 except ImportError:  # Windows has none; nobody is kept out there
     fcntl = None  # type: ignore[assignment]
 
+CONFIG, PIPELINE, RECIPE = "config.toml", "pipeline.toml", "recipe.json"
+"""The file that says what is in a folder: a run, a pipeline or a recipe. The last two have runs in folders below."""
 LOCK = ".lock"
 _locks: set[int] = set()
 """The files that this process holds a lock on."""

@@ -89,24 +89,31 @@ def spec_of(thing: object) -> Spec | None:
     return spec if isinstance(spec, dict) and spec else None
 
 
+def table_of(thing: object, own: str) -> Spec:
+    """The table of a file that describes a value; ``own`` marks and names one that no file can describe."""
+    return dict(spec_of(thing) or {"own": own})
+
+
 def build(
     kind: str,
-    table: Mapping[str, Callable[..., Any]],
+    table: Mapping[str, Callable[..., R]],
     spec: Spec | str,
-    inner: Mapping[str, Callable[[Any], Any]] | None = None,
+    inner: Mapping[str, Mapping[str, Callable[..., Any]]] | None = None,
     extra: Mapping[str, Any] | None = None,
-) -> Any:
+) -> R:
     """Build the value that ``spec`` describes, with one of the builders of ``table``.
 
-    ``inner`` builds the nested tables among the arguments (a partition, a schedule); ``extra`` are arguments that no
-    file can hold (a model).
+    ``inner`` has the builders of arguments that may be names or tables themselves (a schedule, local work); ``extra``
+    are arguments that no file can hold (a model).
     """
     must(isinstance(spec, str | Mapping), kind, "a name or a table with a name", f"{spec!r:.60}")
     arguments = {"name": spec} if isinstance(spec, str) else dict(spec)
     must("name" in arguments, f"{kind}.name", "given", "nothing", near("", table))
     name = arguments.pop("name")
     choice(f"{kind}.name", name, table)
-    arguments = {k: inner[k](v) if inner and k in inner else v for k, v in arguments.items()}
+    for key, builders in (inner or {}).items():
+        if isinstance(arguments.get(key), str | Mapping):
+            arguments[key] = build(f"{kind}.{key}", builders, arguments[key], inner)
     return table[name](**(extra or {}), **check_arguments(kind, table[name], arguments, extra or {}))
 
 

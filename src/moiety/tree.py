@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from moiety.errors import must
-from moiety.types import Tree
+from moiety.types import Params, Tree
 
 
 def map_leaves(function: Callable[..., Any], *trees: Tree) -> Tree:
@@ -129,6 +129,11 @@ def maker(template: Tree) -> Callable[[Iterator[Any]], Tree]:
         return next
     makers = [maker(child) for child in _children(template)]
     return lambda leaves: _rebuild(template, [make(leaves) for make in makers])
+
+
+def module_tensors(module: nn.Module) -> Params:
+    """The parameters and the buffers of a module, by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def clone(tree: Tree) -> Tree:

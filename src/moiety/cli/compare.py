@@ -64,8 +64,8 @@ def _side_by_side(results: Sequence[Result]) -> Table:
         rows.append(
             [
                 printable(result.name),
-                printable(result.named("algorithm")),
-                printable(result.named("split")),
+                result.part_name("algorithm"),
+                result.part_name("split"),
                 str(result.last["round"]),
                 *(value(score, metric) for score in scores),
                 str(len(result.versus_shared.hurt)),

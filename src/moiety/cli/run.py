@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from moiety.cli.config import Config, Table, assign, check_same, check_tables, make_parts, read_assignment, read_file
-from moiety.cli.folders import folder_for, is_run, keep_assignments, name_of, read_assignments
+from moiety.cli.folders import folder_for, keep_assignments, read_assignments, run_name
 from moiety.cli.output import say, show_page
 from moiety.cli.progress import show_progress
 from moiety.cli.request import Request
@@ -43,7 +43,7 @@ def _run_recipe(request: Request, on_folder: OnFolder) -> None:
     recipe = load_recipe(name)
     changes = dict(read_assignment(each) for each in request.sets)
     folder = folder_for(name, request.out, resume=request.resume)
-    must(not is_run(folder), "out", f"a folder of the recipe {name}", f"{folder}, a single run")
+    must(not (folder / CONFIG).is_file(), "out", f"a folder of the recipe {name}", f"{folder}, a single run")
     on_folder(folder)
     outcome = _with_progress(
         request,
@@ -72,7 +72,7 @@ def _run_file(request: Request, on_folder: OnFolder) -> None:
     for option, value in {"--scale": request.scale, "--seeds": request.seeds}.items():
         must(value is None, option, "left out for a file", value, "Only recipes have it.")
     path = Path(request.target)
-    name, tables = name_of(path), read_file(path)
+    name, tables = run_name(path), read_file(path)
     folder = folder_for(name, request.out, resume=request.resume)
     sets = _assignments(request)
     before = read_assignments(folder) if request.resume else []

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from moiety.clients.speed import (
+    TIMES,
     Names,
     Times,
     check_length,
@@ -21,7 +21,6 @@ from moiety.clients.speed import (
     exponential,
     pareto,
     times,
-    times_from,
     trace,
 )
 from moiety.errors import choice, kind, must, whole
@@ -163,9 +162,7 @@ def clock_from(spec: Spec | str) -> Clock:
     >>> clock.active, clock.travel.compute.seconds, clock.travel.up.seconds
     (4, 2.0, 0.0)
     """
-    inner = {what: partial(times_from, what) for what in ("compute", "up", "down")}
-    clock: Clock = build("clock", CLOCKS, spec, inner)
-    return clock
+    return build("clock", CLOCKS, spec, {"compute": TIMES, "up": TIMES, "down": TIMES})
 
 
 def check_clock(clock: object, names: Names) -> None:

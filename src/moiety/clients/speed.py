@@ -18,7 +18,7 @@ import numpy as np
 
 from moiety.errors import MoietyError, kind, message, must, near, number
 from moiety.random import generator
-from moiety.spec import build, recorded
+from moiety.spec import recorded
 
 Value = TypeVar("Value", int, float)
 Names = Sequence[str] | np.ndarray
@@ -178,8 +178,3 @@ def times(name: str, value: Times | float) -> Times:
     hint = "For instance moiety.clock.exponential(1.0)."
     number(name, value, "seconds >= 0, or times of moiety.clock", lambda x: 0 <= x < math.inf, hint)
     return constant(float(value))
-
-
-def times_from(name: str, spec: Any) -> Any:
-    """The times that a nested table of a configuration describes; numbers and lists of them stay as they are."""
-    return build(f"clock.{name}", TIMES, spec) if isinstance(spec, dict | str) else spec

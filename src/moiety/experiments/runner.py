@@ -14,13 +14,12 @@ from moiety.errors import choice, must, whole
 from moiety.experiments.page import write_page
 from moiety.experiments.plans import SCALES, change, plain_fields
 from moiety.experiments.records import Cell, Key, Outcome, Row, Watch
-from moiety.files import make_folder, read_json, write_json
+from moiety.files import RECIPE, make_folder, read_json, write_json
 
 if TYPE_CHECKING:
     from moiety.experiments.experiment import Experiment
     from moiety.run.result import Run
 
-RECIPE = "recipe.json"
 """The file that says what an experiment was asked for."""
 AGAIN = ("model", "data", "split", "algorithm", "loss", "metric", "settings")
 """The arguments of ``moiety.fit`` that a run needs again when it is continued."""

@@ -17,6 +17,8 @@ from safetensors.torch import save
 from moiety.errors import kind, must, refuse
 from moiety.evaluation import Row
 from moiety.files import (
+    CONFIG,
+    PIPELINE,
     append_line,
     digest,
     make_folder,
@@ -29,7 +31,6 @@ from moiety.files import (
 from moiety.run.checkpoint import pack_states, read_tensors, unpack_states
 from moiety.types import Params, Tree
 
-CONFIG, PIPELINE = "config.toml", "pipeline.toml"
 OURS = (CONFIG, PIPELINE, "history.jsonl", "checkpoint", "clients", "command.json")
 
 

@@ -16,33 +16,39 @@ from moiety.data.checks import as_column, check_column_names, check_finite
 from moiety.engines.base import RoundInfo
 from moiety.engines.problem import Problem, to_tensors
 from moiety.engines.sequential import Sequential
-from moiety.errors import kind, must
+from moiety.errors import kind, must, refuse
 from moiety.evaluation.predictive import Predictive
 from moiety.loop.evaluate import EVALUATION_BATCH, adapt_phases, client_functions, current_states
 from moiety.loop.round import Loop
 from moiety.random import hash_words
 from moiety.run.checks import check_columns, check_targets, like_columns
-from moiety.types import Batch, Params, Tree
+from moiety.types import Algorithm, Batch, Params, Tree
 
 SMALLER = "Smaller steps may help."
 
 
-def own_state(loop: Loop, at: int, refresh: bool) -> Tree:
+def current_state(loop: Loop, at: int, algorithm: Algorithm) -> Tree:
+    """The state of the client at a position; where clients keep none, what the algorithm's rule makes for it now."""
+    problem, now = loop.problem, loop.progress
+    engine, received = Sequential(problem, client_functions(algorithm)), algorithm.broadcast(now.server)
+    (state,) = current_states(problem, algorithm, engine, received, now.store, [at], now.round)
+    return state
+
+
+def predicting_state(loop: Loop, at: int, refresh: bool) -> Tree:
     """The state with which the client at a position predicts: its own, or what the algorithm's rule makes of it now.
 
     The rule serves where it is asked for, where clients keep no state, and for a client that was never asked.
     """
-    problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
-    if algorithm.posterior is not None and algorithm.stateful and (refresh or at not in now.store.owners()):
+    algorithm = loop.algorithm
+    if algorithm.posterior and algorithm.stateful and (refresh or at not in loop.progress.store.owners()):
         algorithm = replace(algorithm, stateful=False)
-    received = algorithm.broadcast(now.server)
-    engine = Sequential(problem, client_functions(algorithm))
-    (state,) = current_states(problem, algorithm, engine, received, now.store, [at], now.round)
-    must(bool(tree.is_finite(state)), "client", "one whose draws stay finite", problem.data.ids[at], SMALLER)
+    state = current_state(loop, at, algorithm)
+    must(bool(tree.is_finite(state)), "client", "one whose draws stay finite", loop.problem.data.ids[at], SMALLER)
     return state
 
 
-def new_state(loop: Loop, loss: str | None, data: Mapping[str, Any] | None, passes: int) -> Tree:
+def newcomer_state(loop: Loop, loss: str | None, data: Mapping[str, Any] | None, passes: int) -> Tree:
     """The state of a client never seen, by the algorithm's own rule; nothing of it is sent or kept.
 
     Its chance comes from its data, so that newcomers differ and one that comes twice does not. One without data has
@@ -51,9 +57,9 @@ def new_state(loop: Loop, loss: str | None, data: Mapping[str, Any] | None, pass
     problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
     received, first = algorithm.broadcast(now.server), problem.first_state(algorithm)
     if data is None:
-        hint = "A client needs data for a model of its own; run.export() gives the shared model."
-        must(algorithm.posterior is not None, "data", f"given for {algorithm.name}", None, hint)
-        assert algorithm.posterior is not None
+        if algorithm.posterior is None:
+            hint = "A client needs data for a model of its own; run.export() gives the shared model."
+            refuse("data", f"given for {algorithm.name}", None, hint)
         return algorithm.posterior.population(torch.tensor(hash_words("new client", problem.seed)), received, first)
     kind("data", data, Mapping, "a mapping of columns")
     fed = from_clients({"new client": like_columns(problem.data, data)}, test=0.0)
@@ -79,7 +85,7 @@ def newcomer_key(seed: int, columns: Mapping[str, np.ndarray]) -> int:
     return hash_words("new client", seed, *(f"{name} {rows[name]}" for name in sorted(rows)))
 
 
-def predictive(loop: Loop, state: Tree, columns: Batch) -> Predictive:
+def predict_draws(loop: Loop, state: Tree, columns: Batch) -> Predictive:
     """The outputs of a client's model for each draw of its personal part; for its one model where it has no draws."""
     problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
     received = algorithm.broadcast(now.server)

@@ -17,15 +17,7 @@ from moiety.files import lock_folder
 from moiety.loop.round import begin_progress
 from moiety.models import MODELS
 from moiety.run import folder as files
-from moiety.run.build import (
-    algorithm_from,
-    make_loop,
-    make_problem,
-    module_to_export,
-    own_part,
-    split_from,
-    upload_rules,
-)
+from moiety.run.build import algorithm_from, make_problem, make_run, own_part, split_from
 from moiety.run.checkpoint import check_identity, find_checkpoint, load_checkpoint, run_identity, store_first_states
 from moiety.run.checks import check_kinds
 from moiety.run.result import Run
@@ -70,7 +62,7 @@ def continue_run(
 ) -> Run:
     """Continue the run in a folder; ``resume`` says what the arguments are."""
     config = files.read_config(path)
-    began = stored_options(config, path, given)
+    began = read_stored_options(config, path, given)
     options = replace(
         began,
         rounds=began.rounds if rounds is None else rounds,
@@ -94,7 +86,7 @@ RUN_TABLES = ("data", "model", "split", "algorithm", "run")
 REQUIRED = tuple(key for key in RUN_KEYS if key not in LEFT_OUT)
 
 
-def stored_options(
+def read_stored_options(
     config: Mapping[str, Any],
     path: Path,
     given: Given,
@@ -147,9 +139,7 @@ def reopen(path: Path, config: dict[str, Any], options: Options, given: Given) -
     else:
         progress.store.restart(0)
         store_first_states(progress, files.read_start(path, digests["start"], progress.store.first()))
-    rules = upload_rules(options, data)
-    loop = make_loop(rules.poison_labels(problem), algorithm, progress, options, rules)
-    return Run(config, path, loop, module_to_export(model, problem.split))
+    return make_run(config, path, model, problem, algorithm, progress, options)
 
 
 def _check_attackers(data: FederatedData, options: Options, given: Settings | None) -> None:

@@ -24,7 +24,7 @@ from moiety.random import generator
 from moiety.server.aggregators import aggregator_from
 from moiety.server.attacks import ATTACKS, Attack
 from moiety.server.robust import Aggregator
-from moiety.spec import Spec, build, check_table, plain, spec_of, writable
+from moiety.spec import Spec, build, check_table, plain, spec_of, table_of, writable
 from moiety.transport import CODECS
 from moiety.types import Algorithm, Codec, Metric, Task
 
@@ -167,7 +167,7 @@ def option_tables(options: Options) -> dict[str, Spec]:
     """The options as a file says them. What no file can hold, and what is None, is left out."""
     values = {**vars(options), **vars(options.settings)}
     things = {name: values.pop(name) for name in BUILDERS}
-    tables = {name: dict(spec_of(thing) or {"own": name}) for name, thing in things.items() if thing is not None}
+    tables = {name: table_of(thing, name) for name, thing in things.items() if thing is not None}
     return {**tables, "run": {k: plain(v) for k, v in values.items() if v is not None and writable(v)}}
 
 
