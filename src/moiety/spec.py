@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from pydantic import ConfigDict, ValidationError, create_model
 
-from moiety.errors import MoietyError, choice, message, must, near, refuse
+from moiety.errors import MoietyError, choice, is_real, message, must, near, refuse
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -103,8 +103,8 @@ def build(
 ) -> R:
     """Build the value that ``spec`` describes, with one of the builders of ``table``.
 
-    ``inner`` has the builders of arguments that may be names or tables themselves (a schedule, local work); ``extra``
-    are arguments that no file can hold (a model).
+    ``inner`` has the builders of arguments that are names or tables themselves (a schedule, local work); a number or a
+    list in their place is left to the builder. ``extra`` are arguments that no file can hold (a model).
     """
     must(isinstance(spec, str | Mapping), kind, "a name or a table with a name", f"{spec!r:.60}")
     arguments = {"name": spec} if isinstance(spec, str) else dict(spec)
@@ -112,7 +112,7 @@ def build(
     name = arguments.pop("name")
     choice(f"{kind}.name", name, table)
     for key, builders in (inner or {}).items():
-        if isinstance(arguments.get(key), str | Mapping):
+        if key in arguments and not is_real(arguments[key]) and not isinstance(arguments[key], list):
             arguments[key] = build(f"{kind}.{key}", builders, arguments[key], inner)
     return table[name](**(extra or {}), **check_arguments(kind, table[name], arguments, extra or {}))
 

@@ -59,10 +59,8 @@ def _run(argv: list[str]) -> int:
         return _fail(str(error))
     except Interrupted as error:
         return _fail(str(error), INTERRUPTED)
-    except BrokenPipeError:
-        raise
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None:  # a broken pipe too, which ``main`` sees to
             raise
         return _fail(f"{error.strerror or error}: {error.filename}")
     except Exception as error:

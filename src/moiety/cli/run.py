@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
@@ -17,14 +16,14 @@ from moiety.cli.request import Request
 from moiety.cli.summary import show_end
 from moiety.errors import must
 from moiety.experiments.registry import list_recipes, load_recipe
+from moiety.files import CONFIG, PIPELINE
 from moiety.run.fit import fit
-from moiety.run.folder import CONFIG, PIPELINE, read_config
+from moiety.run.folder import read_config
 from moiety.run.pipeline import Watch, pipeline
 from moiety.run.result import Run
 from moiety.run.resume import resume
 from moiety.run.settings import Settings
 
-T = TypeVar("T")
 OnFolder = Callable[[Path], None]
 """Called with the folder once it is known where the run goes."""
 
@@ -32,6 +31,8 @@ OnFolder = Callable[[Path], None]
 def run_target(request: Request, on_folder: OnFolder) -> None:
     """Run the recipe or the file that was named, and print how it ended."""
     must(bool(request.target), "target", "a recipe or a TOML file", "nothing")
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # a client's batches are small: more threads cost more than they give
     if not request.target.endswith(".toml") and request.target in list_recipes():
         return _run_recipe(request, on_folder)
     return _run_file(request, on_folder)
@@ -45,9 +46,8 @@ def _run_recipe(request: Request, on_folder: OnFolder) -> None:
     folder = folder_for(name, request.out, resume=request.resume)
     must(not (folder / CONFIG).is_file(), "out", f"a folder of the recipe {name}", f"{folder}, a single run")
     on_folder(folder)
-    outcome = _with_progress(
-        request,
-        lambda watch: recipe.run(
+    with show_progress(request.quiet) as watch:
+        outcome = recipe.run(
             out=folder,
             scale=request.scale,
             rounds=request.rounds,
@@ -58,8 +58,7 @@ def _run_recipe(request: Request, on_folder: OnFolder) -> None:
             device=request.device,
             resume=request.resume,
             watch=watch,
-        ),
-    )
+        )
     if not request.quiet:
         say()
         show_page(outcome.page)
@@ -78,16 +77,16 @@ def _run_file(request: Request, on_folder: OnFolder) -> None:
     before = read_assignments(folder) if request.resume else []
     config, given = _configure(tables, before, sets)
     on_folder(folder)
-
-    def work(watch: Watch) -> list[Run]:
+    with show_progress(request.quiet) as watch:
         # Interrupted in its first round, a run has not written down what it was told.
         watch = watch if before else keep_assignments(watch, folder, sets)
-        if not request.resume:
-            return _begin(name, folder, config, watch)
-        check_same(_without_attackers(tables), read_config(folder, PIPELINE if "stage" in tables else CONFIG), folder)
-        return _continue(name, folder, config, given, watch)
-
-    show_end(_with_progress(request, work), name, folder, quiet=request.quiet)
+        if request.resume:
+            began = read_config(folder, PIPELINE if "stage" in tables else CONFIG)
+            check_same(_without_attackers(tables), began, folder)
+            runs = _continue(name, folder, config, given, watch)
+        else:
+            runs = _begin(name, folder, config, watch)
+    show_end(runs, name, folder, quiet=request.quiet)
 
 
 def _assignments(request: Request) -> list[str]:
@@ -134,11 +133,3 @@ def _continue(name: str, folder: Path, config: Config, given: Table, watch: Watc
 def _without_attackers(tables: Table) -> Table:
     """The tables to compare: the folder names the attackers that a share or positions mean, and ``resume`` compares."""
     return {**tables, "run": {key: value for key, value in tables.get("run", {}).items() if key != "attackers"}}
-
-
-def _with_progress(request: Request, work: Callable[[Watch], T]) -> T:
-    """Do the work while a bar or lines show how it goes on."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # a client's batches are small: more threads cost more than they give
-    with show_progress(request.quiet) as watch:
-        return work(watch)

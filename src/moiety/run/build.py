@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -43,8 +43,14 @@ def own_part(config: Mapping[str, Any], part: str) -> str | None:
 
 def algorithm_from(spec: Spec | str, where: str = "algorithm") -> Algorithm:
     """The algorithm that the table ``where`` of a configuration describes."""
-    local = dict.fromkeys(("shared", "personal", "solver"), LOCAL_WORK)
-    inner = {"server": SERVERS, "schedule": SCHEDULES, "prior": PRIORS, **local}
+    inner: dict[str, Mapping[str, Callable[..., Any]]] = {
+        "server": SERVERS,
+        "schedule": SCHEDULES,
+        "shared": LOCAL_WORK,
+        "personal": LOCAL_WORK,
+        "solver": LOCAL_WORK,
+        "prior": PRIORS,
+    }
     return build(where, ALGORITHMS, spec, inner)
 
 

@@ -14,7 +14,7 @@ from moiety.data import FederatedData
 from moiety.data.checks import as_column
 from moiety.engines.problem import Problem
 from moiety.engines.rows import lone_rows
-from moiety.errors import MoietyError, kind, message, must, near
+from moiety.errors import MoietyError, kind, message, must, near, refuse
 from moiety.random import torch_seed
 from moiety.split import Split
 from moiety.task.scores import BLANK, IGNORED, LOSSES, METRICS
@@ -49,26 +49,21 @@ def check_split(algorithm: Algorithm, split: Split) -> None:
     must(bool(split.trained_shared or split.trained_personal), "split", "one that leaves something to train", got)
 
 
-def like_columns(wanted: FederatedData, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given columns, whole numbers made floating where the run's column is floating."""
-    made = {}
-    for name, values in given.items():
-        array = as_column(name, values)
-        floating = name in wanted.columns and wanted.columns[name].dtype.kind == "f" and array.dtype.kind in "iub"
-        made[name] = array.astype(wanted.columns[name].dtype) if floating else array
-    return made
+def match_columns(argument: str, given: Mapping[str, Any], run: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The columns given as ``argument``, which must have the names, shapes and kinds of these columns of the run.
 
-
-def check_columns(wanted: FederatedData, given: FederatedData) -> None:
-    """Whether data of a new client have the columns, shapes and kinds of the run's."""
-    for name, column in wanted.columns.items():
-        known, got = ", ".join(wanted.columns), ", ".join(given.columns)
-        must(name in given.columns, "data", f"given with the run's columns {known}", got, f"Add {name}.")
-        new = given.columns[name]
-        shape, own = column.shape[1:], new.shape[1:]
-        must(shape == own, f"data[{name!r}]", f"of shape {shape} per example", own)
-        same = (column.dtype.kind == "f") == (new.dtype.kind == "f")
-        must(same, f"data[{name!r}]", f"{'floating' if column.dtype.kind == 'f' else 'whole numbers'}", new.dtype)
+    Whole numbers are made floating where the model takes floating ones, which it does for bytes too.
+    """
+    columns = {name: as_column(name, values) for name, values in given.items()}
+    for name, like in run.items():
+        must(name in columns, argument, f"columns with {', '.join(run)}", ", ".join(columns), f"Add {name}.")
+        column, place = columns[name], f"{argument}[{name!r}]"
+        must(column.shape[1:] == like.shape[1:], place, f"of shape {like.shape[1:]} per example", column.shape[1:])
+        floating = like.dtype.kind == "f" or (like.dtype == np.uint8 and name != "y")
+        must(floating or column.dtype.kind != "f", place, "whole numbers", column.dtype)
+        if floating and column.dtype.kind != "f" and column.dtype != like.dtype:
+            columns[name] = column.astype(like.dtype if like.dtype.kind == "f" else np.float64)
+    return columns
 
 
 def check_inputs(inputs: Sequence[str], columns: Mapping[str, Any]) -> None:
@@ -86,7 +81,7 @@ def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None
     batch = {name: column.index_select(0, index) for name, column in columns.items()}
     shapes = ", ".join(f"{name} {tuple(column.shape[1:])}" for name, column in columns.items())
     with torch.no_grad(), torch_seed(problem.seed, "check"):
-        with _told("model", f"one that takes the data's columns ({shapes})"):
+        with _report_raised("model", f"one that takes the data's columns ({shapes})"):
             output = task.predict(task.init, batch)
         kind("model", output, torch.Tensor, "one whose output is a tensor")
         check_targets(loss, columns, problem.data, output)
@@ -94,11 +89,11 @@ def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None
             check_positions(columns["y"], output)
         own = OWN_LOSS if callable(loss) else ""
         fitting = f"one that fits the model's output {tuple(output.shape[1:])} and the columns {shapes}"
-        with _told("loss", fitting, own):
+        with _report_raised("loss", fitting, own):
             losses, metrics = task.scores(task.init, batch)
-        with _told("model", "one that can be run in training mode as well"):
+        with _report_raised("model", "one that can be run in training mode as well"):
             trained, _ = task.loss(task.init, batch)
-        with _told("metric.weight", f"a function of a batch with the columns {shapes}"):
+        with _report_raised("metric.weight", f"a function of a batch with the columns {shapes}"):
             weights = metrics if task.metric.weight is None else task.metric.weight(batch)
     for name, values in (("loss", losses), ("metric", metrics), ("loss", trained), ("metric.weight", weights)):
         fits = isinstance(values, torch.Tensor) and tuple(values.shape) == (2,)
@@ -117,10 +112,9 @@ def check_clients(problem: Problem, algorithm: Algorithm) -> None:
     must(clients in (None, len(data)), "clients", f"the number of clients there are, {len(data)}", clients)
     if not problem.task.mixes_examples or _trains_on_one(problem):
         return
-    if (sizes == 1).any():
-        wanted = "at least two training rows for every client, as BatchNorm cannot train on one"
-        got = f"1 for client {data.ids[int(np.argmax(sizes == 1))]}"
-        raise MoietyError(message("data", wanted, got, "Leave such clients out, or normalise with GroupNorm."))
+    wanted = "at least two training rows for every client, as BatchNorm cannot train on one"
+    got = f"1 for client {data.ids[int(np.argmax(sizes == 1))]}"
+    must(not (sizes == 1).any(), "data", wanted, got, "Leave such clients out, or normalise with GroupNorm.")
     for phase in algorithm.phases.values():
         lone = lone_rows(phase, sizes)
         if lone.any():
@@ -128,7 +122,7 @@ def check_clients(problem: Problem, algorithm: Algorithm) -> None:
             fits = next(size for size in larger if not lone_rows(phase._replace(batch_size=size), sizes).any())
             wanted = "one that leaves no client a batch of one row, which BatchNorm cannot train on"
             got = f"{phase.batch_size} for the {sizes[at]} rows of client {data.ids[at]}"
-            raise MoietyError(message("batch_size", wanted, got, f"The next that fits is {fits}."))
+            refuse("batch_size", wanted, got, f"The next that fits is {fits}.")
 
 
 def _trains_on_one(problem: Problem) -> bool:
@@ -142,7 +136,7 @@ def _trains_on_one(problem: Problem) -> bool:
 
 
 @contextlib.contextmanager
-def _told(name: str, constraint: str, hint: str = "") -> Iterator[None]:
+def _report_raised(name: str, constraint: str, hint: str = "") -> Iterator[None]:
     """Whatever the user's own code raises becomes one line; the cause stays attached."""
     try:
         yield
@@ -156,9 +150,8 @@ def check_targets(loss: object, columns: Batch, data: FederatedData, output: tor
     """Whether the labels of all rows are what a loss of the house needs, given some of the model's output."""
     if not isinstance(loss, str) or loss not in LOSSES:
         return
-    y = columns.get("y")
-    must(y is not None, "data", f"given with a column y for loss {loss}", ", ".join(columns))
-    assert y is not None
+    must("y" in columns, "data", f"given with a column y for loss {loss}", ", ".join(columns))
+    y = columns["y"]
     if loss == "mse":
         check_regression(y, output)
         return
@@ -205,7 +198,7 @@ def check_labels(y: torch.Tensor, data: FederatedData, classes: int) -> None:
         client = int(np.searchsorted(data.bounds[:, 3], row, side="right"))
         got = f"{odd} for client {data.ids[client]}"
         hint = "Give the model two outputs, one for each class, or a loss of your own for one." if classes == 1 else ""
-        raise MoietyError(message("y", f"a label from 0 to {classes - 1}, the model's outputs", got, hint))
+        refuse("y", f"a label from 0 to {classes - 1}, the model's outputs", got, hint)
 
 
 def check_transcripts(columns: Batch, output: torch.Tensor) -> None:

@@ -20,6 +20,7 @@ from moiety import task as tasks
 from moiety import tree
 from moiety.data import FederatedData
 from moiety.errors import choice, kind, must, whole
+from moiety.files import CONFIG, PIPELINE
 from moiety.run import folder as files
 from moiety.run.build import algorithm_from, make_problem, own_part, split_from
 from moiety.run.checks import check_clients, check_kinds, check_split
@@ -149,15 +150,15 @@ def continue_pipeline(
     path: Path, given: Given, stages: Sequence[Stage] | None, *, engine: str | None, watch: Watch | None
 ) -> list[Run]:
     """Continue the pipeline in a folder; ``resume`` says what the arguments are."""
-    config = files.read_config(path, files.PIPELINE)
+    config = files.read_config(path, PIPELINE)
     keys = [key for key in REQUIRED if key not in (*OF_STAGES, "evaluate_on")]
-    began = read_stored_options(config, path, given, file=files.PIPELINE, tables=("data", "model", "run"), keys=keys)
+    began = read_stored_options(config, path, given, file=PIPELINE, tables=("data", "model", "run"), keys=keys)
     options = replace(began, engine=began.engine if engine is None else engine)
     check_stage_options(options)
     known = read_stages(config.get("stage"), stages, path)
     given = remake(config, given, ("model", "data"), "pipeline")
     files.remove_leftovers(path)
-    files.write_config(path, config, files.PIPELINE)
+    files.write_config(path, config, PIPELINE)
     return _train_stages(known, given, options, path, watch, engine)
 
 
@@ -165,11 +166,11 @@ def _write_pipeline(
     folder: Path, stages: Sequence[Stage], model: nn.Module | Task, data: FederatedData, options: Options
 ) -> None:
     """Write into the folder what the pipeline is."""
-    taken = [str(file.parent) for file in sorted(folder.glob(f"*/{files.CONFIG}"))]
+    taken = [str(file.parent) for file in sorted(folder.glob(f"*/{CONFIG}"))]
     must(not taken, "out", "a folder that holds no run yet", ", ".join(taken[:1]), "Choose another folder.")
     parts = {"data": table_of(data, "data"), "model": table_of(model, type(model).__name__)}
     tables = {**parts, **option_tables(options), "stage": [stage_table(each) for each in stages]}
-    files.write_config(folder, tables, files.PIPELINE)
+    files.write_config(folder, tables, PIPELINE)
 
 
 def _train_stages(
@@ -196,7 +197,7 @@ def _train_stages(
             model = trained
         on_round = watch(name, place) if watch else None
         options = each.options(common)
-        if place is not None and (place / files.CONFIG).is_file():
+        if place is not None and (place / CONFIG).is_file():
             known = Given(model, given.data, each.algorithm, split, options.loss, options.metric, given.settings)
             run = continue_run(place, known, engine=engine, on_round=on_round)
         else:
@@ -296,7 +297,7 @@ def stage_from(number: int, table: Spec) -> Stage:
 def read_stages(tables: Any, given: Sequence[Stage] | None, path: Path) -> list[Stage]:
     """The stages that a folder describes, or the given ones where they are the same."""
     there = isinstance(tables, list) and bool(tables) and all(isinstance(each, dict) for each in tables)
-    must(there, files.PIPELINE, "one with tables [[stage]]", f"none in {path}")
+    must(there, PIPELINE, "one with tables [[stage]]", f"none in {path}")
     if given is not None:
         same = [stage_table(each) for each in check_stages(given)] == tables
         must(same, "stages", "as the pipeline began with", "others", "Begin another pipeline for those.")

@@ -12,7 +12,7 @@ import torch
 
 from moiety import tree
 from moiety.data import from_clients
-from moiety.data.checks import as_column, check_column_names, check_finite
+from moiety.data.checks import check_column_names, check_finite
 from moiety.engines.base import RoundInfo
 from moiety.engines.problem import Problem, to_tensors
 from moiety.engines.sequential import Sequential
@@ -21,7 +21,7 @@ from moiety.evaluation.predictive import Predictive
 from moiety.loop.evaluate import EVALUATION_BATCH, adapt_phases, client_functions, current_states
 from moiety.loop.round import Loop
 from moiety.random import hash_words
-from moiety.run.checks import check_columns, check_targets, like_columns
+from moiety.run.checks import check_targets, match_columns
 from moiety.types import Algorithm, Batch, Params, Tree
 
 SMALLER = "Smaller steps may help."
@@ -62,8 +62,7 @@ def newcomer_state(loop: Loop, loss: str | None, data: Mapping[str, Any] | None,
             refuse("data", f"given for {algorithm.name}", None, hint)
         return algorithm.posterior.population(torch.tensor(hash_words("new client", problem.seed)), received, first)
     kind("data", data, Mapping, "a mapping of columns")
-    fed = from_clients({"new client": like_columns(problem.data, data)}, test=0.0)
-    check_columns(problem.data, fed)
+    fed = from_clients({"new client": match_columns("data", data, problem.data.columns)}, test=0.0)
     guest = replace(problem, data=fed, columns=to_tensors(fed.columns, problem.task, torch.device("cpu")))
     with torch.no_grad():
         few = {name: column[:1] for name, column in guest.columns.items()}
@@ -115,18 +114,12 @@ def input_columns(problem: Problem, inputs: Sequence[str], x: Any) -> Batch:
         must(len(inputs) == 1, "x", f"columns by name {', '.join(inputs)}".rstrip(), type(x).__name__)
         x = {inputs[0]: x}
     check_column_names(x)
-    given = {name: as_column(name, v.detach() if isinstance(v, torch.Tensor) else v) for name, v in x.items()}
-    for name in inputs or given:
-        must(name in given, "x", f"columns with {name}", ", ".join(given))
-        column, like = given[name], problem.data.columns.get(name, given[name])
-        must(len(column) > 0, "x", "at least one example", "none")
-        wanted, got = like.shape[1:], column.shape[1:]
-        must(got == wanted, f"x[{name!r}]", f"of shape {wanted} per example", got)
-        check_finite(name, column, lambda row: f"row {row} of x")
-        floating = like.dtype.kind == "f" or like.dtype == np.uint8  # models take bytes as floating numbers, too
-        must(floating or column.dtype.kind != "f", f"x[{name!r}]", "whole numbers", column.dtype)
-        if floating and column.dtype.kind != "f":
-            given[name] = column.astype(np.float64)
-    sizes = {len(column) for column in given.values()}
+    values = {name: v.detach() if isinstance(v, torch.Tensor) else v for name, v in x.items()}
+    known = problem.data.columns
+    columns = match_columns("x", values, {name: known[name] for name in inputs or values if name in known})
+    for name in inputs or columns:
+        must(len(columns[name]) > 0, "x", "at least one example", "none")
+        check_finite(name, columns[name], lambda row: f"row {row} of x")
+    sizes = {len(column) for column in columns.values()}
     must(len(sizes) == 1, "x", "columns of one length", sorted(sizes))
-    return to_tensors(given, problem.task, torch.device("cpu"))
+    return to_tensors(columns, problem.task, torch.device("cpu"))

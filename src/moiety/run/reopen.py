@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from moiety import task as tasks
-from moiety.data import FederatedData, from_spec
+from moiety.data import from_spec
 from moiety.errors import must
-from moiety.files import lock_folder
+from moiety.files import CONFIG, lock_folder
 from moiety.loop.round import begin_progress
 from moiety.models import MODELS
 from moiety.run import folder as files
@@ -28,7 +28,6 @@ from moiety.run.settings import (
     Settings,
     change_settings,
     complete_options,
-    pick_attackers,
     read_options,
 )
 from moiety.run.train import OnRound, train
@@ -91,7 +90,7 @@ def read_stored_options(
     path: Path,
     given: Given,
     *,
-    file: str = files.CONFIG,
+    file: str = CONFIG,
     tables: Sequence[str] = RUN_TABLES,
     keys: Sequence[str] = REQUIRED,
 ) -> Options:
@@ -123,7 +122,9 @@ def reopen(path: Path, config: dict[str, Any], options: Options, given: Given) -
     if split is None and isinstance(model, nn.Module) and "own" not in config["split"]:
         split = split_from(config["split"], model)
     options = complete_options(options, model, data, algorithm)
-    _check_attackers(data, options, given.settings)
+    hint = "Leave them out, or begin another run."
+    same = options.settings.attackers == config["run"].get("attackers")  # the folder names them
+    must(same, "attackers", "those that the run began with", options.settings.attackers, hint)
     problem = make_problem(model, data, algorithm, split, options)
     clock = options.settings.clock
     identity, stored = run_identity(problem, algorithm, clock), files.read_identity(path)
@@ -140,13 +141,3 @@ def reopen(path: Path, config: dict[str, Any], options: Options, given: Given) -
         progress.store.restart(0)
         store_first_states(progress, files.read_start(path, digests["start"], progress.store.first()))
     return make_run(config, path, model, problem, algorithm, progress, options)
-
-
-def _check_attackers(data: FederatedData, options: Options, given: Settings | None) -> None:
-    """Check attackers that are given again: the folder names them."""
-    if given is None or given.attackers is None:
-        return
-    known = options.settings.attackers
-    again = sorted(str(data.ids[client]) for client in pick_attackers(data, given.attackers, options.seed))
-    hint = "Leave them out, or begin another run."
-    must(known == again, "attackers", "those that the run began with", given.attackers, hint)

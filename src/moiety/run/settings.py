@@ -18,7 +18,7 @@ from moiety import task as tasks
 from moiety.clients.clock import Asynchronous, Clock, Delayed, check_clock, clock_from
 from moiety.data import FederatedData
 from moiety.engines.auto import check_engine
-from moiety.errors import MoietyError, choice, kind, message, must, number, whole
+from moiety.errors import choice, kind, must, number, refuse, whole
 from moiety.loop.virtual_time import COLLUDING
 from moiety.random import generator
 from moiety.server.aggregators import aggregator_from
@@ -174,7 +174,7 @@ def option_tables(options: Options) -> dict[str, Spec]:
 def change_settings(settings: Settings, given: Settings | None) -> Settings:
     """The settings of a run that is continued: of those ``given`` again, only ``workers`` may differ.
 
-    ``read_options`` compares what a builder makes, ``resume`` the attackers.
+    ``read_options`` compares what a builder makes, ``reopen`` the attackers.
     """
     if given is None:
         return settings
@@ -184,7 +184,8 @@ def change_settings(settings: Settings, given: Settings | None) -> Settings:
         value, began = getattr(given, each.name), getattr(settings, each.name)
         if each.name not in ("workers", "attackers", *BUILDERS) and value != each.default:
             must(plain(value) == plain(began), each.name, f"{plain(began)!r}, as the run began", plain(value), hint)
-    return replace(settings, workers=given.workers or settings.workers)
+    attackers = settings.attackers if given.attackers is None else given.attackers
+    return replace(settings, workers=given.workers or settings.workers, attackers=attackers)
 
 
 def complete_options(options: Options, model: nn.Module | Task, data: FederatedData, algorithm: Algorithm) -> Options:
@@ -257,7 +258,7 @@ def _check_uploads(settings: Settings, algorithm: Algorithm, most: int) -> None:
         got = f"{rule.spec.get('name', 'one')}, which needs at least {rule.least}"
         hint = "Ask more clients in a round, or expect fewer Byzantine ones."
         wanted = f"one that can join {most} uploads, the most that a round has"
-        raise MoietyError(message("aggregator", wanted, got, hint))
+        refuse("aggregator", wanted, got, hint)
 
 
 def pick_attackers(data: FederatedData, attackers: Any, seed: int) -> frozenset[int]:
@@ -282,7 +283,7 @@ def check_device(name: str) -> torch.device:
         must(device.type in DEVICES, "device", "a device to train on", name, hint)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise MoietyError(message("device", "a device of this machine", f"{name!r}: {error}", hint)) from None
+        refuse("device", "a device of this machine", f"{name!r}: {error}", hint)
     return device
 
 
@@ -299,7 +300,6 @@ def check_part(data: FederatedData, part: str | None, name: str = "evaluate_on")
 def check_data(data: FederatedData) -> None:
     """Check that every client has something to train on."""
     empty = np.flatnonzero(data.sizes("train") == 0)
-    if len(empty):
-        names = ", ".join(str(data.ids[int(i)]) for i in empty[:3])
-        got = f"none for client {names}{' and others' if len(empty) > 3 else ''}"
-        raise MoietyError(message("data", "at least one training example for every client", got))
+    names = ", ".join(str(data.ids[int(i)]) for i in empty[:3])
+    got = f"none for client {names}{' and others' if len(empty) > 3 else ''}"
+    must(len(empty) == 0, "data", "at least one training example for every client", got)
