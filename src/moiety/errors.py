@@ -5,10 +5,11 @@ Every message a user can cause reads ``name must be <constraint>, got <value>. <
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -41,6 +42,30 @@ def must(ok: bool, name: str, constraint: str, got: object, hint: str = "") -> N
     """
     if not ok:
         refuse(name, constraint, got, hint)
+
+
+@contextlib.contextmanager
+def report_errors(
+    name: str,
+    constraint: str,
+    errors: type[BaseException] | tuple[type[BaseException], ...] = Exception,
+    where: str = "",
+    hint: str = "",
+) -> Iterator[None]:
+    """Turn what others' code raises within the block into moiety's error, which keeps it as its cause.
+
+    >>> with report_errors("file", "one that can be read", OSError, " at notes.txt"):
+    ...     raise FileNotFoundError(2, "No such file or directory")
+    Traceback (most recent call last):
+    moiety.errors.MoietyError: `file` must be one that can be read, got No such file or directory at notes.txt.
+    """
+    try:
+        yield
+    except MoietyError:
+        raise
+    except errors as error:
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        raise MoietyError(message(name, constraint, f"{reason}{where}", hint)) from error
 
 
 def near(name: str, known: Iterable[str], most: int | None = 12) -> str:

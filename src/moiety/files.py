@@ -9,12 +9,13 @@ import os
 import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
-from moiety.errors import MoietyError, message, must, refuse
+from moiety.errors import must, refuse, report_errors
 
 try:
     import fcntl
@@ -28,26 +29,15 @@ _locks: set[int] = set()
 """The files that this process holds a lock on."""
 
 
-@contextlib.contextmanager
-def report_failure(target: Path) -> Iterator[None]:
+def report_failure(target: Path) -> AbstractContextManager[None]:
     """Turn the system's error for a write that failed (full disk, no permission) into one line."""
-    try:
-        yield
-    except OSError as error:
-        got = error.strerror or str(error)
-        raise MoietyError(message("out", "a folder that can be written", f"{got} at {target}")) from error
+    return report_errors("out", "a folder that can be written", OSError, f" at {target}")
 
 
-@contextlib.contextmanager
-def report_unreadable(path: Path, hint: str = "", name: str = "") -> Iterator[None]:
+def report_unreadable(path: Path, hint: str = "", name: str = "") -> AbstractContextManager[None]:
     """Turn whatever a file that is absent, cut short or changed raises into one line."""
-    try:
-        yield
-    except MoietyError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
-        reason = repr(error) if isinstance(error, KeyError) else error  # the text of a KeyError is the key alone
-        refuse(name or path.name, "as it was written", f"{path}: {reason}", hint)
+    errors = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
+    return report_errors(name or path.name, "as it was written", errors, f" at {path}", hint)
 
 
 def read_json(path: Path, keys: Iterable[str] = (), hint: str = "", name: str = "") -> dict[str, Any]:
@@ -61,14 +51,8 @@ def read_json(path: Path, keys: Iterable[str] = (), hint: str = "", name: str = 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file."""
-    try:
+    with report_errors(path.name, "readable TOML in UTF-8", (OSError, ValueError), f" at {path}"):
         return tomllib.loads(path.read_bytes().decode())
-    except UnicodeDecodeError as error:
-        refuse(path.name, "TOML, a text in UTF-8", f"other bytes at {error.start} in {path}")
-    except tomllib.TOMLDecodeError as error:
-        refuse(path.name, "readable TOML", f"an error in {path}: {error}")
-    except OSError as error:
-        refuse(path.name, "a file that can be read", f"{path}: {error.strerror or error}")
 
 
 def write_file(path: Path, content: bytes) -> None:

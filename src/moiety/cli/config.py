@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from moiety.data import FederatedData, from_spec
-from moiety.errors import choice, must, near, refuse
+from moiety.errors import choice, must, near, refuse, report_errors
 from moiety.experiments.registry import list_recipes
 from moiety.files import read_toml
 from moiety.models import MODELS
@@ -192,10 +192,9 @@ def fill_sizes(model: Table, data: FederatedData, options: Options) -> Table:
 
 
 def _make_model(table: Table) -> nn.Module:
-    try:
+    too_large = (RuntimeError, TypeError, MemoryError, OverflowError)
+    with report_errors("model", "one that can be made", too_large):
         return build("model", MODELS, table)
-    except (RuntimeError, TypeError, MemoryError, OverflowError) as error:  # torch's way to say that it is too large
-        refuse("model", "one that can be made", error)
 
 
 def check_same(given: Table, began: Table, folder: Path, where: Sequence[str] = ()) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from moiety import tree
-from moiety.errors import MoietyError, message
+from moiety.errors import report_errors
 from moiety.types import ClientUpdate, Params, Tree
 
 
@@ -99,7 +99,7 @@ def unpack_in_transit(
 ) -> None:
     """Put what ``pack_in_transit`` gave into a fresh record; ``first`` is a state as all are laid out."""
     shared, states = (files[name] for name in FILES)
-    try:
+    with report_errors("checkpoint", "whole in what is under way", (KeyError, TypeError, ValueError, AttributeError)):
         # An empty dict takes whatever stands there.
         up: Tree = ClientUpdate({name: {} for name in note["up"]}, {}, {})  # type: ignore[misc, arg-type]
         updates = tree.unpack_rows(shared, up, "update/")
@@ -115,7 +115,3 @@ def unpack_in_transit(
         transit.staleness = list(note["staleness"])
         for name in NUMBERS:
             setattr(transit, name, note[name])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, MoietyError):
-            raise
-        raise MoietyError(message("checkpoint", "whole in what is under way", repr(error))) from None

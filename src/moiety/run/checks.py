@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from moiety.data import FederatedData
 from moiety.data.checks import as_column
 from moiety.engines.problem import Problem
 from moiety.engines.rows import lone_rows
-from moiety.errors import MoietyError, kind, message, must, near, refuse
+from moiety.errors import kind, must, near, refuse, report_errors
 from moiety.random import torch_seed
 from moiety.split import Split
 from moiety.task.scores import BLANK, IGNORED, LOSSES, METRICS
@@ -81,7 +80,7 @@ def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None
     batch = {name: column.index_select(0, index) for name, column in columns.items()}
     shapes = ", ".join(f"{name} {tuple(column.shape[1:])}" for name, column in columns.items())
     with torch.no_grad(), torch_seed(problem.seed, "check"):
-        with _report_raised("model", f"one that takes the data's columns ({shapes})"):
+        with report_errors("model", f"one that takes the data's columns ({shapes})"):
             output = task.predict(task.init, batch)
         kind("model", output, torch.Tensor, "one whose output is a tensor")
         check_targets(loss, columns, problem.data, output)
@@ -89,11 +88,11 @@ def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None
             check_positions(columns["y"], output)
         own = OWN_LOSS if callable(loss) else ""
         fitting = f"one that fits the model's output {tuple(output.shape[1:])} and the columns {shapes}"
-        with _report_raised("loss", fitting, own):
+        with report_errors("loss", fitting, hint=own):
             losses, metrics = task.scores(task.init, batch)
-        with _report_raised("model", "one that can be run in training mode as well"):
+        with report_errors("model", "one that can be run in training mode as well"):
             trained, _ = task.loss(task.init, batch)
-        with _report_raised("metric.weight", f"a function of a batch with the columns {shapes}"):
+        with report_errors("metric.weight", f"a function of a batch with the columns {shapes}"):
             weights = metrics if task.metric.weight is None else task.metric.weight(batch)
     for name, values in (("loss", losses), ("metric", metrics), ("loss", trained), ("metric.weight", weights)):
         fits = isinstance(values, torch.Tensor) and tuple(values.shape) == (2,)
@@ -133,17 +132,6 @@ def _trains_on_one(problem: Problem) -> bool:
     except (RuntimeError, ValueError):
         return False
     return True
-
-
-@contextlib.contextmanager
-def _report_raised(name: str, constraint: str, hint: str = "") -> Iterator[None]:
-    """Whatever the user's own code raises becomes one line; the cause stays attached."""
-    try:
-        yield
-    except MoietyError:
-        raise
-    except Exception as error:
-        raise MoietyError(message(name, constraint, f"{type(error).__name__}: {error}", hint)) from error
 
 
 def check_targets(loss: object, columns: Batch, data: FederatedData, output: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import tomli_w
 from safetensors.torch import save
 
-from moiety.errors import kind, must, refuse
+from moiety.errors import kind, must, report_errors
 from moiety.evaluation import Row
 from moiety.files import (
     CONFIG,
@@ -59,10 +59,8 @@ def make_run_folder(out: str | os.PathLike[str]) -> Path:
     kind("out", out, (str, os.PathLike), "a folder's path")
     must("\0" not in str(out), "out", "a folder's path", repr(out))
     folder = Path(out)
-    try:
+    with report_errors("out", "a folder's path", (OSError, ValueError), f" at {folder}"):
         taken = [name for name in OURS if (folder / name).exists()]
-    except (OSError, ValueError) as error:
-        refuse("out", "a folder's path", f"{folder}: {error}")
     hint = "Resume it, or choose another folder."
     must(not taken, "out", "a folder that holds no run yet", f"{folder} with {', '.join(taken)}", hint)
     return make_folder(folder)
@@ -116,17 +114,16 @@ def read_history(folder: Path, until: int | None = None, every: int = 1) -> list
     """
     path = folder / "history.jsonl"
     rows: list[Row] = []
-    try:
-        for line in path.read_bytes().splitlines() if path.exists() else []:
-            try:
-                row = json.loads(line)
-                later = row["round"] > (math.inf if until is None else until)
-            except (ValueError, KeyError, TypeError):
-                break
-            if not later:
-                rows.append(row)
-    except OSError as error:
-        refuse("history.jsonl", "readable", f"{path}: {error}")
+    with report_unreadable(path):
+        lines = path.read_bytes().splitlines() if path.exists() else []
+    for line in lines:
+        try:
+            row = json.loads(line)
+            later = row["round"] > (math.inf if until is None else until)
+        except (ValueError, KeyError, TypeError):
+            break
+        if not later:
+            rows.append(row)
     lost = sorted(set(range(every, (until or 0) + 1, every)) - {row["round"] for row in rows})
     hint = "Remove checkpoint, clients and history.jsonl to start the run again."
     must(not lost, "history.jsonl", f"whole up to round {until}", f"no row of round {lost[:1]} in {path}", hint)
