@@ -19,7 +19,7 @@ from moiety.errors import must, refuse, report_errors
 
 try:
     import fcntl
-except ImportError:  # Windows has none; nobody is kept out there
+except ImportError:  # Windows has none: folders are not locked there
     fcntl = None  # type: ignore[assignment]
 
 CONFIG, PIPELINE, RECIPE = "config.toml", "pipeline.toml", "recipe.json"
@@ -127,9 +127,10 @@ def digest(content: bytes) -> str:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path | None) -> Iterator[None]:
-    """Keep other processes from training in the folder meanwhile: two that write one history lose both.
+    """Keep other processes from training in the folder: two that write one history would spoil it.
 
-    The lock ends with its process, however that ends, and with those forked from it: workers call ``release_locks``.
+    The lock ends when the process that holds it and all that were forked from it have ended. So forked workers call
+    ``release_locks``.
     """
     if folder is None or fcntl is None:
         yield

@@ -31,9 +31,9 @@ from moiety.types import Algorithm, Task
 
 
 def own_part(config: Mapping[str, Any], part: str) -> str | None:
-    """What the user's own data, model, split or algorithm is called, where a file cannot name it.
+    """The name of a run's data, model, split or algorithm where it is the user's own; None where a file describes it.
 
-    An algorithm of another package has a name that cannot be looked up here.
+    An algorithm of another package counts as the user's own: its name cannot be looked up here.
     """
     table = config[part]
     unknown = part == "algorithm" and table.get("name") not in ALGORITHMS

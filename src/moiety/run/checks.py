@@ -1,4 +1,4 @@
-"""What is asked of model, data and options before a run begins, so that it fails in its first second."""
+"""Checks of model, data and split before a run begins, so that a bad one fails in its first second."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WHOLE_LABELS = "For classes make y whole numbers, as in y.astype(int)."
 
 
 def check_kinds(model: object, data: object, algorithm: object, split: object) -> None:
-    """Whether the four things a run is made of are what they should be."""
+    """Raise unless model, data, algorithm and split are of the right kinds."""
     kind("model", model, (nn.Module, Task), "an nn.Module or a Task")
     kind("data", data, FederatedData, "FederatedData", "See moiety.data.from_arrays.")
     kind("algorithm", algorithm, Algorithm, "what a builder such as moiety.fedalt made")
@@ -36,7 +36,7 @@ def check_kinds(model: object, data: object, algorithm: object, split: object) -
 
 
 def check_split(algorithm: Algorithm, split: Split) -> None:
-    """Whether the algorithm can work with this split."""
+    """Raise unless the algorithm can work with this split."""
     got = f"{len(split.trained_shared)} shared and {len(split.trained_personal)} personal parameters"
     other = f"Use split {algorithm.needs}, or an algorithm other than {algorithm.name}."
     fits, wanted, hint = {
@@ -66,13 +66,13 @@ def match_columns(argument: str, given: Mapping[str, Any], run: Mapping[str, np.
 
 
 def check_inputs(inputs: Sequence[str], columns: Mapping[str, Any]) -> None:
-    """Whether the columns that go into the model are there."""
+    """Raise unless the data have the columns that go into the model."""
     for name in inputs:
         must(name in columns, "inputs", "columns of the data", name, near(name, columns))
 
 
 def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None:
-    """Try the model on two rows, in both modes: shapes must fit, and labels must be among its outputs."""
+    """Try the model on two rows, training and evaluating: shapes must fit, and labels must be among its outputs."""
     task, columns = problem.task, problem.columns
     check_inputs(inputs, columns)
     start, stop = problem.data.rows(0, "train")
@@ -102,9 +102,9 @@ def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None
 
 
 def check_clients(problem: Problem, algorithm: Algorithm) -> None:
-    """Whether the algorithm is made for so many clients, with batches that the model can train on.
+    """Raise unless the algorithm is made for this number of clients, with batches that the model can train on.
 
-    Where that cannot train on one row, as with BatchNorm, no client may be left with a batch of one.
+    A model that cannot train on one row, as with BatchNorm, must not meet a batch of one.
     """
     data, sizes = problem.data, problem.data.sizes("train")
     clients = algorithm.posterior.clients if algorithm.posterior else None
@@ -135,7 +135,7 @@ def _trains_on_one(problem: Problem) -> bool:
 
 
 def check_targets(loss: object, columns: Batch, data: FederatedData, output: torch.Tensor) -> None:
-    """Whether the labels of all rows are what a loss of the house needs, given some of the model's output."""
+    """Raise unless the labels of all rows are what a loss of moiety needs; ``output`` is the model's for a few rows."""
     if not isinstance(loss, str) or loss not in LOSSES:
         return
     must("y" in columns, "data", f"given with a column y for loss {loss}", ", ".join(columns))
@@ -152,7 +152,7 @@ def check_targets(loss: object, columns: Batch, data: FederatedData, output: tor
 
 
 def check_positions(y: torch.Tensor, output: torch.Tensor) -> None:
-    """Whether there is a label for each row of outputs: one per example, or one per position of a sequence."""
+    """Raise unless each row of outputs has a label: one per example, or one per position of a sequence."""
     must(output.dim() > 1, "model", "one with an output for each class", "one number per example")
     wanted, got, classes = tuple(output.shape[1:-1]), tuple(y.shape[1:]), output.shape[-1]
     hint = "In sequences every position has outputs and a label."
@@ -165,7 +165,7 @@ def check_positions(y: torch.Tensor, output: torch.Tensor) -> None:
 
 
 def check_regression(y: torch.Tensor, output: torch.Tensor) -> None:
-    """Whether the model has as many outputs as there are numbers to predict."""
+    """Raise unless the model has as many outputs as there are numbers to predict."""
     hint = "For classes use loss cross_entropy."
     if y.is_floating_point():
         hint = WHOLE_LABELS if bool((y == y.round()).all()) else "The model needs an output for each number of y."
@@ -175,7 +175,7 @@ def check_regression(y: torch.Tensor, output: torch.Tensor) -> None:
 
 
 def check_labels(y: torch.Tensor, data: FederatedData, classes: int) -> None:
-    """Whether every label is one of the model's outputs; in sequences -100 marks padding."""
+    """Raise unless every label is one of the model's outputs; in sequences -100 marks padding."""
     must(not y.is_floating_point(), "y", "whole-numbered labels for this loss", y.dtype, WHOLE_LABELS)
     real = y[y != IGNORED] if y.dim() > 1 else y
     must(real.numel() > 0, "y", "labels, of which some are not padding", "none")
@@ -190,7 +190,7 @@ def check_labels(y: torch.Tensor, data: FederatedData, classes: int) -> None:
 
 
 def check_transcripts(columns: Batch, output: torch.Tensor) -> None:
-    """Whether the columns are what CTC reads: y padded at its end, without the blank, and the real frames of x."""
+    """Raise unless the columns suit CTC: y padded at its end, without the blank, and how many frames of x are real."""
     must(output.dim() == 3, "model", "one that gives logits [frames, labels] for ctc", tuple(output.shape[1:]))
     for name, axes in (("x", 2), ("y", 2), ("frames", 1)):
         got = tuple(columns[name].shape) if name in columns else "none"

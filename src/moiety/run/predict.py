@@ -51,8 +51,8 @@ def predicting_state(loop: Loop, at: int, refresh: bool) -> Tree:
 def newcomer_state(loop: Loop, loss: str | None, data: Mapping[str, Any] | None, passes: int) -> Tree:
     """The state of a client never seen, by the algorithm's own rule; nothing of it is sent or kept.
 
-    Its chance comes from its data, so that newcomers differ and one that comes twice does not. One without data has
-    draws from the population.
+    Its random numbers derive from its data: two newcomers differ, and one that comes twice gets the same model. One
+    without data has draws from the population.
     """
     problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
     received, first = algorithm.broadcast(now.server), problem.first_state(algorithm)
@@ -79,7 +79,7 @@ def newcomer_state(loop: Loop, loss: str | None, data: Mapping[str, Any] | None,
 
 
 def newcomer_key(seed: int, columns: Mapping[str, np.ndarray]) -> int:
-    """The key of a client never seen, for ``moiety.random``: from its rows."""
+    """The key of a client never seen, for ``moiety.random``: a hash of its rows."""
     rows = {name: hashlib.blake2b(column.tobytes()).hexdigest() for name, column in columns.items()}
     return hash_words("new client", seed, *(f"{name} {rows[name]}" for name in sorted(rows)))
 

@@ -38,13 +38,13 @@ BUILDERS: dict[str, Callable[[Spec], Any]] = {
     "clock": clock_from,
 }
 """The settings that have a table of their own in a file, and what makes them from it."""
-EXAMPLES: dict[str, tuple[Any, str]] = {
-    "aggregator": (Aggregator, "trimmed_mean(byzantine=2)"),
-    "codec": (Codec, "qsgd(levels=16)"),
-    "attack": (Attack, "sign_flip()"),
-    "clock": (Clock, "asynchronous(active=4)"),
+EXAMPLES = {
+    "aggregator": "trimmed_mean(byzantine=2)",
+    "codec": "qsgd(levels=16)",
+    "attack": "sign_flip()",
+    "clock": "asynchronous(active=4)",
 }
-"""Their types, and a call that makes one."""
+"""For each of them, a call that makes one."""
 SECTIONS = ("data", "model", "split", "algorithm", *BUILDERS)
 """All tables of a file that name a builder."""
 SECTION_HINTS = {key: f"It is a section of its own, [{key}]." for key in SECTIONS}
@@ -107,10 +107,9 @@ class Settings:
                 whole(name, getattr(self, name), 1)
         check_device(self.device)
         kind("partial", self.partial, bool, "true or false")
-        for name, (wanted, example) in EXAMPLES.items():
-            if getattr(self, name) is not None:
-                hint = f"For instance moiety.{name}.{example}."
-                kind(name, getattr(self, name), wanted, f"what moiety.{name} makes", hint)
+        for name, example in EXAMPLES.items():
+            hint = f"For instance moiety.{name}.{example}."
+            kind(name, getattr(self, name), _TYPES[name], f"what moiety.{name} makes", hint)
         if self.attackers is not None and not isinstance(self.attackers, list | tuple | range | np.ndarray):
             hint = "Names and positions make a list, as in attackers=[0, 3]."
             wanted_share = "a share >= 0 and < 1, or a list of clients"
