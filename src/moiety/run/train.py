@@ -51,7 +51,7 @@ def train(run: Run, on_round: OnRound | None) -> Run:
 
 @contextlib.contextmanager
 def _close_at_end(run: Run, identity: dict[str, Any]) -> Iterator[None]:
-    """Close the engine in the end; on an interrupt write a checkpoint, unless the round is half done or not evaluated."""
+    """Close the engine in the end. An interrupt leaves a checkpoint, unless the round is half done or not evaluated."""
     loop, now = run._loop, run._loop.progress
     try:
         yield
