@@ -30,6 +30,7 @@ from moiety.types import Algorithm
 
 Table = dict[str, Any]
 KNOWN = (*SECTIONS, "run", "stage")
+MAY_CHANGE = ("run.rounds", "run.engine", "run.engine_reason", "run.workers")
 
 
 class Config(NamedTuple):
@@ -197,28 +198,34 @@ def _make_model(table: Table) -> nn.Module:
         return build("model", MODELS, table)
 
 
-def check_same(given: Table, began: Table, folder: Path, where: Sequence[str] = ()) -> None:
+def check_same(given: Table, began: Table, folder: Path) -> None:
     """Refuse what a file says otherwise than the run that is to be continued began.
 
     The number of rounds, the engine and its workers may change. What the file leaves out was filled in at the start.
     """
-    free = {"rounds", "engine", "engine_reason", "workers"} if list(where) == ["run"] else set()
-    for key, value in given.items():
-        was = began.get(key, False)  # a switch that is off need not be written down
-        if key == "stage" and isinstance(value, list) and isinstance(was, list):
-            must(len(value) == len(was), "stage", f"{len(was)} stages, as {folder} began", len(value))
-            for number, pair in enumerate(zip(value, was, strict=True), 1):
-                check_same(*pair, folder, ["stage", str(number)])
-            continue
-        if isinstance(value, dict) or isinstance(was, dict):
-            value_table, was_table = ({"name": each} if isinstance(each, str) else each for each in (value, was))
-            if isinstance(value_table, dict) and isinstance(was_table, dict):
-                check_same(value_table, was_table, folder, [*where, key])
-                continue
-        name = ".".join([*where, key])
-        shown = "left out" if key not in began else repr(was)
-        hint = "Only rounds, engine and workers may change; begin another run for the rest"
-        hint = "Begin another pipeline for that" if where and where[0] == "stage" else hint
-        if key in began and not isinstance(was, dict):
-            hint += f", or keep it with --set {shlex.quote(f'{name}={json.dumps(was)}')}"
-        must(key in free or value == was, name, f"{shown}, as {folder} began", repr(value), f"{hint}.")
+    stages, stages_then = (len(tables.get("stage", ())) for tables in (given, began))
+    must(stages == stages_then, "stage", f"{stages_then} stages, as {folder} began", stages)
+    values_then = _flatten(began)
+    for place, value in _flatten(given).items():
+        name = f"{place}.name" if f"{place}.name" in values_then else place  # a mere name stands for a table with it
+        then = values_then.get(name, False)  # a switch that is off need not be written down
+        wanted, hint = "left out", "Only rounds, engine and workers may change; begin another run for the rest"
+        if name.startswith("stage."):
+            hint = "Begin another pipeline for that"
+        if name in values_then:
+            wanted = repr(then)
+            hint += f", or keep it with --set {shlex.quote(f'{name}={json.dumps(then)}')}"
+        must(name in MAY_CHANGE or value == then, name, f"{wanted}, as {folder} began", repr(value), f"{hint}.")
+
+
+def _flatten(table: Table, above: str = "") -> Table:
+    """The values of nested tables by their places, as in ``algorithm.shared.lr``; stages count from 1.
+
+    >>> _flatten({"run": {"rounds": 5}, "stage": [{"cohort": 2}]})
+    {'run.rounds': 5, 'stage.1.cohort': 2}
+    """
+    flat: Table = {}
+    for key, value in table.items():
+        inner = {str(n): each for n, each in enumerate(value, 1)} if key == "stage" else value
+        flat |= _flatten(inner, f"{above}{key}.") if isinstance(inner, dict) else {above + key: value}
+    return flat
