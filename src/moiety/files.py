@@ -44,7 +44,7 @@ def read_json(path: Path, keys: Iterable[str] = (), hint: str = "", name: str = 
     """A table from a file, which must have ``keys``."""
     with report_unreadable(path, hint, name):
         content: dict[str, Any] = json.loads(path.read_text())
-        missing = sorted(set(keys) - content.keys())
+    missing = sorted(set(keys) - content.keys()) if isinstance(content, dict) else ["table"]
     must(not missing, name or path.name, "as it was written", f"{path}, which has no {', '.join(missing)}", hint)
     return content
 
