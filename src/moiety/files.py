@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
+import shutil
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -86,12 +86,16 @@ def write_json(path: Path, content: Mapping[str, Any], indent: int | None = 1) -
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """Fill a new folder whole or not at all: under another name next to its place, which is renamed at the end."""
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
-        folder = Path(temporary) / "whole"
-        folder.mkdir()
-        yield folder
-        folder.rename(target)
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)  # a process of that number may have been killed
+        aside.mkdir()
+        yield aside
+        aside.rename(target)
         sync_folder(target.parent)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
 
 
 def append_line(path: Path, line: bytes) -> None:

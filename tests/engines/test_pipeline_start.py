@@ -129,7 +129,7 @@ def test_a_changed_file_of_states_is_refused(earlier, tmp_path):
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(bytes(content))
-    refused(lambda: mo.resume(tmp_path / "run", data=FED), "start.safetensors.*as they were written")
+    refused(lambda: mo.resume(tmp_path / "run", data=FED), "start.safetensors.*as it was written")
     file.unlink()
     refused(lambda: mo.resume(tmp_path / "run", data=FED), "start.safetensors.*whole")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -200,7 +201,7 @@ def test_a_second_interrupt_leaves_the_checkpoint_there_is(tmp_path: Path, monke
         def interrupted(self: Loop, *args: Any) -> Any:
             calls.append(1)
             if len(calls) == 3:
-                patched.setattr(checkpoint.os, "rename", again)
+                patched.setattr(os, "rename", again)
                 raise KeyboardInterrupt
             return real(self, *args)
 

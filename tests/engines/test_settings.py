@@ -16,7 +16,7 @@ from engine_cases import StopHereError, federation, mlp, refused, same_runs, sto
 from run_settings import with_settings
 
 import moiety as mo
-from moiety.run.folder import without_none
+from moiety.run.folder import drop_none
 from moiety.run.settings import BUILDERS, LEFT_OUT, RUN_KEYS, Options, complete_options, option_tables, read_options
 
 __all__ = ["without_fsync"]
@@ -81,7 +81,7 @@ def test_what_a_file_says_is_read_as_it_was() -> None:
     complete = complete_options(options, mlp(), FED, mo.fedavg(shared=0.1))
     for each in (options, complete):
         tables = option_tables(each)
-        again = read_options(tomllib.loads(tomli_w.dumps(without_none(tables))))
+        again = read_options(tomllib.loads(tomli_w.dumps(drop_none(tables))))
         assert option_tables(again) == tables
         same = {name: value for name, value in vars(each.settings).items() if name not in BUILDERS}
         assert {name: value for name, value in vars(again.settings).items() if name not in BUILDERS} == same

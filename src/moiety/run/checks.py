@@ -54,6 +54,7 @@ def match_columns(argument: str, given: Mapping[str, Any], run: Mapping[str, np.
     Whole numbers are made floating where the model takes floating ones, which it does for bytes too.
     """
     columns = {name: as_column(name, values) for name, values in given.items()}
+    must(all(len(column) for column in columns.values()), argument, "at least one example", "no rows")
     for name, like in run.items():
         must(name in columns, argument, f"columns with {', '.join(run)}", ", ".join(columns), f"Add {name}.")
         column, place = columns[name], f"{argument}[{name!r}]"

@@ -118,7 +118,6 @@ def input_columns(problem: Problem, inputs: Sequence[str], x: Any) -> Batch:
     known = problem.data.columns
     columns = match_columns("x", values, {name: known[name] for name in inputs or values if name in known})
     for name in inputs or columns:
-        must(len(columns[name]) > 0, "x", "at least one example", "none")
         check_finite(name, columns[name], lambda row: f"row {row} of x")
     sizes = {len(column) for column in columns.values()}
     must(len(sizes) == 1, "x", "columns of one length", sorted(sizes))

@@ -124,7 +124,7 @@ def reopen(path: Path, config: dict[str, Any], options: Options, given: Given) -
     options = complete_options(options, model, data, algorithm)
     hint = "Leave them out, or begin another run."
     same = options.settings.attackers == config["run"].get("attackers")  # the folder names them
-    must(same, "attackers", "those that the run began with", options.settings.attackers, hint)
+    must(same, "attackers", "those that the run began with", given.settings and given.settings.attackers, hint)
     problem = make_problem(model, data, algorithm, split, options)
     clock = options.settings.clock
     identity, stored = run_identity(problem, algorithm, clock), files.read_identity(path)

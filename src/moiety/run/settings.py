@@ -18,7 +18,7 @@ from moiety import task as tasks
 from moiety.clients.clock import Asynchronous, Clock, Delayed, check_clock, clock_from
 from moiety.data import FederatedData
 from moiety.engines.auto import check_engine
-from moiety.errors import choice, kind, must, number, refuse, report_errors, whole
+from moiety.errors import choice, kind, must, number, refuse, whole
 from moiety.loop.virtual_time import COLLUDING
 from moiety.random import generator
 from moiety.server.aggregators import aggregator_from
@@ -277,11 +277,12 @@ def pick_attackers(data: FederatedData, attackers: Any, seed: int) -> frozenset[
 def check_device(name: str) -> torch.device:
     """The device of that name, if there is one to train on."""
     hint = f"Known: {', '.join(DEVICES)}."
-    errors = (RuntimeError, AssertionError, TypeError)
-    with report_errors("device", "a device of this machine", errors, f" for {name!r}", hint):
+    try:
         device = torch.device(name)
         must(device.type in DEVICES, "device", "a device to train on", name, hint)
         torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        refuse("device", "a device of this machine", f"{name!r}: {error}", hint)
     return device
 
 
