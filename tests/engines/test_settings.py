@@ -115,7 +115,7 @@ def test_on_resume_only_workers_may_change(tmp_path: Path) -> None:
         (mo.Settings(evaluate_every=2), "`evaluate_every` must be 1, as the run began, got 2. Only workers may change"),
         (mo.Settings(codec=mo.codec.qsgd(levels=3)), "`codec` must be as the run began with"),
         (mo.Settings(aggregator=mo.aggregator.median()), "`aggregator` must be as the run began with"),
-        (mo.Settings(attackers=0.5), "`attackers` must be those that the run began with, got 0.5"),
+        (mo.Settings(attackers=0.5), "`attackers` must be given with an attack, and only then, got 0.5"),
     ):
         refused(lambda given=given: mo.resume(tmp_path / "run", data=FED, settings=given), words)  # type: ignore[misc]
     refused(
