@@ -1,11 +1,11 @@
-"""``python -m benchmarks.faults``: sixty faults planted by hand, one at a time; the tests are to catch each of them.
+"""``python -m benchmarks.faults`` plants sixty faults in the code, one at a time. A test must catch each of them.
 
-``faults.toml`` says of each what is wrong, in a sentence that does not depend on where the code is today; then the
-file, the text that is replaced, and the tests that are to fail. Where a file was moved or its text changed, plant the
-fault again by its sentence. A file with uncommitted changes is not touched.
+``faults.toml`` holds the faults. Each has a sentence that says what is wrong, wherever the code is today. Then come the
+file, the text to replace, the text in its place, and the tests that must fail. Where the text is no longer found, plant
+the fault again by its sentence. A file with uncommitted changes is not touched.
 
-Caught means that a test failed. A module that cannot be imported, a test that does not exist and one that never ends
-are no catch: the fault, or the list of its tests, is then to be mended.
+A fault is caught when a test fails. It is not caught when a module cannot be imported, when a test does not exist, or
+when a test does not end. Then the fault or the list of its tests must be mended.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = Path(__file__).with_name("faults.toml")
 PATIENCE = 300
-"""Seconds after which tests that are still running are ended."""
+"""Tests that still run after so many seconds are ended."""
 CAUGHT, SURVIVED = "caught", "SURVIVED"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """``old`` stands once in ``file`` and becomes ``new``; one of ``tests`` is to fail then."""
+    """``old`` stands exactly once in ``file`` and becomes ``new``. Then one of ``tests`` must fail."""
 
     id: str
     what: str
@@ -44,14 +44,14 @@ class Fault:
     def path(self) -> Path:
         return ROOT / self.file
 
-    def planted(self) -> str | None:
-        """The file's text with the fault in it; None where the text to replace does not stand there exactly once."""
+    def insert(self) -> str | None:
+        """Make the file's text with the fault in it; None unless the text to replace stands there exactly once."""
         text = self.path.read_text() if self.path.exists() else ""
         return text.replace(self.old, self.new) if text.count(self.old) == 1 else None
 
 
-def table() -> list[Fault]:
-    """All faults, in the order of the file."""
+def read_table() -> list[Fault]:
+    """Read all faults, in the order of the file."""
     rows = tomllib.loads(TABLE.read_text())["fault"]
     faults = [Fault(**{**row, "tests": tuple(row["tests"])}) for row in rows]
     if len({fault.id for fault in faults}) != len(faults):
@@ -59,16 +59,16 @@ def table() -> list[Fault]:
     return faults
 
 
-def changed(files: Sequence[str]) -> str:
-    """Which of the files differ from the last commit, as git says it."""
+def list_changes(files: Sequence[str]) -> str:
+    """List the files that differ from the last commit, as git prints them."""
     command = ["git", "status", "--porcelain", "--", *files]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def run_tests(tests: Sequence[str], patience: float | None = PATIENCE) -> int | None:
-    """What pytest returns, None where it did not end; its output is shown only where it says neither yes nor no."""
+    """Run tests and give what pytest returns, None where it did not end. Print its output unless tests ran."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
-    # No bytecode is written: a planted text of the same length and the same second would pass for the real one.
+    # Write no bytecode: that of a faulty text could pass for that of the real one, if length and second are the same.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
@@ -87,8 +87,8 @@ def run_tests(tests: Sequence[str], patience: float | None = PATIENCE) -> int | 
 
 
 @contextmanager
-def planting(path: Path, text: str) -> Iterator[None]:
-    """The file with another text, and as it was afterwards, its time too."""
+def plant(path: Path, text: str) -> Iterator[None]:
+    """Give a file another text for a while. Put back its bytes and its time at the end."""
     before, stamp = path.read_bytes(), path.stat()
     try:
         path.write_text(text)
@@ -98,12 +98,12 @@ def planting(path: Path, text: str) -> Iterator[None]:
         os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
 
 
-def verdict(fault: Fault) -> str:
-    """Plant a fault, run its tests, take it out again."""
-    text = fault.planted()
+def judge(fault: Fault) -> str:
+    """Plant a fault, run its tests, take it out again, and say what came of it."""
+    text = fault.insert()
     if text is None:
         return "text not found"
-    with planting(fault.path, text):
+    with plant(fault.path, text):
         code = run_tests(fault.tests)
     if code is None:
         return f"no end within {PATIENCE} s"
@@ -111,13 +111,13 @@ def verdict(fault: Fault) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the faults that are asked for; 0 where all were caught."""
+    """Judge the faults that are asked for; 0 where all were caught."""
     parser = argparse.ArgumentParser(description="Plant faults one at a time and see whether tests catch them.")
     parser.add_argument("--only", metavar="ID,...", help="these faults alone")
     parser.add_argument("--list", action="store_true", help="print the faults and plant none")
     parser.add_argument("--trust", action="store_true", help="do not run the tests without a fault first")
     options = parser.parse_args(arguments)
-    faults = table()
+    faults = read_table()
     if options.only:
         wanted = options.only.split(",")
         unknown = sorted(set(wanted) - {fault.id for fault in faults})
@@ -126,12 +126,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         faults = [fault for fault in faults if fault.id in wanted]
     if options.list:
         for fault in faults:
-            print(f"{fault.id}: {fault.what}{'' if fault.planted() else ' (text not found)'}")
+            print(f"{fault.id}: {fault.what}{'' if fault.insert() else ' (text not found)'}")
         return 0
-    dirty = changed(sorted({fault.file for fault in faults}))
+    dirty = list_changes(sorted({fault.file for fault in faults}))
     if dirty:
         sys.exit(f"Commit or undo these changes first:\n{dirty}")
-    for ending in (signal.SIGTERM, signal.SIGHUP):  # by way of the clauses that put files back
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # so that the files are put back
         signal.signal(ending, lambda *_: sys.exit("Ended."))
     start = time.monotonic()
     if not options.trust:
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verdicts = []
     for fault in faults:
         began = time.monotonic()
-        verdicts.append(verdict(fault))
+        verdicts.append(judge(fault))
         print(f"{fault.id}: {verdicts[-1]} ({time.monotonic() - began:.0f} s)", flush=True)
         if verdicts[-1] != CAUGHT:
             print(f"    {fault.what}", flush=True)

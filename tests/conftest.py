@@ -1,5 +1,7 @@
+import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ import torch
 
 # The oracles are plain modules that tests in several folders use.
 sys.path.insert(0, str(Path(__file__).parent / "oracles"))
-
+from recipe_runs import RecipeRun, run_recipe_once
 
 # A shell that starts us in the background has Ctrl-C ignored, and what tests start and interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -16,6 +18,25 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _without_fsync():
+    """Leave out the flush to disk, which takes most of the time of a small run; the order of writes is the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(scope="session")
+def recipe_run(tmp_path_factory) -> Callable[[str], RecipeRun]:
+    """``recipe_run(name)`` is the recipe's run at scale ci: made once, and shared by all tests and workers.
+
+    Tests may resume it in its folder, so each file of tests stays in one worker (``--dist loadfile``).
+    """
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return lambda name: run_recipe_once(name, root / "recipes")
 
 
 def pytest_terminal_summary(terminalreporter):

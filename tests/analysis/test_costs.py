@@ -3,9 +3,11 @@
 import pytest
 import torch
 from oracle_problems import federated, image_clients
+from torch.utils.flop_counter import FlopCounterMode
 
 import moiety as mo
 from moiety.analysis.costs import bytes_of_run, flops_of_run, layer_flops, search_share
+from moiety.loop.costs import OperationCounter
 from moiety.split.masks import layer_counts
 
 VGG = mo.models.vgg11_gn()
@@ -82,3 +84,27 @@ def test_the_share_of_the_search_is_a_number():
     work = mo.sgd(0.1, epochs=2, batch_size=8)
     share = search_share(mo.models.mlp(4, 3, hidden=(6,)), data, clients=2, repeats=1, shared=work)
     assert share >= 0
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (torch.nn.Linear(5, 3), (7, 5)),
+        (mo.models.resnet18_gn(), (2, 1, 32, 32)),
+        (torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (3, 5, 8)),
+        (torch.nn.Sequential(torch.nn.Conv1d(4, 6, 3, groups=2), torch.nn.ConvTranspose1d(6, 2, 2)), (3, 4, 9)),
+    ],
+    ids=["linear", "resnet18", "attention", "convolutions"],
+)
+@pytest.mark.parametrize("mode", ["training", "no gradient", "inference"])
+def test_operations_are_those_that_pytorch_counts(model, shape, mode):
+    """Forwards and backwards; in inference mode, operations arrive before they are taken apart."""
+    x = torch.randn(shape)
+    modes = {"training": torch.enable_grad, "no gradient": torch.no_grad, "inference": torch.inference_mode}
+    model.train(mode == "training")
+    with modes[mode](), FlopCounterMode(display=False) as theirs, OperationCounter() as ours:
+        out = model(x)
+        if mode == "training":
+            out.sum().backward()
+    assert ours.total == theirs.get_total_flops()
+    assert ours.total > 0 or (isinstance(model, torch.nn.TransformerEncoderLayer) and mode != "training")  # one kernel

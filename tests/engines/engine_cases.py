@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections import OrderedDict
 from collections.abc import Callable
@@ -21,12 +20,6 @@ from moiety import tree
 from moiety.run.folder import read_clients
 
 torch.set_num_threads(1)
-
-
-@pytest.fixture
-def without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the flush to disk, which takes most of the time of a small run; the order of writes is the same."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 SHAPE = re.compile(r"`[^`\n]+` must be [^\n]+, got [^\n]*[.?]")

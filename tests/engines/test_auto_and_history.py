@@ -11,16 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_cases import batch_norm_net, dropout_net, federation, mlp, seeded, without_fsync
+from engine_cases import batch_norm_net, dropout_net, federation, mlp, seeded
 from run_settings import with_settings
 from torch import Tensor, nn
 
 import moiety as mo
 from moiety.engines import auto as choose
 from moiety.run.folder import read_clients
-
-__all__ = ["without_fsync"]
-pytestmark = pytest.mark.usefixtures("without_fsync")
 
 FED = federation()
 

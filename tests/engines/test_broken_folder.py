@@ -19,15 +19,11 @@ from engine_cases import (
     same_runs,
     stop_after,
     tree_hash,
-    without_fsync,
 )
 from flat_options import flat
 from run_settings import with_settings
 
 import moiety as mo
-
-__all__ = ["without_fsync"]
-pytestmark = pytest.mark.usefixtures("without_fsync")
 
 FED = federation()
 ROUNDS = 4

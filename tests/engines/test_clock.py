@@ -296,6 +296,26 @@ def test_the_guard_looks_before_anything_is_under_way(clock):
         followed(pulls(1, 2), leaky, clock, 1, split=split_of(["u"], ["v"]))
 
 
+@pytest.mark.parametrize(
+    "clock", [mo.clock.asynchronous(active=2, compute=mo.clock.constant([1, 2])), mo.clock.delayed(up=[0, 1])]
+)
+def test_the_guard_looks_at_an_upload_that_never_arrives(clock):
+    """The second client, which has 2 rows, sends its v; the run ends with round 1, when only the first has arrived."""
+    base = mo.fedsim(shared=mo.sgd(0.5, steps=1), personal=0.25)
+    fed = federated([{"a": np.ones(n), "b": np.zeros(n), "y": np.ones(n)} for n in (1, 2)])
+
+    def client_update(work, received, state):
+        update, state = base.client_update(work, received, state)
+        leak = state.personal if float(work.examples) == 2 else {}
+        return update._replace(upload={**update.upload, **leak}), state
+
+    with pytest.raises(PrivacyError, match="got v too \\(client client-1, round 1\\)"):
+        followed(fed, replace(base, client_update=client_update), clock, 1, split=split_of(["u"], ["v"]))
+    _, values, records = followed(fed, base, clock, 1, split=split_of(["u"], ["v"]))
+    assert [r.cohort for r in records] == [(0,)]
+    assert len(values) == 1
+
+
 def test_attacks_of_a_client_of_its_own_work_on_arrivals():
     """Sign flip by the second of two: it sends 4 in the place of -4. The first is at 2 s, then the second at 3 s."""
     clock = mo.clock.asynchronous(active=2, compute=mo.clock.constant([2, 3]))

@@ -18,15 +18,12 @@ from engine_cases import (
     same_folders,
     same_runs,
     stop_after,
-    without_fsync,
 )
 from run_settings import with_settings
 
 import moiety as mo
 from moiety.loop.virtual_time import AsynchronousLoop
 from moiety.run import checkpoint
-
-__all__ = ["without_fsync"]
 
 HERE = Path(__file__).parent
 MEMORY = Path("/dev/shm")
@@ -56,7 +53,6 @@ def begin(clock: Any, algorithm: str, out: Path | None, **options: Any) -> mo.Ru
     return mo.fit(model, FED, ALGORITHMS[algorithm](), **with_settings(split=split, clock=clock, out=out, **given))
 
 
-@pytest.mark.usefixtures("without_fsync")
 @pytest.mark.parametrize(("clock", "algorithm"), CASES)
 def test_an_interrupted_run_ends_like_one_that_was_not(clock: str, algorithm: str, tmp_path: Path) -> None:
     """Stopped in a round without evaluation, so that what was counted since the last one is in the checkpoint."""
@@ -73,7 +69,6 @@ def test_an_interrupted_run_ends_like_one_that_was_not(clock: str, algorithm: st
     same_folders(tmp_path / "whole", tmp_path / "parts")
 
 
-@pytest.mark.usefixtures("without_fsync")
 @pytest.mark.parametrize("engine", ["vectorised", "processes:sequential"])
 def test_other_engines_too(engine: str, tmp_path: Path) -> None:
     for name in ("asynchronous", "on arrival"):
@@ -83,7 +78,6 @@ def test_other_engines_too(engine: str, tmp_path: Path) -> None:
         same_runs(whole, mo.resume(tmp_path / name, data=FED))
 
 
-@pytest.mark.usefixtures("without_fsync")
 def test_a_run_goes_on_after_its_end_with_what_was_under_way(tmp_path: Path) -> None:
     """Without a schedule that looks at the number of rounds, 4 + 3 rounds are 7 rounds."""
     whole = begin(CLOCKS["asynchronous"], "fedalt", None, evaluate_every=1)
@@ -91,7 +85,6 @@ def test_a_run_goes_on_after_its_end_with_what_was_under_way(tmp_path: Path) -> 
     same_runs(whole, mo.resume(tmp_path / "run", data=FED, rounds=7))
 
 
-@pytest.mark.usefixtures("without_fsync")
 def test_an_interrupt_between_the_beginning_and_an_arrival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C when a client has begun anew and nobody has arrived since: all are under way in the checkpoint."""
     whole = begin(CLOCKS["asynchronous"], "fedalt", None)
@@ -129,7 +122,6 @@ def test_killed_with_updates_under_way() -> None:
         assert rounds >= {1, 2}
 
 
-@pytest.mark.usefixtures("without_fsync")
 def test_a_folder_of_another_clock_or_a_broken_transit_is_refused(tmp_path: Path) -> None:
     trace = tmp_path / "times.csv"
     lines = [f"{client},{1 + i}" for i, client in enumerate(FED.ids)]
@@ -140,13 +132,13 @@ def test_a_folder_of_another_clock_or_a_broken_transit_is_refused(tmp_path: Path
             mo.clock.asynchronous(active=2, compute=mo.clock.trace(str(trace))), "fedavg", out, on_round=stop_after(3)
         )
     trace.write_text("\n".join(["client,seconds", *reversed(lines)]) + "\n")
-    refused(lambda: mo.resume(out, data=FED), "folder.*traces")
+    refused(lambda: mo.resume(out, data=FED), "`folder` must be of this run, with traces")
     trace.write_text("\n".join(["client,seconds", *lines]))
     config = (out / "config.toml").read_text()
     (out / "config.toml").write_text(config.replace("active = 2", "active = 3"))
-    refused(lambda: mo.resume(out, data=FED), "folder.*clock")
+    refused(lambda: mo.resume(out, data=FED), "`folder` must be of this run, with clock")
     (out / "config.toml").write_text(config.partition("[clock]")[0] + "[run]" + config.partition("[run]")[2])
-    refused(lambda: mo.resume(out, data=FED), "folder.*clock")
+    refused(lambda: mo.resume(out, data=FED), "`folder` must be of this run, with clock")
     (out / "config.toml").write_text(config)
     state = checkpoint.find_checkpoint(out) / "state.json"  # type: ignore[operator]
     whole = json.loads(state.read_text())
@@ -163,7 +155,6 @@ def test_a_folder_of_another_clock_or_a_broken_transit_is_refused(tmp_path: Path
     mo.resume(out, data=FED)
 
 
-@pytest.mark.usefixtures("without_fsync")
 def test_no_personal_name_is_in_what_crosses(tmp_path: Path) -> None:
     """Uploads and broadcasts are apart from the states of clients, as everywhere in a checkpoint."""
     from safetensors.torch import load_file

@@ -8,15 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from engine_cases import StopHereError, batch_norm_net, federation, mlp, same_runs, stop_after, without_fsync
+from engine_cases import StopHereError, batch_norm_net, federation, mlp, same_runs, stop_after
 from oracle_problems import federated, image_clients
 from run_settings import with_settings
 
 import moiety as mo
 from moiety.cli import main
 
-__all__ = ["without_fsync"]
-pytestmark = pytest.mark.usefixtures("without_fsync")
 CODECS = {"qsgd": mo.codec.qsgd(levels=7), "rand_k": mo.codec.rand_k(k=0.5)}
 
 

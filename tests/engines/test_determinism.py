@@ -17,16 +17,12 @@ from engine_cases import (
     folder_contents,
     mlp,
     same_runs,
-    without_fsync,
 )
 from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
 from moiety.data import open_folder
-
-__all__ = ["without_fsync"]
-pytestmark = pytest.mark.usefixtures("without_fsync")
 
 FED = federation()
 

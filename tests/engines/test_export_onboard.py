@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_cases import batch_norm_net, contents, exact, federation, mlp, seeded, tree_hash, without_fsync
+from engine_cases import batch_norm_net, contents, exact, federation, mlp, seeded, tree_hash
 from flat_options import flat
 from torch import nn
 from torch.nn import functional
 
 import moiety as mo
-
-__all__ = ["without_fsync"]
-pytestmark = pytest.mark.usefixtures("without_fsync")
 
 FED = federation((20, 30, 9, 40), test=0.4)
 

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_cases import federation, mlp, refused, same_folders, tree_hash, without_fsync
+from engine_cases import federation, mlp, refused, same_folders, tree_hash
 from run_settings import with_settings
 
 import moiety as mo
 from moiety.files import LOCK
 from moiety.run.checkpoint import find_checkpoint
-
-__all__ = ["without_fsync"]
 
 FED = federation()
 
@@ -68,7 +66,6 @@ def biggest(folder: Path) -> dict[str, int]:
     return {p.name: p.stat().st_size for p in folder.rglob("*") if p.is_file()}
 
 
-@pytest.mark.usefixtures("without_fsync")
 @pytest.mark.parametrize("name", ["initial.safetensors", "config.toml", "server.safetensors", "clients.parquet"])
 def test_a_file_that_may_not_grow(name: str, whole: Path, tmp_path: Path) -> None:
     """A real failure of the system in the middle of a write; afterwards the run goes on bit for bit."""
@@ -80,7 +77,6 @@ def test_a_file_that_may_not_grow(name: str, whole: Path, tmp_path: Path) -> Non
     same_folders(whole, out)
 
 
-@pytest.mark.usefixtures("without_fsync")
 def test_a_history_that_may_not_grow(whole: Path, tmp_path: Path) -> None:
     """The third row no longer fits: two rows remain, not two and a half."""
     rows = (whole / "history.jsonl").read_text().splitlines(keepends=True)
@@ -127,7 +123,6 @@ def test_the_disk_is_full_at_every_single_flush(whole: Path, tmp_path: Path, mon
         same_folders(tmp_path / "count", out)
 
 
-@pytest.mark.usefixtures("without_fsync")
 def test_the_older_checkpoint_survives_a_failed_one(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +144,6 @@ def test_the_older_checkpoint_survives_a_failed_one(
     same_folders(whole, out)
 
 
-@pytest.mark.usefixtures("without_fsync")
 class TestAPlaceThatCannotBeWritten:
     def test_out_is_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "taken").write_text("hello")

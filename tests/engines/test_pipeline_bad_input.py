@@ -6,14 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_cases import federation, mlp, refused, tree_hash, without_fsync
+from engine_cases import federation, mlp, refused, tree_hash
 from oracle_problems import scalar_task
 from run_settings import with_settings
 
 import moiety as mo
-
-__all__ = ["without_fsync"]
-pytestmark = pytest.mark.usefixtures("without_fsync")
 
 FED = federation()
 AVG, ALT = mo.fedavg(shared=0.1), mo.fedalt(shared=0.1, personal=0.1)

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_cases import StopHereError, federation, mlp, same_runs, stop_after, without_fsync
+from engine_cases import StopHereError, federation, mlp, same_runs, stop_after
 from run_settings import with_settings
 
 import moiety as mo
-
-__all__ = ["without_fsync"]
 
 HERE = Path(__file__).parent
 MEMORY = Path("/dev/shm")
@@ -49,7 +47,6 @@ def stages() -> list[Any]:
     ]
 
 
-@pytest.mark.usefixtures("without_fsync")
 @pytest.mark.parametrize(("stage", "round"), [(1, 1), (1, 2), (2, 2), (3, 1), (3, 2)])
 def test_interrupted_in_every_stage(tmp_path, stage, round):
     """Ended stages stay as they are, byte for byte; the rest is as it would have been."""
@@ -69,7 +66,6 @@ def test_interrupted_in_every_stage(tmp_path, stage, round):
     assert (stage == 1) == (not ended)
 
 
-@pytest.mark.usefixtures("without_fsync")
 def test_an_ended_pipeline_stays_as_it_is(tmp_path):
     runs = mo.pipeline(stages(), mlp(), FED, out=tmp_path / "out", engine="sequential")
     text = (tmp_path / "out/pipeline.toml").read_text()

@@ -21,7 +21,6 @@ from engine_cases import (
     same_runs,
     stop_after,
     tree_hash,
-    without_fsync,
 )
 from flat_options import flat
 from run_settings import with_settings
@@ -29,9 +28,6 @@ from safetensors.torch import load_file
 
 import moiety as mo
 from moiety.clients import uniform_cohort
-
-__all__ = ["without_fsync"]
-pytestmark = pytest.mark.usefixtures("without_fsync")
 
 FED = federation()
 RATES = {"lr": 0.1, "personal_lr": 0.1, "pull": 0.5}

@@ -22,7 +22,6 @@ from engine_cases import (
     same_runs,
     seeded,
     stop_after,
-    without_fsync,
 )
 from flat_options import flat
 from run_settings import with_settings
@@ -33,9 +32,6 @@ from moiety.clients import DiskStore
 from moiety.loop.round import Loop
 from moiety.run import checkpoint, result
 from moiety.types import Algorithm
-
-__all__ = ["without_fsync"]
-pytestmark = pytest.mark.usefixtures("without_fsync")
 
 K = 2
 FED = federation()

@@ -19,7 +19,6 @@ from engine_cases import (
     same_folders,
     same_runs,
     stop_after,
-    without_fsync,
 )
 from oracle_problems import federated, scalar_task, split_of
 from run_settings import with_settings
@@ -30,8 +29,6 @@ from moiety.clients import uniform_cohort
 from moiety.run.folder import read_config
 from moiety.task import from_functions
 
-__all__ = ["without_fsync"]
-pytestmark = pytest.mark.usefixtures("without_fsync")
 ENGINES = ["sequential", "vectorised", "processes:sequential"]
 FED = federation()
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 import tomllib
 from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
@@ -12,15 +10,13 @@ from typing import Any
 
 import pytest
 import tomli_w
-from engine_cases import StopHereError, federation, mlp, refused, same_runs, stop_after, without_fsync
+from engine_cases import StopHereError, federation, mlp, refused, same_runs, stop_after
 from run_settings import with_settings
 
 import moiety as mo
 from moiety.run.folder import drop_none
 from moiety.run.settings import BUILDERS, LEFT_OUT, RUN_KEYS, Options, complete_options, option_tables, read_options
 
-__all__ = ["without_fsync"]
-pytestmark = pytest.mark.usefixtures("without_fsync")
 FED = federation()
 
 WRONG: dict[str, tuple[Any, str]] = {
@@ -137,18 +133,3 @@ def test_pipelines_refuse_what_their_stages_do_not_know() -> None:
             lambda settings=settings: mo.pipeline(stages, mlp(), FED, settings=settings),  # type: ignore[misc]
             f"`{name}` must be left out where there are stages",
         )
-
-
-def test_a_file_imports_no_recipe(tmp_path: Path) -> None:
-    text = """
-import sys
-from moiety.cli import main
-main(["run", "small.toml", "-q"])
-print([name for name in sys.modules if name.startswith(("moiety.recipes", "moiety_recipes"))])
-"""
-    (tmp_path / "small.toml").write_text(
-        'model = "linear"\n[data]\nname = "digits"\nclients = 4\npartition = "iid"\n'
-        '[algorithm]\nname = "fedavg"\nshared = 0.1\n[run]\nrounds = 1\nengine = "sequential"\n'
-    )
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300, cwd=tmp_path)
-    assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr

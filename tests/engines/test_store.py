@@ -21,12 +21,6 @@ from moiety import tree
 from moiety.clients import DiskStore, Store, uniform_cohort
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No flush to disk: nobody cuts the power here."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
-
-
 class State(NamedTuple):
     """Leaves of several types, of odd sizes: a record is 4 * 3 + 8 + 8 * 5 + 4 + 1 = 65 bytes."""
 
@@ -299,6 +293,18 @@ def test_memory():
     assert same(*store.get([3]), state(3))
     assert same(*store.get([0]), state())
     assert set(store.pending) == {3}
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_a_store_keeps_copies(place, tmp_path):
+    store = Store(state) if place == "memory" else DiskStore(state, tmp_path / "c", 5)
+    given_state = state(3)
+    store.put([3], [given_state])
+    for leaf in tree.leaves(given_state).values():
+        leaf.zero_()
+    assert same(*store.get([3]), state(3))
+    store.settle(1)
+    assert same(*store.get([3]), state(3))
 
 
 # Who is asked.

@@ -349,14 +349,15 @@ def test_another_package_brings_its_own(monkeypatch, capsys, tmp_path):
         assert told in capsys.readouterr().err
 
 
-def test_a_file_imports_no_recipe(tmp_path):
+def test_a_file_imports_no_recipe_and_no_compiler(tmp_path):
+    """PyTorch's compiler takes as long to import as the rest of PyTorch."""
     (tmp_path / "first.toml").write_text(
         'data = {name = "digits", clients = 5, partition = "iid"}\nmodel = "linear"\n'
         'algorithm = {name = "fedavg", shared = 0.1}\n[run]\nrounds = 1\nengine = "sequential"\n'
     )
     text = (
         "import sys; from moiety.cli import main; code = main(['run', 'first.toml', '-q']);"
-        " print(code, sorted(n for n in sys.modules if n.startswith('moiety_recipes')))"
+        " print(code, sorted(n for n in sys.modules if n.startswith(('moiety_recipes', 'torch._dynamo'))))"
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert done.stdout.splitlines()[-1] == "0 []", done.stderr

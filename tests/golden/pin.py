@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import golden_pins as pins
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "oracles"))
+import golden_pins as pins
 from golden_cases import CASES
-from golden_recipes import RECIPES, rows_of
+from golden_recipes import list_rows
+from recipe_runs import RECIPES, run_recipe
 
 
 def main(names: Sequence[str]) -> int:
@@ -34,7 +37,7 @@ def main(names: Sequence[str]) -> int:
             pins.RECIPES,
             RECIPES,
             names,
-            lambda name: rows_of(name, Path(folder) / name),
+            lambda name: list_rows(run_recipe(name, Path(folder) / name)),
             lambda was, now: pins.recipe_changes("", was, now),
         )
     return 0

@@ -15,7 +15,8 @@ import golden_pins as pins
 import pin
 import pytest
 from golden_cases import CASES
-from golden_recipes import RECIPES, names_of, rows_of
+from golden_recipes import list_names, list_rows
+from recipe_runs import RECIPES
 
 ROOT = Path(__file__).parents[2]
 CHANGELOG = "CHANGELOG.md"
@@ -35,15 +36,15 @@ def test_parameters(name, engine, runs):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_recipe(name, tmp_path):
-    changes = pins.recipe_changes(name, pins.read(pins.RECIPES)[name], rows_of(name, tmp_path / "run"))
+def test_recipe(name, recipe_run):
+    changes = pins.recipe_changes(name, pins.read(pins.RECIPES)[name], list_rows(recipe_run(name)))
     assert not changes, "\n" + "\n".join(changes)
 
 
 def test_all_is_pinned(runs):
     assert set(runs) == set(CASES)
-    assert set(names_of("algorithms")) <= set(CASES)
-    assert set(pins.read(pins.RECIPES)) == set(RECIPES) == set(names_of("recipes"))
+    assert set(list_names("algorithms")) <= set(CASES)
+    assert set(pins.read(pins.RECIPES)) == set(RECIPES) == set(list_names("recipes"))
 
 
 def test_a_small_change_is_noticed():

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 
 import numpy as np
 import pytest
+from recipe_runs import call_command
 
 import moiety as mo
-from moiety.cli import main
 from moiety.errors import MoietyError
 from moiety.run.folder import read_clients, read_config
 from moiety_recipes.fedalt_images import fedalt_images, plan
@@ -22,19 +20,10 @@ T_2 = 12.7062
 """The 97.5% point of Student's t with one degree of freedom, from a printed table."""
 
 
-def command(*words: object) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main([str(word) for word in words])
-    return code, out.getvalue(), err.getvalue()
-
-
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("images") / "out"
-    code, out, err = command("run", "fedalt-images", "--scale", "ci", "--engine", "sequential", "--out", folder)
-    assert (code, err) == (0, "")
-    return folder, out, json.loads((folder / "table.json").read_text())
+def ended(recipe_run):
+    run = recipe_run("fedalt-images")
+    return run.folder, run.printed, run.table
 
 
 def weighted_mean(rows):
@@ -163,7 +152,7 @@ def test_what_has_ended_is_not_run_again(ended):
     ],
 )
 def test_a_bad_scale_is_one_line(words, line, tmp_path):
-    code, out, err = command("run", *words, "--out", tmp_path / "out")
+    code, out, err = call_command("run", *words, "--out", str(tmp_path / "out"))
     assert (code, out) == (2, "")
     assert err.startswith(f"moiety: {line}")
     assert err.count("\n") == 1

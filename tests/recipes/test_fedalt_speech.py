@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import os
 from itertools import groupby
 
@@ -16,7 +13,6 @@ from run_settings import with_settings
 from sklearn.datasets import load_digits
 
 import moiety as mo
-from moiety.cli import main
 from moiety.run.folder import read_clients
 from moiety_recipes.fedalt_speech import plan
 from moiety_recipes.fedalt_stages import personalise
@@ -25,13 +21,9 @@ needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("speech") / "out"
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(["run", "fedalt-speech", "--scale", "ci", "--engine", "sequential", "--out", str(folder)])
-    assert (code, err.getvalue()) == (0, "")
-    return folder, json.loads((folder / "table.json").read_text())
+def ended(recipe_run):
+    run = recipe_run("fedalt-speech")
+    return run.folder, run.table
 
 
 def transcript(labels) -> str:

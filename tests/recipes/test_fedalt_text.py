@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import os
 import warnings
 
@@ -13,7 +10,6 @@ import pytest
 import torch
 
 import moiety as mo
-from moiety.cli import main
 from moiety.experiments.runner import Runner
 from moiety.run.folder import read_clients, read_config
 from moiety_recipes.fedalt_stages import build_cell, finetune, list_steps, personalise, pfedme
@@ -23,13 +19,9 @@ needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text") / "out"
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(["run", "fedalt-text", "--scale", "ci", "--engine", "sequential", "--out", str(folder)])
-    assert (code, err.getvalue()) == (0, "")
-    return folder, json.loads((folder / "table.json").read_text())
+def ended(recipe_run):
+    run = recipe_run("fedalt-text")
+    return run.folder, run.table
 
 
 def test_made_up_sentences_are_numbered_as_said():

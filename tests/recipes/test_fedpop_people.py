@@ -15,7 +15,6 @@ from moiety_recipes.fedpop_people import (
     METHODS,
     cells,
     draw_people,
-    fedpop_people,
     judge_methods,
     load_windows,
     plan,
@@ -120,18 +119,23 @@ def test_bins_of_several_seeds_are_one_heap():
     assert (row["n"], row["confidence"], row["accuracy"]) == (4, pytest.approx(0.75), 0.75)
 
 
-def test_a_page_and_its_numbers(tmp_path):
-    outcome = fedpop_people.run(scale="ci", out=tmp_path)
-    page, known = (tmp_path / "table.md").read_text(), json.loads((tmp_path / "table.json").read_text())
-    assert page == outcome.page + "\n"
-    for words in ("`moiety run fedpop-people --scale ci`", "## New people", "## Claims", "Decided here"):
+def test_a_page_and_its_numbers(recipe_run):
+    run = recipe_run("fedpop-people")
+    page = (run.folder / "table.md").read_text()
+    assert page.strip() in run.printed
+    for words in (
+        "`moiety run fedpop-people --scale ci --engine sequential`",
+        "## New people",
+        "## Claims",
+        "Decided here",
+    ):
         assert words in page
-    assert (tmp_path / "reliability.png").read_bytes().startswith(b"\x89PNG")
+    assert (run.folder / "reliability.png").read_bytes().startswith(b"\x89PNG")
     seeds = [
-        {method: json.loads((tmp_path / f"seed-{seed}/{method}.json").read_text()) for method in METHODS}
+        {method: json.loads((run.folder / f"seed-{seed}/{method}.json").read_text()) for method in METHODS}
         for seed in (0, 1)
     ]
-    scores = [row for row in known["rows"] if row["verdict"] is None]
+    scores = [row for row in run.table["rows"] if row["verdict"] is None]
     assert {row["method"] for row in scores} == set(METHODS)
     for row in scores:
         factor = 1 if row["measure"] in ("nll", "brier", "size") else 100

@@ -92,15 +92,18 @@ def test_scales_differ_in_rounds():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    out = tmp_path_factory.mktemp("toy")
-    fedpop_toy.run(scale="ci", out=out)
-    return out
+def folder(recipe_run):
+    return recipe_run("fedpop-toy").folder
 
 
 def test_a_page_and_its_numbers(folder):
     page, table = (folder / "table.md").read_text(), json.loads((folder / "table.json").read_text())
-    for words in ("`moiety run fedpop-toy --scale ci`", "5 rounds, 2 seeds", "## Claims", "Decided here"):
+    for words in (
+        "`moiety run fedpop-toy --scale ci --engine sequential`",
+        "5 rounds, 2 seeds",
+        "## Claims",
+        "Decided here",
+    ):
         assert words in page
     assert (folder / "figure2.png").read_bytes().startswith(b"\x89PNG")
     scores = [row for row in table["rows"] if row["verdict"] is None]

@@ -17,9 +17,9 @@ from moiety_recipes import fedspa_table1 as table1
 from moiety_recipes import fedspa_table2 as table2
 from moiety_recipes.fedspa_ablations import GLOBAL_DST, fedspa_ablations
 from moiety_recipes.fedspa_page import Statement, TaskResults, judge
-from moiety_recipes.fedspa_sparsity import best_sparsities, fedspa_sparsity, row_name
+from moiety_recipes.fedspa_sparsity import best_sparsities, row_name
 from moiety_recipes.fedspa_table1 import fedspa_table1, list_bills
-from moiety_recipes.fedspa_table2 import fedspa_table2, first_round, judge_rounds, round_row, show_rounds
+from moiety_recipes.fedspa_table2 import first_round, judge_rounds, round_row, show_rounds
 from moiety_recipes.fedspa_tasks import (
     DIGITS,
     DITTO,
@@ -44,10 +44,9 @@ METHODS = (DST, RSM, DITTO, FEDAVG, SUB, LOCAL, SUBSAMPLING)
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("fedspa") / "out"
-    outcome = fedspa_table1.run(scale="ci", out=folder, engine="sequential")
-    return folder, outcome, json.loads((folder / "table.json").read_text())
+def ended(recipe_run):
+    run = recipe_run("fedspa-table1")
+    return run.folder, fedspa_table1.run(out=run.folder, resume=True), run.table
 
 
 def test_the_bill_of_the_papers_runs_is_the_papers(ended):
@@ -237,16 +236,15 @@ def test_the_best_sparsity_and_global_rows():
     assert count_verdicts([near, ahead]) == "1 of 2 claims holds, 0 do not, 1 is not decided at this scale."
 
 
-def test_the_other_recipes_end_at_scale_ci():
-    """One round each, without a folder; what they say is in their pages."""
-    rounds = fedspa_table2.run(scale="ci", rounds=1, engine="sequential")
-    assert "### B: Dirichlet(0.3)" in rounds.page
-    assert "to 20%" in rounds.page
-    assert "| Local |" not in rounds.page
-    sparse = fedspa_sparsity.run(scale="ci", rounds=1, engine="sequential")
-    assert "the best sparsity is larger in B than in IID" in sparse.page
-    parts = fedspa_ablations.run(scale="ci", rounds=1, engine="sequential")
-    assert GLOBAL_DST in parts.page
+def test_the_pages_of_the_other_recipes(recipe_run):
+    rounds = recipe_run("fedspa-table2").printed
+    assert "### B: Dirichlet(0.3)" in rounds
+    assert "to 20%" in rounds
+    assert "| Local |" not in rounds
+    assert "the best sparsity is larger in B than in IID" in recipe_run("fedspa-sparsity").printed
+    ablations = recipe_run("fedspa-ablations")
+    assert GLOBAL_DST in ablations.printed
+    parts = fedspa_ablations.run(out=ablations.folder, resume=True)
     page = fedspa_ablations.page(plan_resnet("ci"), range(1), parts.results)
     assert page.sentence.split(" claims")[0].endswith("of 14")
     assert set(page.figures) == {f"digits-figure{n}.png" for n in (5, 6, 7, 8)}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 
@@ -12,7 +10,6 @@ import pytest
 import torch
 
 import moiety as mo
-from moiety.cli import main
 from moiety.errors import MoietyError
 from moiety.experiments import CI_NOTICE
 from moiety.reports import courses
@@ -26,13 +23,9 @@ T_2 = 12.7062
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("async") / "out"
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(["run", "ffgg-async", "--scale", "ci", "--out", str(folder)])
-    assert (code, err.getvalue()) == (0, "")
-    return folder, out.getvalue(), json.loads((folder / "table.json").read_text())
+def ended(recipe_run):
+    run = recipe_run("ffgg-async")
+    return run.folder, run.printed, run.table
 
 
 def test_runs_are_what_their_names_say(ended):
@@ -121,7 +114,12 @@ def test_the_page_shows_them(ended):
     assert page.strip() in out
     for row in table["rows"]:
         assert f"| {row['row']} |" in page
-    for words in ("# ffgg-async, scale ci", "`moiety run ffgg-async --scale ci`", mo.__version__, table["date"]):
+    for words in (
+        "# ffgg-async, scale ci",
+        "`moiety run ffgg-async --scale ci --engine sequential`",
+        mo.__version__,
+        table["date"],
+    ):
         assert words in page
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert out.splitlines()[-2] == CI_NOTICE

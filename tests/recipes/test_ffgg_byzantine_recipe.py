@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 
@@ -12,7 +10,6 @@ import pytest
 import torch
 
 import moiety as mo
-from moiety.cli import main
 from moiety.errors import MoietyError
 from moiety.experiments import CI_NOTICE
 from moiety.reports import heat_map
@@ -27,19 +24,10 @@ FOLDERS = {"sign flip": "sign_flip", "label flip": "label_flip", "not finite": "
 FOLDERS |= {"mean": "mean", "median": "median", "mixing, trimmed mean": "mixing-trimmed_mean"}
 
 
-def command(*words: object) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main([str(word) for word in words])
-    return code, out.getvalue(), err.getvalue()
-
-
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("byzantine") / "out"
-    code, out, err = command("run", "ffgg-byzantine", "--scale", "ci", "--out", folder)
-    assert (code, err) == (0, "")
-    return folder, out, json.loads((folder / "table.json").read_text())
+def ended(recipe_run):
+    run = recipe_run("ffgg-byzantine")
+    return run.folder, run.printed, run.table
 
 
 def place(folder, seed, attack, aggregator):
@@ -102,7 +90,7 @@ def test_the_page_shows_them(ended):
         assert cells == [f"{row['ours']:.1f} {marks[row['verdict']]}" for row in own]
     for words in (
         "# ffgg-byzantine, scale ci",
-        "`moiety run ffgg-byzantine --scale ci`",
+        "`moiety run ffgg-byzantine --scale ci --engine sequential`",
         mo.__version__,
         table["date"],
     ):

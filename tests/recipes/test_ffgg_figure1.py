@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from flat_options import flat
 
 import moiety as mo
-from moiety.cli import main
 from moiety.random import generator
 from moiety_recipes import ffgg_figure1_limits as limits
 from moiety_recipes.ffgg_figure1 import build_descent, build_lines, ffgg_figure1, plan
@@ -120,10 +117,9 @@ def test_the_step_sizes_are_the_papers():
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("figure1") / "out"
-    assert main(["run", "ffgg-figure1", "--scale", "ci", "--out", str(folder)]) == 0
-    return folder, json.loads((folder / "table.json").read_text())
+def ended(recipe_run):
+    run = recipe_run("ffgg-figure1")
+    return run.folder, run.table
 
 
 def test_what_is_written(ended):
@@ -136,7 +132,12 @@ def test_what_is_written(ended):
     errors = {row["line"]: row["ours"] for row in table["rows"] if "line" in row}
     assert errors == {name: points[-1][1] for name, points in table["points"].items()}
     assert (folder / "figure1.png").read_bytes().startswith(b"\x89PNG")
-    for words in ("`moiety run ffgg-figure1 --scale ci`", "4 clients of 60 rows", "Decided here", "figure1.png"):
+    for words in (
+        "`moiety run ffgg-figure1 --scale ci --engine sequential`",
+        "4 clients of 60 rows",
+        "Decided here",
+        "figure1.png",
+    ):
         assert words in page
     for row in table["rows"]:
         if row["verdict"] is not None:

@@ -1,13 +1,11 @@
 """The recipes of the Glocal paper at scale ci: what they write is what their cells hold."""
 
-import contextlib
-import io
 import json
 
 import numpy as np
 import pytest
+from recipe_runs import call_command
 
-from moiety.cli import main
 from moiety.errors import MoietyError
 from moiety.experiments import load_recipe
 from moiety_recipes.glocal_clients import draw_masks, glocal_clients, glocal_features
@@ -20,22 +18,10 @@ T_1 = 12.7062
 NAMES = ("glocal-table1", "glocal-clients", "glocal-delay", "glocal-features", "glocal-fictitious")
 
 
-def command(*words):
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main([str(word) for word in words])
-    return code, out.getvalue(), err.getvalue()
-
-
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory):
-    made = {}
-    for name in NAMES:
-        folder = tmp_path_factory.mktemp("glocal") / name
-        code, out, err = command("run", name, "--scale", "ci", "--out", folder)
-        assert (code, err) == (0, "")
-        made[name] = folder, out, json.loads((folder / "table.json").read_text())
-    return made
+def ended(recipe_run):
+    runs = {name: recipe_run(name) for name in NAMES}
+    return {name: (run.folder, run.printed, run.table) for name, run in runs.items()}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -88,7 +74,7 @@ def test_resuming_reads_what_has_ended(ended):
     kept = json.loads(cell.read_text())
     kept["methods"]["glocal"]["each"] = [1.0, 1.0]
     cell.write_text(json.dumps(kept))
-    code, out, _ = command("run", "glocal-table1", "--scale", "ci", "--out", folder, "--resume")
+    code, out, _ = call_command("run", "glocal-table1", "--scale", "ci", "--out", str(folder), "--resume")
     assert code == 0
     assert "100.00 [100.00, 100.00]" in out
 
@@ -132,7 +118,9 @@ def test_rollouts_have_the_best_pair_of_the_appendix():
 
 
 def test_an_engine_is_refused_in_one_line(tmp_path):
-    code, _, err = command("run", "glocal-table1", "--scale", "ci", "--engine", "sequential", "--out", tmp_path / "a")
+    code, _, err = call_command(
+        "run", "glocal-table1", "--scale", "ci", "--engine", "sequential", "--out", str(tmp_path / "a")
+    )
     assert code == 2
     assert (
         "`engine` must be left out for glocal-table1, got sequential. Its runs are one block of tensors."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -19,12 +18,6 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import moiety as mo
-
-
-@pytest.fixture(autouse=True)
-def _without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the flush to disk, which takes most of the time of a small run."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 def federation(x: Callable[[np.random.Generator, int], np.ndarray], shape: tuple[int, ...] = ()) -> mo.FederatedData:

@@ -23,8 +23,8 @@ Deviations from the paper:
 3. Without ``clients`` the objective is divided by b: step sizes are then b times Algorithm 1's, and the
    priors on phi and beta count once for each client. Clients count alike whatever their size, since their gradients
    are sums over examples. The mean over A_k times b is unbiased for cohorts of a fixed size, and for independent
-   (Bernoulli) participation given that anyone takes part (``fit(participation="bernoulli")``).
-4. Line 11 compresses the gradient of phi, and ``fit(codec=...)`` does; beta's goes as it is.
+   (Bernoulli) participation given that anyone takes part (``moiety.Settings(participation="bernoulli")``).
+4. Line 11 compresses the gradient of phi, and ``moiety.Settings(codec=...)`` does; beta's goes as it is.
 5. A chain that was never begun starts at the centre of the prior, where Algorithm 1 has any point. Without state, and
    for clients never seen, it makes ``burn_in`` times as many steps first, of which nothing is kept. With ``thinning``
    n, every n-th step is kept. gamma is constant, where S1.3 has gamma_k.

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 from torch.utils.hooks import RemovableHandle
 
 from moiety import tree
@@ -45,7 +46,7 @@ class Flops(NamedTuple):
 
 
 def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, state: Tree) -> dict[str, Flops]:
-    """Arithmetic operations of training, by phase, as ``FlopCounterMode`` counts them.
+    """Arithmetic operations of training, by phase, by the formulas of PyTorch's ``FlopCounterMode``.
 
     The algorithm's own ``client_update`` is run for a client with two rows, over them once and then twice in every
     phase: F1 = once + each and F2 = once + 2 each, where partial evaluation computes ``once`` only once. Operations
@@ -64,7 +65,7 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
         with count_by_module() as (modules, counter):
 
             def mark(phase: str) -> None:
-                marks.append((phase, float(counter.get_total_flops()), dict(modules)))
+                marks.append((phase, float(counter.total), dict(modules)))
 
             def train(work: Work, received: Params, state: Tree) -> Tree:
                 def batches(phase: str) -> Iterable[Batch]:
@@ -107,8 +108,33 @@ def _repeats(phase: Phase, turn: int) -> int:
     return 1 if phase.repeats is None else phase.repeats(turn)
 
 
+class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Add up the operations of all that is computed meanwhile, by PyTorch's formulas."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+
+def _count_operation(self: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    kwargs = kwargs or {}
+    formula = flop_registry.get(function._overloadpacket)
+    if formula is None:
+        with self:
+            parts = function.decompose(*args, **kwargs)
+        return function(*args, **kwargs) if parts is NotImplemented else parts
+    out = function(*args, **kwargs)
+    self.total += formula(*args, **kwargs, out_val=out)
+    return out
+
+
+# Given to the class only here: a method of this name in the body of the class loads PyTorch's compiler when it is
+# first called, as FlopCounterMode does, and that takes longer than to import the rest of PyTorch.
+OperationCounter.__torch_dispatch__ = _count_operation  # type: ignore[method-assign]
+
+
 @contextlib.contextmanager
-def count_by_module() -> Iterator[tuple[dict[nn.Module, float], FlopCounterMode]]:
+def count_by_module() -> Iterator[tuple[dict[nn.Module, float], OperationCounter]]:
     """Count the operations of every module that is called, without those of modules within it; and those of all.
 
     A backward pass counts with the call: as much again for a weight that is trained, and for an input that has a
@@ -118,11 +144,11 @@ def count_by_module() -> Iterator[tuple[dict[nn.Module, float], FlopCounterMode]
     open_calls: list[list[float]] = []  # of each: operations before it, and those of modules within it
 
     def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        open_calls.append([counter.get_total_flops(), 0.0])
+        open_calls.append([counter.total, 0.0])
 
     def after(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         began, within = open_calls.pop()
-        total = counter.get_total_flops() - began
+        total = counter.total - began
         if open_calls:
             open_calls[-1][1] += total
         weights = [p for p in module._parameters.values() if p is not None and p.dim() > 1]
@@ -131,7 +157,7 @@ def count_by_module() -> Iterator[tuple[dict[nn.Module, float], FlopCounterMode]
         modules[module] = modules.get(module, 0.0) + (total - within) * (1 + backward)
 
     hooks = register_module_forward_pre_hook(before), register_module_forward_hook(after)
-    with _hooked(*hooks), FlopCounterMode(display=False) as counter:
+    with _hooked(*hooks), OperationCounter() as counter:
         yield modules, counter
 
 
