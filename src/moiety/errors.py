@@ -5,10 +5,11 @@ Every message a user can cause reads ``name must be <constraint>, got <value>. <
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -43,8 +44,32 @@ def must(ok: bool, name: str, constraint: str, got: object, hint: str = "") -> N
         refuse(name, constraint, got, hint)
 
 
-def near(name: str, known: Iterable[str], count: int = 3) -> str:
-    """A hint that shows the known names nearest to ``name``.
+@contextlib.contextmanager
+def report_errors(
+    name: str,
+    constraint: str,
+    errors: type[BaseException] | tuple[type[BaseException], ...] = Exception,
+    where: str = "",
+    hint: str = "",
+) -> Iterator[None]:
+    """Turn what others' code raises within the block into moiety's error, which keeps it as its cause.
+
+    >>> with report_errors("file", "one that can be read", OSError, " at notes.txt"):
+    ...     raise FileNotFoundError(2, "No such file or directory")
+    Traceback (most recent call last):
+    moiety.errors.MoietyError: `file` must be one that can be read, got No such file or directory at notes.txt.
+    """
+    try:
+        yield
+    except MoietyError:
+        raise
+    except errors as error:
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        raise MoietyError(message(name, constraint, f"{reason}{where}", hint)) from error
+
+
+def near(name: str, known: Iterable[str], most: int | None = 12) -> str:
+    """A hint that shows the known names nearest to ``name``, or else the first ``most`` of all (None: all of them).
 
     >>> near("fedalt2", ["fedavg", "fedalt", "fedsim"])
     'Did you mean fedalt?'
@@ -52,12 +77,13 @@ def near(name: str, known: Iterable[str], count: int = 3) -> str:
     'Known: fedalt, fedavg.'
     """
     names = sorted(set(known))
-    close = difflib.get_close_matches(name, names, n=count, cutoff=0.75)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.75)
     if close:
         return f"Did you mean {' or '.join(close)}?"
     if not names:
         return ""
-    return f"Known: {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}."
+    rest = ["..."] if len(names[:most]) < len(names) else []
+    return f"Known: {', '.join([*names[:most], *rest])}."
 
 
 def choice(name: str, value: object, known: Iterable[str]) -> None:

@@ -4,45 +4,55 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
-import tempfile
-from collections.abc import Iterator
+import shutil
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
-from moiety.errors import MoietyError, message
+from moiety.errors import must, refuse, report_errors
 
 try:
     import fcntl
-except ImportError:  # Windows has none; nobody is kept out there
+except ImportError:  # Windows has none: folders are not locked there
     fcntl = None  # type: ignore[assignment]
 
+CONFIG, PIPELINE, RECIPE = "config.toml", "pipeline.toml", "recipe.json"
+"""The file that says what is in a folder: a run, a pipeline or a recipe. The last two have runs in folders below."""
 LOCK = ".lock"
 _locks: set[int] = set()
 """The files that this process holds a lock on."""
 
 
-@contextlib.contextmanager
-def report_failure(target: Path) -> Iterator[None]:
+def report_failure(target: Path) -> AbstractContextManager[None]:
     """Turn the system's error for a write that failed (full disk, no permission) into one line."""
-    try:
-        yield
-    except OSError as error:
-        got = error.strerror or str(error)
-        raise MoietyError(message("out", "a folder that can be written", f"{got} at {target}")) from error
+    return report_errors("out", "a folder that can be written", OSError, f" at {target}")
 
 
-@contextlib.contextmanager
-def report_unreadable(path: Path, hint: str = "", name: str = "") -> Iterator[None]:
+def report_unreadable(path: Path, hint: str = "", name: str = "") -> AbstractContextManager[None]:
     """Turn whatever a file that is absent, cut short or changed raises into one line."""
-    try:
-        yield
-    except MoietyError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        reason = repr(error) if isinstance(error, KeyError) else error  # that of a key alone says little
-        raise MoietyError(message(name or path.name, "whole", f"{path}: {reason}", hint)) from None
+    errors = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
+    return report_errors(name or path.name, "as it was written", errors, f" at {path}", hint)
+
+
+def read_json(path: Path, keys: Iterable[str] = (), hint: str = "", name: str = "") -> dict[str, Any]:
+    """A table from a file, which must have ``keys``."""
+    with report_unreadable(path, hint, name):
+        content: dict[str, Any] = json.loads(path.read_text())
+    missing = sorted(set(keys) - content.keys()) if isinstance(content, dict) else ["table"]
+    must(not missing, name or path.name, "as it was written", f"{path}, which has no {', '.join(missing)}", hint)
+    return content
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    with report_errors(path.name, "readable TOML in UTF-8", (OSError, ValueError), f" at {path}"):
+        return tomllib.loads(path.read_bytes().decode())
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -61,14 +71,31 @@ def write_file(path: Path, content: bytes) -> None:
             raise
 
 
+def make_folder(folder: Path) -> Path:
+    """The folder, made with those above it where it is not there."""
+    with report_failure(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def write_json(path: Path, content: Mapping[str, Any], indent: int | None = 1) -> None:
+    """Write a table as JSON, whole or not at all."""
+    write_file(path, (json.dumps(content, indent=indent) + "\n").encode())
+
+
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """Fill a new folder whole or not at all: under another name next to its place, which is renamed at the end."""
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
-        folder = Path(temporary) / "whole"
-        folder.mkdir()
-        yield folder
-        folder.rename(target)
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)  # a process of that number may have been killed
+        aside.mkdir()
+        yield aside
+        aside.rename(target)
+        sync_folder(target.parent)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
 
 
 def append_line(path: Path, line: bytes) -> None:
@@ -104,9 +131,10 @@ def digest(content: bytes) -> str:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path | None) -> Iterator[None]:
-    """Keep other processes from training in the folder meanwhile: two that write one history lose both.
+    """Keep other processes from training in the folder: two that write one history would spoil it.
 
-    The lock ends with its process, however that ends, and with those forked from it: workers call ``release_locks``.
+    The lock ends when the process that holds it and all that were forked from it have ended. So forked workers call
+    ``release_locks``.
     """
     if folder is None or fcntl is None:
         yield
@@ -119,7 +147,7 @@ def lock_folder(folder: Path | None) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             hint = "Wait until it has ended, or stop it."
-            raise MoietyError(message("folder", "one that nobody trains in now", f"{folder}, in use", hint)) from None
+            refuse("folder", "one that nobody trains in now", f"{folder}, in use", hint)
         except OSError:  # a file system without locks
             pass
         yield

@@ -53,10 +53,10 @@ def torch_seed(seed: int, *purpose: str | int) -> Iterator[None]:
         torch.default_generator.set_state(before)
 
 
-def hashed(*words: str | int) -> int:
+def hash_words(*words: str | int) -> int:
     """A whole number of 64 bits with its sign, from words.
 
-    >>> hashed("mask", 1) == hashed("mask", 1) != hashed("mask", 2)
+    >>> hash_words("mask", 1) == hash_words("mask", 1) != hash_words("mask", 2)
     True
     """
     return int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "little", signed=True)
@@ -73,7 +73,7 @@ def uniform(key: Tensor, shape: tuple[int, ...], *words: str | int) -> Tensor:
     import torch
 
     places = torch.arange(1, math.prod(shape) + 1, device=key.device)
-    bits = _mixed(_mixed(key + hashed(*words)) + places * _signed(_GOLDEN))
+    bits = _mix(_mix(key + hash_words(*words)) + places * _to_signed(_GOLDEN))
     whole: Tensor = ((bits >> 11) & ((1 << 53) - 1)).double()
     # The largest of them would be rounded to 1.
     return ((whole + 0.5) * 2.0**-53).clamp(max=1 - 2.0**-53).reshape(shape)
@@ -87,12 +87,12 @@ def normal(key: Tensor, like: Tensor, *words: str | int) -> Tensor:
     return quantiles.to(like.dtype)
 
 
-def _signed(bits: int) -> int:
+def _to_signed(bits: int) -> int:
     return bits - (1 << 64) if bits >> 63 else bits
 
 
-def _mixed(z: Tensor) -> Tensor:
+def _mix(z: Tensor) -> Tensor:
     """The finaliser of SplitMix64 (Steele, Lea, Flood 2014); int64 products wrap round as its unsigned ones do."""
-    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _signed(_FIRST)
-    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _signed(_SECOND)
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _to_signed(_FIRST)
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _to_signed(_SECOND)
     return z ^ ((z >> 31) & ((1 << 33) - 1))

@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import inspect
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ParamSpec, TypeVar
 
 from pydantic import ConfigDict, ValidationError, create_model
 
-from moiety.errors import MoietyError, choice, message, must, near
+from moiety.errors import MoietyError, choice, is_real, message, must, near, refuse
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -89,51 +89,77 @@ def spec_of(thing: object) -> Spec | None:
     return spec if isinstance(spec, dict) and spec else None
 
 
+def table_of(thing: object, own: str) -> Spec:
+    """The table of a file that describes a value; ``own`` marks and names one that no file can describe."""
+    return dict(spec_of(thing) or {"own": own})
+
+
 def build(
     kind: str,
-    table: Mapping[str, Callable[..., Any]],
+    table: Mapping[str, Callable[..., R]],
     spec: Spec | str,
-    inner: Mapping[str, Callable[[Any], Any]] | None = None,
+    inner: Mapping[str, Mapping[str, Callable[..., Any]]] | None = None,
     extra: Mapping[str, Any] | None = None,
-) -> Any:
+) -> R:
     """Build the value that ``spec`` describes, with one of the builders of ``table``.
 
-    ``inner`` builds the nested tables among the arguments (a partition, a schedule); ``extra`` are arguments that no
-    file can hold (a model).
+    ``inner`` has the builders of arguments that are names or tables themselves (a schedule, local work); a number or a
+    list in their place is left to the builder. ``extra`` are arguments that no file can hold (a model).
     """
     must(isinstance(spec, str | Mapping), kind, "a name or a table with a name", f"{spec!r:.60}")
     arguments = {"name": spec} if isinstance(spec, str) else dict(spec)
     must("name" in arguments, f"{kind}.name", "given", "nothing", near("", table))
     name = arguments.pop("name")
     choice(f"{kind}.name", name, table)
-    arguments = {k: inner[k](v) if inner and k in inner else v for k, v in arguments.items()}
+    for key, builders in (inner or {}).items():
+        if key in arguments and not is_real(arguments[key]) and not isinstance(arguments[key], list):
+            arguments[key] = build(f"{kind}.{key}", builders, arguments[key], inner)
     return table[name](**(extra or {}), **check_arguments(kind, table[name], arguments, extra or {}))
 
 
 def check_arguments(kind: str, builder: Callable[..., Any], arguments: Spec, extra: Mapping[str, Any]) -> Spec:
     """The arguments, converted to the types of the builder; raise for those it does not know, with the nearest."""
     parameters = {k: p for k, p in inspect.signature(builder, eval_str=True).parameters.items() if k not in extra}
-    for key in arguments:
-        hint = nearest(key, parameters)
-        must(key in parameters, kind, f"a table of known keys for {builder.__name__}", key, hint)
+    types = {k: Any if p.annotation is p.empty else p.annotation for k, p in parameters.items()}
+    checked = check_table(kind, arguments, types, strict=False, user=f" for {builder.__name__}")
     missing = [k for k, p in parameters.items() if p.default is p.empty and k not in arguments]
     must(not missing, kind, f"complete for {builder.__name__}", f"no {', '.join(missing)}")
-    types = {k: Any if p.annotation is p.empty else p.annotation for k, p in parameters.items()}
-    return check_types(kind, types, arguments, strict=False)
+    return checked
 
 
-def check_types(where: str, types: Mapping[str, Any], values: Mapping[str, Any], *, strict: bool) -> Spec:
-    """The values of the table ``where``, of the types that their keys have; unless ``strict``, "1" stands for 1."""
-    config = ConfigDict(strict=strict, arbitrary_types_allowed=True)
-    fields: dict[str, Any] = {key: (types[key], ...) for key in values}
+def check_table(
+    where: str,
+    table: Any,
+    types: Mapping[str, Any],
+    *,
+    strict: bool = True,
+    user: str = "",
+    hints: Mapping[str, str] | None = None,
+) -> Spec:
+    """The values of the table ``where``, if its keys are known and the values have the types of their keys.
+
+    Args:
+        where: the name of the table in messages.
+        table: what a file has in its place.
+        types: the known keys and their types.
+        strict: if False, "1" stands for 1.
+        user: who knows the keys, for messages.
+        hints: what to do about some unknown keys; for others the nearest known keys are shown.
+    """
+    must(isinstance(table, dict), where, "a table", repr(table))
+    for key in table:
+        if key not in types:
+            refuse(where, f"a table of known keys{user}", key, (hints or {}).get(key) or near(key, types, None))
+    wanted: dict[str, Any] = {key: (types[key], ...) for key in table}
     try:
-        checked = create_model(where, __config__=config, **fields)(**values)
+        model = create_model(where, __config__=ConfigDict(strict=strict, arbitrary_types_allowed=True), **wanted)
+        checked = model(**table)
     except ValidationError as error:
-        raise one_line(error.errors(), [where]) from None
-    return {key: getattr(checked, key) for key in values}
+        raise one_line_error(error.errors(), [where]) from None
+    return {key: getattr(checked, key) for key in table}
 
 
-def one_line(errors: Sequence[Mapping[str, Any]], above: Sequence[str] = ()) -> MoietyError:
+def one_line_error(errors: Sequence[Mapping[str, Any]], above: Sequence[str] = ()) -> MoietyError:
     """Moiety's error for the first value that pydantic refuses; ``above`` is the path of its table.
 
     A value that may be of several kinds has an error for each. Positions in a list count from 1.
@@ -156,14 +182,3 @@ def _wanted(error: Mapping[str, Any]) -> str:
         return "a list" if wanted in ("Sequence", "Iterable") else f"a {wanted}"
     text = str(error["msg"])
     return _WANTED.get(error["type"].partition("_")[0], text[:1].lower() + text[1:]).removeprefix("input should be ")
-
-
-def nearest(key: str, known: Iterable[str]) -> str:
-    """The known keys nearest to this one, or else all of them.
-
-    >>> nearest("zzz", [f"key{n}" for n in range(3)])
-    'Known: key0, key1, key2.'
-    """
-    names = sorted(known)
-    hint = near(key, names)
-    return f"Known: {', '.join(names)}." if hint.startswith("Known:") else hint

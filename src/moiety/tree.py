@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from moiety.errors import must
-from moiety.types import Tree
+from moiety.types import Params, Tree
 
 
 def map_leaves(function: Callable[..., Any], *trees: Tree) -> Tree:
@@ -131,6 +131,11 @@ def maker(template: Tree) -> Callable[[Iterator[Any]], Tree]:
     return lambda leaves: _rebuild(template, [make(leaves) for make in makers])
 
 
+def module_tensors(module: nn.Module) -> Params:
+    """The parameters and the buffers of a module, by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
 def clone(tree: Tree) -> Tree:
     """The tree with tensors in memory of their own."""
     return map_leaves(torch.clone, tree)
@@ -146,6 +151,21 @@ def unstack(tree: Tree, count: int) -> list[Tree]:
     stacked, make = values(tree), maker(tree)
     rows = zip(*(x.unbind(0) for x in stacked), strict=True) if stacked else [()] * count
     return [make(iter(row)) for row in rows]
+
+
+def pack_rows(trees: Sequence[Tree], prefix: str = "") -> dict[str, Tensor]:
+    """One tensor per leaf, with a row per tree, for a file; names are paths that begin with ``prefix``."""
+    return {prefix + k: v.contiguous() for k, v in leaves(stack(trees)).items()} if trees else {}
+
+
+def unpack_rows(tensors: Mapping[str, Tensor], template: Tree, prefix: str = "") -> list[Tree]:
+    """The inverse of ``pack_rows``: a tree like ``template`` for each row.
+
+    Rows are cloned: a view would keep all other rows in memory.
+    """
+    columns = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    count = len(next(iter(columns.values()))) if columns else 0
+    return [refill(template, {k: v[row].clone() for k, v in columns.items()}) for row in range(count)]
 
 
 def is_finite(tree: Tree) -> Tensor:

@@ -10,7 +10,7 @@ from torch import nn
 
 import moiety as mo
 from moiety.errors import MoietyError
-from moiety.run.predict import new_state
+from moiety.run.predict import newcomer_state
 
 SPLIT = split_of(["u"], ["v"], {"u": 2, "v": 2})
 CLIENTS = vector_clients((4, 7, 3), seed=3)
@@ -45,7 +45,7 @@ def newcomers(kernel, count, rows, **options):
     rng, found = np.random.default_rng(5), []
     for _ in range(count):
         y = rng.normal(size=(rows, 1))
-        state = new_state(run._loop, "mse", {"x": np.zeros((rows, 1)), "y": y}, 1)
+        state = newcomer_state(run._loop, "mse", {"x": np.zeros((rows, 1)), "y": y}, 1)
         found.append((float(state.samples["head"].mean()), y.mean()))
     return np.array(found)
 

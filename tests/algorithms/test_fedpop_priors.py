@@ -68,7 +68,8 @@ class Mixture:
 
     def mala(self, i, z, t):
         """Lines 6 to 8: proposals y of density q(y | z) ~ exp(-|y - z - gamma grad(z)|^2 / (4 gamma))."""
-        key, turn, like = torch.tensor(draws.hashed("client", 0) ^ i), draws.hashed("train", t), torch.zeros(2).double()
+        key, turn = torch.tensor(draws.hash_words("client", 0) ^ i), draws.hash_words("train", t)
+        like = torch.zeros(2).double()
         points = []
         for k in range(SAMPLES):
             xi = draws.normal(key, like, turn, "chain", k, "proposal").numpy()
@@ -136,7 +137,7 @@ def test_a_learned_mixture_under_mala_is_algorithm_1(engine):
     assert 0 < reference.refused < 4 * SAMPLES * ROUNDS, "or nothing is refused or accepted"
     assert 0 < reference.held < ROUNDS, "or the projection is not tested"
     # A client without data: one of the groups, drawn by its weight, and the centre for its one model.
-    key, like = torch.tensor(draws.hashed("new client", 0)), torch.zeros(2).double()
+    key, like = torch.tensor(draws.hash_words("new client", 0)), torch.zeros(2).double()
     w, wanted = 1 / (1 + np.exp(-reference.l)), []
     for m in range(SAMPLES):
         into = float(draws.uniform(key, (), "population", m, "group")) < w

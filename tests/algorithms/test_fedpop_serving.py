@@ -101,7 +101,7 @@ def test_a_newcomers_chain_goes_on_from_pass_to_pass(averaged, passes):
 @AVERAGED
 def test_a_client_without_data_is_from_the_prior_that_is_served(averaged):
     """z = mu + s xi for each draw; its one model has z = mu."""
-    at, key = expect_iterates(averaged), torch.tensor(draws.hashed("new client", 0))
+    at, key = expect_iterates(averaged), torch.tensor(draws.hash_words("new client", 0))
     xi = [draws.normal(key, torch.zeros(2, dtype=torch.float64), "population", m).numpy() for m in range(3)]
     close(fit_run(averaged).predictive(None, X), at, [at.mu + np.exp(at.rho) * each for each in xi])
     same_model(fit_run(averaged).onboard(None), at.u, at.mu)

@@ -210,7 +210,7 @@ def test_running_statistics_move_with_every_pass(solver, passes):
 @pytest.mark.parametrize(
     ("build", "text"),
     [
-        (lambda: mo.ffgg(shared=0, personal=EXACT), r"`shared` must be > 0 and finite, got 0\.0\."),
+        (lambda: mo.ffgg(shared=0, personal=EXACT), r"`shared` must be > 0 and finite, got 0\."),
         (lambda: mo.ffgg(shared=mo.sgd(0), personal=EXACT), r"`lr` must be > 0 and finite, got 0\."),
         (
             lambda: mo.ffgg(shared=0.1, personal="exact"),

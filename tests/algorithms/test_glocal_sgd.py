@@ -225,7 +225,7 @@ def test_opposite_preferences():
         ({"alignment": "align"}, "`alignment` must be one of the known names, got 'align'. Did you mean aligned?"),
         ({"rule": "adam"}, "`rule` must be one of the known names, got 'adam'."),
         ({"shared_lr": 0}, "`lr` must be > 0 and finite, got 0."),
-        ({"shared_lr": None, "shared": 0}, "`shared` must be > 0 and finite, got 0.0."),
+        ({"shared_lr": None, "shared": 0}, "`shared` must be > 0 and finite, got 0."),
         ({"personal_steps": 2}, "`personal.steps` must be left out for this algorithm, got 2."),
     ],
 )

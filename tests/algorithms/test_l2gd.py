@@ -13,7 +13,7 @@ from oracle_pulled import joined
 import moiety as mo
 from moiety.algorithms.l2gd import toss_coins
 from moiety.errors import MoietyError
-from moiety.random import hashed
+from moiety.random import hash_words
 from moiety.types import Schedule
 
 ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorised"])
@@ -46,7 +46,7 @@ def test_trajectory_in_numpy(engine, weighting):
     clients, weights = vector_clients(sizes), sizes if weighting == "examples" else [1] * 4
     options = {"lr": 0.05, "pull": 1.5, "probability": 0.4, "coins": 2}
     run = fit(clients, flat(mo.l2gd, **options, weighting=weighting), rounds=7, engine=engine)
-    assert len({toss_coins(0.4, 2, hashed("train", t)) for t in range(7)}) > 2
+    assert len({toss_coins(0.4, 2, hash_words("train", t)) for t in range(7)}) > 2
     mean, own = ref.run(clients, weights, W, 7, MATRICES, **options)
     np.testing.assert_allclose(vector(run.shared_parameters()), vector(mean), rtol=1e-10)
     for i, x in enumerate(own):
@@ -105,7 +105,7 @@ def test_a_full_step_to_the_mean_is_local_gd_with_a_random_number_of_steps():
     run = fit(CLIENTS, mo.l2gd(personal=mo.sgd(0.1, pull=2.0), probability=0.2), rounds=6)
     x = vector(W)
     for t in range(6):
-        _, steps = toss_coins(0.2, 0, hashed("train", t))
+        _, steps = toss_coins(0.2, 0, hash_words("train", t))
         ends = []
         for a, b in (joined(data, MATRICES) for data in CLIENTS):
             y = x
@@ -145,7 +145,7 @@ def test_flops_are_those_of_the_local_steps_of_each_round(engine, probability, c
     run = mo.fit(net, data, algorithm, rounds=4, engine=engine)
     steps = []
     for t in range(4):
-        uniform = (hashed("l2gd", coins, hashed("train", t), "local") % 2**64 + 0.5) / 2**64
+        uniform = (hash_words("l2gd", coins, hash_words("train", t), "local") % 2**64 + 0.5) / 2**64
         steps.append(next(k for k in range(1, 10_000) if (1 - probability) ** k < uniform))
     assert len(set(steps)) > 1, "or rounds are not told apart"
     assert run.ledger["flops"] == 170 * 8 * sum(steps)

@@ -126,8 +126,8 @@ INNER = mo.solver.exact()
 @pytest.mark.parametrize(
     ("build", "text"),
     [
-        (lambda: mo.local_ffgg(shared=-1, personal=0.1, solver=INNER), r"`shared` must be > 0 and finite, got -1\.0\."),
-        (lambda: mo.local_ffgg(shared=0.1, personal=0, solver=INNER), r"`personal` must be > 0 and finite, got 0\.0\."),
+        (lambda: mo.local_ffgg(shared=-1, personal=0.1, solver=INNER), r"`shared` must be > 0 and finite, got -1\."),
+        (lambda: mo.local_ffgg(shared=0.1, personal=0, solver=INNER), r"`personal` must be > 0 and finite, got 0\."),
         (
             lambda: mo.local_ffgg(shared=mo.sgd(-1), personal=0.1, solver=INNER),
             r"`lr` must be > 0 and finite, got -1\.",

@@ -134,7 +134,7 @@ def test_a_folder_that_does_not_remember_says_what_to_repeat(capsys, here):
     (here / "runs/own/command.json").write_text("[1]")
     found = call(capsys, "run", "own.toml", "-q", "--resume")
     assert one_line(found.err)
-    assert "`command.json` must be whole" in found.err
+    assert "`command.json` must be as it was written" in found.err
 
 
 def test_resume_takes_the_newest_and_does_not_train_what_has_ended(capsys, here):

@@ -280,7 +280,7 @@ def test_a_learning_rate_is_positive_and_finite(lr):
         check_rate("lr", lr)
     with pytest.raises(MoietyError, match=r"^`lr` must be > 0 and finite, got "):
         mo.sgd(lr)
-    with pytest.raises(MoietyError, match=r"^`shared` must be > 0 and finite, got "):
+    with pytest.raises(MoietyError, match=rf"^`shared` must be > 0 and finite, got {lr}\. "):
         mo.fedavg(shared=lr)
 
 

@@ -273,7 +273,9 @@ def test_what_is_neither_a_name_nor_a_table_is_one_line(name, personal):
 
 @pytest.mark.parametrize("shared", [["a"], None, True])
 def test_what_is_no_number_either_is_one_line(shared):
-    with pytest.raises(MoietyError, match=r"^`algorithm.shared` must be a name or a table with a name, got"):
+    with pytest.raises(
+        MoietyError, match=r"^`algorithm.shared` must be (a number or )?a name or a table with a name, got"
+    ):
         algorithm_from({"name": "fedavg", "shared": shared})
 
 

@@ -263,7 +263,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "export negative": (lambda: run().export(-1), "`client`.*-1"),
     "export half": (lambda: run().export(1.5), "`client`.*1.5"),
     "parameters unknown": (lambda: run().parameters("d1"), "`client`.*d1"),
-    "onboard without y": (lambda: run().onboard({"x": np.zeros((2, 4))}), "`data`.*columns x, y, got x. Add y"),
+    "onboard without y": (lambda: run().onboard({"x": np.zeros((2, 4))}), "`data`.*columns with x, y, got x. Add y"),
     "onboard without columns": (lambda: run().onboard({}), "column"),
     "onboard a number": (lambda: onboard(5), "`data`|`columns`"),
     "onboard another shape": (lambda: onboard({"x": np.zeros((3, 5))}), "x.*\\(4,\\).*\\(5,\\)"),

@@ -317,7 +317,7 @@ def test_the_advice_to_remove_a_broken_checkpoint_works(finished: Path, folder: 
 
 def test_an_interrupted_checkpoint_beside_the_whole_one_does_no_harm(finished: Path, folder: Path) -> None:
     """What a kill leaves: a folder being written, with half a file in it."""
-    aside = folder / "checkpoint" / ".writing-12345"
+    aside = folder / "checkpoint" / ".round-00000003.12345"
     aside.mkdir()
     (aside / SERVER).write_bytes(b"half")
     (folder / ".config.toml.12345").write_bytes(b"half")

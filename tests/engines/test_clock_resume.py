@@ -62,7 +62,7 @@ def test_an_interrupted_run_ends_like_one_that_was_not(clock: str, algorithm: st
     with pytest.raises(StopHereError):
         begin(made, algorithm, tmp_path / "parts", on_round=stop_after(3))
     if clock != "synchronous":
-        note = json.loads((checkpoint.latest(tmp_path / "parts") / "state.json").read_text())["in_transit"]  # type: ignore[operator]
+        note = json.loads((checkpoint.find_checkpoint(tmp_path / "parts") / "state.json").read_text())["in_transit"]  # type: ignore[operator]
         assert note["messages"], "nothing under way"
     parts = mo.resume(tmp_path / "parts", data=FED)
     same_runs(whole, parts)
@@ -140,7 +140,7 @@ def test_a_folder_of_another_clock_or_a_broken_transit_is_refused(tmp_path: Path
     (out / "config.toml").write_text(config.partition("[clock]")[0] + "[run]" + config.partition("[run]")[2])
     refused(lambda: mo.resume(out, data=FED), "`folder` must be of this run, with clock")
     (out / "config.toml").write_text(config)
-    state = checkpoint.latest(out) / "state.json"  # type: ignore[operator]
+    state = checkpoint.find_checkpoint(out) / "state.json"  # type: ignore[operator]
     whole = json.loads(state.read_text())
     for change in (
         {"in_transit": {}},
@@ -162,7 +162,7 @@ def test_no_personal_name_is_in_what_crosses(tmp_path: Path) -> None:
     begin(CLOCKS["asynchronous"], "fedalt", tmp_path / "run")
     begin(CLOCKS["on arrival"], "fedalt", tmp_path / "late")
     for folder in ("run", "late"):
-        at = checkpoint.latest(tmp_path / folder)
+        at = checkpoint.find_checkpoint(tmp_path / folder)
         assert at is not None
         assert not [name for name in load_file(at / "in_transit.safetensors") if "head" in name]
         assert [name for name in load_file(at / "working.safetensors") if "head" in name]

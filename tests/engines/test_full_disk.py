@@ -17,7 +17,7 @@ from run_settings import with_settings
 
 import moiety as mo
 from moiety.files import LOCK
-from moiety.run.checkpoint import latest
+from moiety.run.checkpoint import find_checkpoint
 
 FED = federation()
 
@@ -86,7 +86,7 @@ def test_a_history_that_may_not_grow(whole: Path, tmp_path: Path) -> None:
     assert max(size for name, size in biggest(whole).items() if name not in ("history.jsonl", "clients.parquet")) < room
     with files_up_to(room):
         refused(lambda: begin(out), "out.*run")
-    found = latest(out)
+    found = find_checkpoint(out)
     assert found is not None
     assert found.name == "round-00000002"
     try:

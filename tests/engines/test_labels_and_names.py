@@ -62,7 +62,7 @@ def test_a_new_client_has_labels_of_the_same_shape() -> None:
     x, y = rows(1)
     run = fit(number_clients())
     refused(lambda: run.onboard({"x": x, "y": y[:, None]}), r"'y'.*shape \(\) per example.*\(1,\)")
-    refused(lambda: run.onboard({"x": x}), "^`data` must be given with the run's columns x, y, got x. Add y.$")
+    refused(lambda: run.onboard({"x": x}), "^`data` must be columns with x, y, got x. Add y.$")
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -196,14 +197,14 @@ def test_a_second_interrupt_leaves_the_checkpoint_there_is(tmp_path: Path, monke
         def interrupted(self: Loop, *args: Any) -> Any:
             calls.append(1)
             if len(calls) == 3:
-                patched.setattr(checkpoint.os, "rename", again)
+                patched.setattr(os, "rename", again)
                 raise KeyboardInterrupt
             return real(self, *args)
 
         patched.setattr(Loop, "prepare_engine", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fit(case, "sequential", tmp_path / "parts")
-    left = checkpoint.latest(tmp_path / "parts")
+    left = checkpoint.find_checkpoint(tmp_path / "parts")
     assert left is not None
     assert left.name == "round-00000002"
     same_runs(whole, resume(case, tmp_path / "parts"))

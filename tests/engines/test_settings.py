@@ -14,7 +14,7 @@ from engine_cases import StopHereError, federation, mlp, refused, same_runs, sto
 from run_settings import with_settings
 
 import moiety as mo
-from moiety.run.folder import without_none
+from moiety.run.folder import drop_none
 from moiety.run.settings import BUILDERS, LEFT_OUT, RUN_KEYS, Options, complete_options, option_tables, read_options
 
 FED = federation()
@@ -77,7 +77,7 @@ def test_what_a_file_says_is_read_as_it_was() -> None:
     complete = complete_options(options, mlp(), FED, mo.fedavg(shared=0.1))
     for each in (options, complete):
         tables = option_tables(each)
-        again = read_options(tomllib.loads(tomli_w.dumps(without_none(tables))))
+        again = read_options(tomllib.loads(tomli_w.dumps(drop_none(tables))))
         assert option_tables(again) == tables
         same = {name: value for name, value in vars(each.settings).items() if name not in BUILDERS}
         assert {name: value for name, value in vars(again.settings).items() if name not in BUILDERS} == same
@@ -111,7 +111,7 @@ def test_on_resume_only_workers_may_change(tmp_path: Path) -> None:
         (mo.Settings(evaluate_every=2), "`evaluate_every` must be 1, as the run began, got 2. Only workers may change"),
         (mo.Settings(codec=mo.codec.qsgd(levels=3)), "`codec` must be as the run began with"),
         (mo.Settings(aggregator=mo.aggregator.median()), "`aggregator` must be as the run began with"),
-        (mo.Settings(attackers=0.5), "`attackers` must be those that the run began with, got 0.5"),
+        (mo.Settings(attackers=0.5), "`attackers` must be given with an attack, and only then, got 0.5"),
     ):
         refused(lambda given=given: mo.resume(tmp_path / "run", data=FED, settings=given), words)  # type: ignore[misc]
     refused(

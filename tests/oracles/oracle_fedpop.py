@@ -23,9 +23,9 @@ Columns = Mapping[str, np.ndarray]
 def noise(
     client: int, t: int, k: int, size: int, seed: int = 0, purpose: str = "train", key: int | None = None
 ) -> np.ndarray:
-    key = draws.hashed("client", seed) ^ client if key is None else key
+    key = draws.hash_words("client", seed) ^ client if key is None else key
     like = torch.zeros(size, dtype=torch.float64)
-    return draws.normal(torch.tensor(key), like, draws.hashed(purpose, t), "chain", k).numpy()
+    return draws.normal(torch.tensor(key), like, draws.hash_words(purpose, t), "chain", k).numpy()
 
 
 @dataclass

@@ -10,14 +10,14 @@ import numpy as np
 from oracle_pulled import cut, joined
 
 from moiety.algorithms.l2gd import toss_coins
-from moiety.random import hashed
+from moiety.random import hash_words
 
 
 def coin(probability, rounds, coins=0):
     """xi_0, xi_1, ...: in each round a run of ones, then a run of zeros."""
     found = []
     for t in range(rounds):
-        means, local = toss_coins(probability, coins, hashed("train", t))
+        means, local = toss_coins(probability, coins, hash_words("train", t))
         found += [1] * means + [0] * local
     return found
 

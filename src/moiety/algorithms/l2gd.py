@@ -49,7 +49,7 @@ from moiety.local import (
     sgd_work,
     train,
 )
-from moiety.random import hashed
+from moiety.random import hash_words
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Phase, Schedule, Work
@@ -114,6 +114,6 @@ def toss_coins(probability: float, coins: int, turn: int) -> tuple[int, int]:
     >>> toss_coins(0.01, 0, 7) == toss_coins(0.01, 0, 7)
     True
     """
-    one, other = ((hashed("l2gd", coins, turn, kind) % 2**64 + 0.5) / 2**64 for kind in ("mean", "local"))
+    one, other = ((hash_words("l2gd", coins, turn, kind) % 2**64 + 0.5) / 2**64 for kind in ("mean", "local"))
     means = 1 + math.floor(math.log(one) / math.log(probability))
     return means, 1 + math.floor(math.log(other) / math.log1p(-probability))

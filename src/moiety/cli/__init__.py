@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(AttributeError):  # a client's name may hold what the terminal cannot show
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        with _warnings_in_one_line():
+        with _shorten_warnings():
             code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except SystemExit:  # typer's way to end where the reader has gone (``| head``)
@@ -40,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _warnings_in_one_line() -> Iterator[None]:
-    """Where in the source a warning comes from is of no use here."""
+def _shorten_warnings() -> Iterator[None]:
+    """Show warnings as one line each, without the place in the source."""
     before = warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"moiety: {message}\n"
     try:
@@ -59,10 +59,8 @@ def _run(argv: list[str]) -> int:
         return _fail(str(error))
     except Interrupted as error:
         return _fail(str(error), INTERRUPTED)
-    except BrokenPipeError:
-        raise
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None:  # a broken pipe too, which ``main`` sees to
             raise
         return _fail(f"{error.strerror or error}: {error.filename}")
     except Exception as error:

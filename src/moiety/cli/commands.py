@@ -143,7 +143,7 @@ def _how_to_continue(request: Request, begun: list[Path]) -> str:
 
     if not begun or not holds_run(begun[0]):
         return "interrupted before anything was written"
-    return f"interrupted; continue with: {request.again(begun[0])}"
+    return f"interrupted; continue with: {request.resume_command(begun[0])}"
 
 
 @app.command("list", context_settings=_HELP)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
@@ -49,7 +48,7 @@ def check_alike(first: Result, other: Result) -> None:
         must(ours == theirs, name, same, f"{ours} and {theirs} in {pair}")
     ours, theirs = first.config.get("data", {}), other.config.get("data", {})
     odd = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
-    shown = " and ".join(f"{key} {_short(table.get(key))}" for key in odd[:1] for table in (ours, theirs))
+    shown = " and ".join(f"{key} {table.get(key, 'none')!s:.40}" for key in odd[:1] for table in (ours, theirs))
     must(not odd, "data", same, f"{shown} in {pair}", "Clients of different data cannot be compared.")
     clients = [{str(row["client"]) for row in result.clients} for result in (first, other)]
     unpaired = sorted(clients[0] ^ clients[1])
@@ -66,8 +65,8 @@ def _side_by_side(results: Sequence[Result]) -> Table:
         rows.append(
             [
                 make_printable(result.name),
-                make_printable(result.named("algorithm")),
-                make_printable(result.named("split")),
+                result.part_name("algorithm"),
+                result.part_name("split"),
                 str(result.last["round"]),
                 *(format_metric(score, metric) for score in scores),
                 str(len(result.versus_shared.hurt)),
@@ -86,7 +85,3 @@ def _against_first(results: Sequence[Result], higher: bool) -> Table:
         worst = name_hurt(change, metric) or "none"
         rows.append([make_printable(result.name), *count_changes(change), format_gain(change.mean, metric), worst])
     return table(["run", "better", "equal", "worse", "mean gain", "worst off"], rows, text=(0, 5))
-
-
-def _short(setting: Any) -> str:
-    return "none" if setting is None else str(setting)[:40]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import math
+import os
 import shlex
 import tomllib
 from collections.abc import Sequence
@@ -14,18 +16,21 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from moiety.data import FederatedData, from_spec
-from moiety.errors import MoietyError, choice, message, must, near
+from moiety.errors import choice, must, near, refuse, report_errors
+from moiety.experiments.registry import list_recipes
+from moiety.files import read_toml
 from moiety.models import MODELS
 from moiety.run.build import algorithm_from, split_from
 from moiety.run.checks import check_inputs
 from moiety.run.pipeline import Stage, check_stage_options, stage_from
 from moiety.run.settings import RUN_KEYS, SECTIONS, Options, check_part, read_options
 from moiety.spec import build
-from moiety.split import SPLITS, Split
+from moiety.split import Split
 from moiety.types import Algorithm
 
 Table = dict[str, Any]
 KNOWN = (*SECTIONS, "run", "stage")
+MAY_CHANGE = ("run.rounds", "run.engine", "run.engine_reason", "run.workers")
 
 
 class Config(NamedTuple):
@@ -49,23 +54,10 @@ def read_file(path: Path) -> Table:
     """The tables of a TOML file."""
     hint = "The config.toml in a run's folder is such a file."
     must(not path.is_dir(), "target", "a recipe or a TOML file", f"the folder {path}", hint)
-    try:
-        return tomllib.loads(path.read_bytes().decode())
-    except FileNotFoundError:
-        raise _no_such(path) from None
-    except UnicodeDecodeError as error:
-        raise MoietyError(message(str(path), "TOML, a text in UTF-8", f"other bytes at {error.start}")) from None
-    except tomllib.TOMLDecodeError as error:
-        raise MoietyError(message(str(path), "TOML", f"an error in it: {error}")) from None
-    except OSError as error:
-        raise MoietyError(message(str(path), "a file that can be read", error.strerror or error)) from None
-
-
-def _no_such(path: Path) -> MoietyError:
-    from moiety.experiments.registry import list_recipes
-
-    hint = near(str(path), list_recipes()).replace("Known:", "Recipes:")
-    return MoietyError(message("target", "a recipe or a TOML file", f"{path}, which is neither", hint))
+    if not os.path.lexists(path):
+        hint = near(str(path), list_recipes()).replace("Known:", "Recipes:")
+        refuse("target", "a recipe or a TOML file", f"{path}, which is neither", hint)
+    return read_toml(path)
 
 
 def assign(tables: Table, assignment: str) -> None:
@@ -77,9 +69,9 @@ def assign(tables: Table, assignment: str) -> None:
     >>> tables
     {'model': {'name': 'mlp', 'hidden': [32, 16]}, 'run': {'rounds': 7, 'engine': 'auto'}}
     """
-    path, equals, text = assignment.partition("=")
+    path, value = read_assignment(assignment, "section.key=value")
     keys = [key.strip() for key in path.split(".")]
-    must(bool(equals) and all(keys), "--set", "of the form section.key=value", assignment or "nothing")
+    must(all(keys), "--set", "of the form section.key=value", assignment)
     must(keys[0] in KNOWN, "--set", f"for one of the sections {', '.join(KNOWN)}", keys[0], near(keys[0], KNOWN))
     must(len(keys) > 1 or keys[0] != "run", "--set", "for a key of [run]", assignment, "As in run.rounds=100.")
     table, above = (_stage_table(tables, keys, assignment), 2) if keys[0] == "stage" else (tables, 0)
@@ -88,7 +80,7 @@ def assign(tables: Table, assignment: str) -> None:
         inner = {"name": inner} if isinstance(inner, str) and keys[0] != "run" else inner
         must(isinstance(inner, dict), "--set", "for a key of a table", f"{'.'.join(keys[:depth])}, which is none")
         table[key] = table = inner
-    table[keys[-1]] = _value(text.strip())
+    table[keys[-1]] = value
 
 
 def _stage_table(tables: Table, keys: Sequence[str], assignment: str) -> Table:
@@ -103,23 +95,19 @@ def _stage_table(tables: Table, keys: Sequence[str], assignment: str) -> Table:
     return table  # type: ignore[no-any-return]
 
 
-def read_assignment(assignment: str) -> tuple[str, Any]:
-    """The name and the value of ``name=value``; the value is TOML, or else a text.
+def read_assignment(assignment: str, form: str = "name=value") -> tuple[str, Any]:
+    """The name and the value of ``name=value``; the value is TOML, or else a text. Messages show the ``form``.
 
     >>> read_assignment("rounds=5"), read_assignment("source=mnist")
     (('rounds', 5), ('source', 'mnist'))
     """
     name, equals, text = assignment.partition("=")
-    must(bool(equals) and bool(name.strip()), "--set", "of the form name=value", assignment or "nothing")
-    return name.strip(), _value(text.strip())
-
-
-def _value(text: str) -> Any:
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    return parsed["value"] if len(parsed) == 1 else text
+    must(bool(equals) and bool(name.strip()), "--set", f"of the form {form}", assignment or "nothing")
+    value = text.strip()
+    with contextlib.suppress(tomllib.TOMLDecodeError):
+        parsed = tomllib.loads(f"value = {value}")
+        value = parsed["value"] if len(parsed) == 1 else value
+    return name.strip(), value
 
 
 def check_tables(tables: Table) -> Config:
@@ -173,9 +161,6 @@ def make_parts(config: Config) -> Parts:
     algorithm, stages = None, []
     if "stage" in tables:
         stages = [stage_from(number, table) for number, table in enumerate(tables["stage"], 1)]
-        for number, each in enumerate(tables["stage"], 1):
-            if "split" in each:
-                choice(f"stage.{number}.split.name", each["split"].get("name"), SPLITS)
     else:
         hint = "Write it into the file or use --rounds."
         must(options.rounds is not None, "run.rounds", "given", "nothing", hint)
@@ -208,35 +193,39 @@ def fill_sizes(model: Table, data: FederatedData, options: Options) -> Table:
 
 
 def _make_model(table: Table) -> nn.Module:
-    try:
-        model: nn.Module = build("model", MODELS, table)
-    except (RuntimeError, TypeError, MemoryError, OverflowError) as error:  # torch's way to say that it is too large
-        raise MoietyError(message("model", "one that can be made", error)) from None
-    return model
+    too_large = (RuntimeError, TypeError, MemoryError, OverflowError)
+    with report_errors("model", "one that can be made", too_large):
+        return build("model", MODELS, table)
 
 
-def check_same(given: Table, began: Table, folder: Path, where: Sequence[str] = ()) -> None:
+def check_same(given: Table, began: Table, folder: Path) -> None:
     """Refuse what a file says otherwise than the run that is to be continued began.
 
     The number of rounds, the engine and its workers may change. What the file leaves out was filled in at the start.
     """
-    free = {"rounds", "engine", "engine_reason", "workers"} if list(where) == ["run"] else set()
-    for key, value in given.items():
-        was = began.get(key, False)  # a switch that is off need not be written down
-        if key == "stage" and isinstance(value, list) and isinstance(was, list):
-            must(len(value) == len(was), "stage", f"{len(was)} stages, as {folder} began", len(value))
-            for number, pair in enumerate(zip(value, was, strict=True), 1):
-                check_same(*pair, folder, ["stage", str(number)])
-            continue
-        if isinstance(value, dict) or isinstance(was, dict):
-            value_table, was_table = ({"name": each} if isinstance(each, str) else each for each in (value, was))
-            if isinstance(value_table, dict) and isinstance(was_table, dict):
-                check_same(value_table, was_table, folder, [*where, key])
-                continue
-        name = ".".join([*where, key])
-        shown = "left out" if key not in began else repr(was)
-        hint = "Only rounds, engine and workers may change; begin another run for the rest"
-        hint = "Begin another pipeline for that" if where and where[0] == "stage" else hint
-        if key in began and not isinstance(was, dict):
-            hint += f", or keep it with --set {shlex.quote(f'{name}={json.dumps(was)}')}"
-        must(key in free or value == was, name, f"{shown}, as {folder} began", repr(value), f"{hint}.")
+    stages, stages_then = (len(tables.get("stage", ())) for tables in (given, began))
+    must(stages == stages_then, "stage", f"{stages_then} stages, as {folder} began", stages)
+    values_then = _flatten(began)
+    for place, value in _flatten(given).items():
+        name = f"{place}.name" if f"{place}.name" in values_then else place  # a mere name stands for a table with it
+        then = values_then.get(name, False)  # a switch that is off need not be written down
+        wanted, hint = "left out", "Only rounds, engine and workers may change; begin another run for the rest"
+        if name.startswith("stage."):
+            hint = "Begin another pipeline for that"
+        if name in values_then:
+            wanted = repr(then)
+            hint += f", or keep it with --set {shlex.quote(f'{name}={json.dumps(then)}')}"
+        must(name in MAY_CHANGE or value == then, name, f"{wanted}, as {folder} began", repr(value), f"{hint}.")
+
+
+def _flatten(table: Table, above: str = "") -> Table:
+    """The values of nested tables by their places, as in ``algorithm.shared.lr``; stages count from 1.
+
+    >>> _flatten({"run": {"rounds": 5}, "stage": [{"cohort": 2}]})
+    {'run.rounds': 5, 'stage.1.cohort': 2}
+    """
+    flat: Table = {}
+    for key, value in table.items():
+        inner = {str(n): each for n, each in enumerate(value, 1)} if key == "stage" else value
+        flat |= _flatten(inner, f"{above}{key}.") if isinstance(inner, dict) else {above + key: value}
+    return flat

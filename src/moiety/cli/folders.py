@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moiety.errors import MoietyError, message, must
-from moiety.files import report_unreadable, write_file
+from moiety.errors import must, refuse
+from moiety.files import CONFIG, PIPELINE, RECIPE, read_json, write_json
 
 if TYPE_CHECKING:
     from moiety.run.pipeline import Watch
@@ -17,32 +17,30 @@ if TYPE_CHECKING:
     from moiety.types import RoundRecord
 
 RUNS = Path("runs")
-RUN, PIPELINE, RECIPE = "config.toml", "pipeline.toml", "recipe.json"
-"""The file that says what is in a folder: a run, a pipeline or a recipe. Those have their runs in folders below."""
 COMMAND = "command.json"
 
 
 def folder_for(name: str, out: Path | None, *, resume: bool) -> Path:
     """The folder asked for, or the default one, checked: it must hold a run to resume, or none."""
     if resume:
-        folder = newest(name) if out is None else out
+        folder = find_newest(name) if out is None else out
         must(holds_run(folder), "out", "a folder with a run to resume", folder, "Leave out --resume to begin one.")
         return folder
     if out is None:
-        return unused(name)
+        return pick_unused(name)
     hint = "Continue it with --resume, or choose another folder."
     must(not holds_run(out), "out", "a folder that holds no run yet", out, hint)
     must(not out.exists() or out.is_dir(), "out", "a folder", f"the file {out}")
     return out
 
 
-def name_of(file: Path) -> str:
-    """What a file's runs are called: as the file, or as the folder where a run or a pipeline has left it."""
-    return (file.resolve().parent.name or file.stem) if file.name in (RUN, PIPELINE) else file.stem
+def run_name(file: Path) -> str:
+    """The name of a file's runs: that of the file, or of its folder where a run or a pipeline has written it."""
+    return (file.resolve().parent.name or file.stem) if file.name in (CONFIG, PIPELINE) else file.stem
 
 
-def name_in(config: Mapping[str, Any], section: str) -> str:
-    """What the algorithm, split, model or data of a run is called; data in a folder by its path."""
+def part_name(config: Mapping[str, Any], section: str) -> str:
+    """The name of the algorithm, split, model or data of a run; the path of data in a folder."""
     table = config.get(section, {})
     name = table.get("path") if section == "data" and table.get("name") == "folder" else table.get("name")
     return str(name or table.get("own", "-"))
@@ -50,21 +48,16 @@ def name_in(config: Mapping[str, Any], section: str) -> str:
 
 def holds_run(folder: Path) -> bool:
     """Whether a run is in the folder, or (as recipes and pipelines leave them) in folders below."""
-    return bool(_marks(folder))
+    return bool(_list_marks(folder))
 
 
-def is_run(folder: Path) -> bool:
-    """Whether a run has begun in this folder."""
-    return (folder / RUN).is_file()
-
-
-def _marks(folder: Path) -> list[Path]:
+def _list_marks(folder: Path) -> list[Path]:
     """The files that say what is in a folder and in those right below."""
-    files = [folder / RUN, folder / PIPELINE, folder / RECIPE, *(below / RUN for below in _folders(folder))]
+    files = [folder / CONFIG, folder / PIPELINE, folder / RECIPE, *(below / CONFIG for below in _list_folders(folder))]
     return [file for file in files if file.is_file()]
 
 
-def unused(name: str) -> Path:
+def pick_unused(name: str) -> Path:
     """``runs/name``, or with -2, -3, ... the first that is not there or is empty."""
     number, folder = 1, RUNS / name
     while folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -73,17 +66,17 @@ def unused(name: str) -> Path:
     return folder
 
 
-def newest(name: str) -> Path:
+def find_newest(name: str) -> Path:
     """The one of ``runs/name``, ``runs/name-2``, ... that was begun or continued last."""
     pattern = re.compile(re.escape(name) + r"(-\d+)?")
-    folders = [folder for folder in _folders(RUNS) if pattern.fullmatch(folder.name) and holds_run(folder)]
+    folders = [folder for folder in _list_folders(RUNS) if pattern.fullmatch(folder.name) and holds_run(folder)]
     if not folders:
         hint = "Say which with --out, or leave out --resume to begin one."
-        raise MoietyError(message("resume", "given where there is a run to continue", f"none in {RUNS / name}*", hint))
-    return max(folders, key=lambda folder: max(file.stat().st_mtime for file in _marks(folder)))
+        refuse("resume", "given where there is a run to continue", f"none in {RUNS / name}*", hint)
+    return max(folders, key=lambda folder: max(file.stat().st_mtime for file in _list_marks(folder)))
 
 
-def _folders(folder: Path) -> list[Path]:
+def _list_folders(folder: Path) -> list[Path]:
     return sorted(place for place in folder.iterdir() if place.is_dir()) if folder.is_dir() else []
 
 
@@ -92,10 +85,9 @@ def read_assignments(folder: Path) -> list[str]:
     file = folder / COMMAND
     if not file.is_file():
         return []
-    with report_unreadable(file):
-        sets = json.loads(file.read_text())["set"]
+    sets = read_json(file, ["set"])["set"]
     whole = isinstance(sets, list) and all(isinstance(each, str) for each in sets)
-    must(whole, COMMAND, "whole", f"another in {file}")
+    must(whole, COMMAND, "as it was written", f"another list in {file}")
     return list(sets)
 
 
@@ -104,16 +96,13 @@ def keep_assignments(watch: Watch, folder: Path, sets: Sequence[str]) -> Watch:
     file = folder / COMMAND
     if not sets and not file.exists():
         return watch
-    written = False
+    write_once = functools.cache(lambda: write_json(file, {"set": list(sets)}))
 
     def watch_and_write(name: str, place: Path | None) -> OnRound:
         show = watch(name, place)
 
         def on_round(record: RoundRecord, rounds: int) -> None:
-            nonlocal written
-            if not written:
-                write_file(file, (json.dumps({"set": list(sets)}, indent=1) + "\n").encode())
-                written = True
+            write_once()
             if show is not None:
                 show(record, rounds)
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from moiety.errors import must
+from moiety.errors import must, near
 
 
 class Kind(NamedTuple):
@@ -77,10 +77,9 @@ ENGINES = {
 def show_kind(what: str) -> None:
     """Print the names of one kind, each with one line, and where in a file they stand."""
     from moiety.cli.output import say, show, table  # not above: --help knows the kinds and nothing heavy
-    from moiety.spec import nearest
 
-    must(what in KINDS, "what", "one of the known kinds", repr(what), nearest(what, KINDS))
-    headers, rows = ["name", "what it is"], [[name, line] for name, line in lines(what).items()]
+    must(what in KINDS, "what", "one of the known kinds", repr(what), near(what, KINDS, None))
+    headers, rows = ["name", "what it is"], [[name, line] for name, line in describe_names(what).items()]
     if what == "datasets":
         headers.insert(1, "file")
         rows = [[name, file_state(name), line] for name, line in rows]
@@ -93,7 +92,7 @@ def show_kind(what: str) -> None:
         say('data of your own, saved by FederatedData.save: name = "folder", path = "..."')
 
 
-def lines(what: str) -> dict[str, str]:
+def describe_names(what: str) -> dict[str, str]:
     """What there is of a kind, each with the first line of its docstring."""
     if what == "engines":
         return ENGINES

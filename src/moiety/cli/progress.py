@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from moiety.cli.folders import name_in
+from moiety.cli.folders import part_name
 from moiety.cli.output import NARROW, console, on_terminal, say
 from moiety.errors import MoietyError
 from moiety.reports.words import format_metric, make_printable
@@ -25,13 +26,10 @@ BARS = 8
 
 def watch_lines(name: str, folder: Path | None) -> OnRound:
     """Print a line when a run begins and one for each evaluation."""
-    begun = False
+    announce_once = functools.cache(lambda: say(heading(name, folder)))
 
     def on_round(record: RoundRecord, rounds: int) -> None:
-        nonlocal begun
-        if not begun:
-            say(heading(name, folder))
-            begun = True
+        announce_once()
         if record.evaluation is not None:
             at = f"round {record.round:>{len(str(rounds))}}/{rounds}"
             say(f"{at}  {status(record.train_loss, record.evaluation)}")
@@ -57,13 +55,12 @@ class Bars:
         for old in self.progress.task_ids[: 1 - BARS]:  # more than fit on a screen would hide the newest
             self.progress.remove_task(old)
         bar = self.progress.add_task(make_printable(name), total=None, status="")
-        begun, evaluation, dropped = False, dict[str, Any](), 0
+        announce_once = functools.cache(lambda: self.progress.console.print(heading(name, folder)))
+        evaluation, dropped = dict[str, Any](), 0
 
         def on_round(record: RoundRecord, rounds: int) -> None:
-            nonlocal begun, evaluation, dropped
-            if not begun:
-                self.progress.console.print(heading(name, folder))
-                begun = True
+            nonlocal evaluation, dropped
+            announce_once()
             evaluation = dict(record.evaluation) if record.evaluation is not None else evaluation
             dropped += len(record.dropped)
             shown = status(record.train_loss, {**evaluation, "dropped": [""] * dropped}, short=True)
@@ -118,7 +115,7 @@ def heading(name: str, folder: Path | None) -> str:
         return name
     config = read_config(folder)
     run = config["run"]
-    algorithm, data, split = (make_printable(name_in(config, section)) for section in ("algorithm", "data", "split"))
+    algorithm, data, split = (make_printable(part_name(config, section)) for section in ("algorithm", "data", "split"))
     what = f"{'' if name == algorithm else f'{make_printable(name)}: '}{algorithm} on {data}"
     how = [f"split {split}", f"{run['cohort']} clients a round", f"seed {run['seed']}"]
     return ", ".join([what, *how, f"engine {run['engine']}", f"in {folder}"])

@@ -28,7 +28,7 @@ class Request:
     resume: bool = False
     quiet: bool = False
 
-    def again(self, folder: Path) -> str:
+    def resume_command(self, folder: Path) -> str:
         """The command line that continues this run in ``folder``."""
         words = ["moiety", "run", self.target]
         for assignment in self.sets:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moiety.analysis.versus import Versus, column, higher_is_better, versus
-from moiety.cli.folders import name_in
+from moiety.cli.folders import part_name
 from moiety.errors import must
 from moiety.evaluation import Row, summarise
-from moiety.files import report_unreadable
+from moiety.files import read_json
+from moiety.reports.words import make_printable
 from moiety.run import folder
 from moiety.run.result import Run
 
@@ -68,9 +68,9 @@ class Result:
         """The updates that were dropped, as round:client."""
         return [name for row in self.history for name in row.get("dropped", [])]
 
-    def named(self, section: str) -> str:
-        """The name of the run's algorithm, split, model or data."""
-        return name_in(self.config, section)
+    def part_name(self, section: str) -> str:
+        """The name of the run's algorithm, split, model or data, as a terminal can show it."""
+        return make_printable(part_name(self.config, section))
 
 
 def result_of(run: Run, name: str) -> Result:
@@ -83,11 +83,10 @@ def read_result(path: Path, name: str) -> Result:
     config = folder.read_config(path)
     lacking = [section for section in _SECTIONS if not isinstance(config.get(section), dict)]
     must(not lacking, "config.toml", "a whole configuration", f"no [{', '.join(lacking)}] in {path}")
-    with report_unreadable(path / "ledger.json"):
-        ledger = json.loads((path / "ledger.json").read_text())
+    ledger = read_json(path / "ledger.json", _LEDGER, "The run may not have ended; resume it.")
     history = _check_rows("history.jsonl", path, folder.read_history(path), _HISTORY)
     clients = _check_rows("clients.parquet", path, folder.read_clients(path), _CLIENT)
-    return Result(name, config, history, clients, *_check_rows("ledger.json", path, [ledger], _LEDGER))
+    return Result(name, config, history, clients, ledger)
 
 
 def _check_rows(file: str, path: Path, rows: list[Any], keys: tuple[str, ...]) -> list[Row]:

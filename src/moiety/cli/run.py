@@ -5,26 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
 from moiety.cli.config import Config, Table, assign, check_same, check_tables, make_parts, read_assignment, read_file
-from moiety.cli.folders import folder_for, is_run, keep_assignments, name_of, read_assignments
+from moiety.cli.folders import folder_for, keep_assignments, read_assignments, run_name
 from moiety.cli.output import say, show_page
 from moiety.cli.progress import show_progress
 from moiety.cli.request import Request
 from moiety.cli.summary import show_end
 from moiety.errors import must
 from moiety.experiments.registry import list_recipes, load_recipe
+from moiety.files import CONFIG, PIPELINE
 from moiety.run.fit import fit
-from moiety.run.folder import CONFIG, PIPELINE, read_config
+from moiety.run.folder import read_config
 from moiety.run.pipeline import Watch, pipeline
 from moiety.run.result import Run
 from moiety.run.resume import resume
 from moiety.run.settings import Settings
 
-T = TypeVar("T")
 OnFolder = Callable[[Path], None]
 """Called with the folder once it is known where the run goes."""
 
@@ -32,6 +31,8 @@ OnFolder = Callable[[Path], None]
 def run_target(request: Request, on_folder: OnFolder) -> None:
     """Run the recipe or the file that was named, and print how it ended."""
     must(bool(request.target), "target", "a recipe or a TOML file", "nothing")
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # a client's batches are small: more threads cost more than they give
     if not request.target.endswith(".toml") and request.target in list_recipes():
         return _run_recipe(request, on_folder)
     return _run_file(request, on_folder)
@@ -43,11 +44,10 @@ def _run_recipe(request: Request, on_folder: OnFolder) -> None:
     recipe = load_recipe(name)
     changes = dict(read_assignment(each) for each in request.sets)
     folder = folder_for(name, request.out, resume=request.resume)
-    must(not is_run(folder), "out", f"a folder of the recipe {name}", f"{folder}, a single run")
+    must(not (folder / CONFIG).is_file(), "out", f"a folder of the recipe {name}", f"{folder}, a single run")
     on_folder(folder)
-    outcome = _with_progress(
-        request,
-        lambda watch: recipe.run(
+    with show_progress(request.quiet) as watch:
+        outcome = recipe.run(
             out=folder,
             scale=request.scale,
             rounds=request.rounds,
@@ -58,8 +58,7 @@ def _run_recipe(request: Request, on_folder: OnFolder) -> None:
             device=request.device,
             resume=request.resume,
             watch=watch,
-        ),
-    )
+        )
     if not request.quiet:
         say()
         show_page(outcome.page)
@@ -72,22 +71,22 @@ def _run_file(request: Request, on_folder: OnFolder) -> None:
     for option, value in {"--scale": request.scale, "--seeds": request.seeds}.items():
         must(value is None, option, "left out for a file", value, "Only recipes have it.")
     path = Path(request.target)
-    name, tables = name_of(path), read_file(path)
+    name, tables = run_name(path), read_file(path)
     folder = folder_for(name, request.out, resume=request.resume)
     sets = _assignments(request)
     before = read_assignments(folder) if request.resume else []
     config, given = _configure(tables, before, sets)
     on_folder(folder)
-
-    def work(watch: Watch) -> list[Run]:
+    with show_progress(request.quiet) as watch:
         # Interrupted in its first round, a run has not written down what it was told.
         watch = watch if before else keep_assignments(watch, folder, sets)
-        if not request.resume:
-            return _begin(name, folder, config, watch)
-        check_same(_without_attackers(tables), read_config(folder, PIPELINE if "stage" in tables else CONFIG), folder)
-        return _continue(name, folder, config, given, watch)
-
-    show_end(_with_progress(request, work), name, folder, quiet=request.quiet)
+        if request.resume:
+            began = read_config(folder, PIPELINE if "stage" in tables else CONFIG)
+            check_same(_without_attackers(tables), began, folder)
+            runs = _continue(name, folder, config, given, watch)
+        else:
+            runs = _begin(name, folder, config, watch)
+    show_end(runs, name, folder, quiet=request.quiet)
 
 
 def _assignments(request: Request) -> list[str]:
@@ -134,11 +133,3 @@ def _continue(name: str, folder: Path, config: Config, given: Table, watch: Watc
 def _without_attackers(tables: Table) -> Table:
     """The tables to compare: the folder names the attackers that a share or positions mean, and ``resume`` compares."""
     return {**tables, "run": {key: value for key, value in tables.get("run", {}).items() if key != "attackers"}}
-
-
-def _with_progress(request: Request, work: Callable[[Watch], T]) -> T:
-    """Do the work while a bar or lines show how it goes on."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # a client's batches are small: more threads cost more than they give
-    with show_progress(request.quiet) as watch:
-        return work(watch)

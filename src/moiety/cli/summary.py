@@ -84,8 +84,7 @@ def sentence(result: Result) -> str:
     """The whole run in one sentence."""
     change, metric = result.versus_shared, result.metric
     personal, shared = (format_metric(each["metric_unweighted"], metric) for each in (result.personal, result.shared))
-    algorithm, data = (make_printable(result.named(part)) for part in ("algorithm", "data"))
-    what = f"{algorithm} on {data}, {metric} on average over"
+    what = f"{result.part_name('algorithm')} on {result.part_name('data')}, {metric} on average over"
     what = f"{what} {format_count(change.clients, 'client')}: {personal}"
     if not change.helped and not change.hurt:
         same = "for every client the same with its own model as with the shared model alone"
@@ -107,8 +106,9 @@ def show_stages(results: Sequence[Result]) -> None:
             change = versus(column(result.clients), column(results[at - 1].clients), higher_is_better=higher)
             changes = [format_gain(change.mean, metric), *count_changes(change)]
         sent = format_amount(cost["down_payload"] + cost["up_payload"], "B")
-        what = [make_printable(each) for each in (result.name, result.named("split"))]
-        rows.append([*what, str(result.last["round"]), *values, *changes, sent])
+        rows.append(
+            [make_printable(result.name), result.part_name("split"), str(result.last["round"]), *values, *changes, sent]
+        )
     heads = ["stage", "split", "rounds", metric, "client\nmean", "worst\ntenth"]
     show(table([*heads, "gain", "better", "equal", "worse", "sent"], rows, text=(0, 1)))
     say(f"gain, better, equal, worse: client by client against the stage before, in {unit(metric)} (+ is better)")
@@ -130,11 +130,8 @@ def stages_sentence(results: Sequence[Result]) -> str:
         return sentence(first)
     metric = first.metric
     change = versus(column(last.clients), column(first.clients), higher_is_better=last.higher)
-    means = [
-        f"{make_printable(r.named('algorithm'))} {format_metric(mean(column(r.clients).values()), metric)}"
-        for r in results
-    ]
-    what = f"{format_count(len(results), 'stage')} on {make_printable(first.named('data'))}, {metric} on average over"
+    means = [f"{r.part_name('algorithm')} {format_metric(mean(column(r.clients).values()), metric)}" for r in results]
+    what = f"{format_count(len(results), 'stage')} on {first.part_name('data')}, {metric} on average over"
     return (
         f"{what} {format_count(change.clients, 'client')}: {', '.join(means)}; from the first to the last"
         f" {_changes(change, metric)}{_dropped(results)}."

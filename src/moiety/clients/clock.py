@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from moiety.clients.speed import (
+    TIMES,
     Names,
     Times,
     as_times,
-    build_times,
     check_count,
     client_value,
     constant,
@@ -161,9 +160,7 @@ def clock_from(spec: Spec | str) -> Clock:
     >>> clock.active, clock.travel.compute.seconds, clock.travel.up.seconds
     (4, 2.0, 0.0)
     """
-    inner = {what: partial(build_times, what) for what in ("compute", "up", "down")}
-    clock: Clock = build("clock", CLOCKS, spec, inner)
-    return clock
+    return build("clock", CLOCKS, spec, {"compute": TIMES, "up": TIMES, "down": TIMES})
 
 
 def check_clock(clock: object, names: Names) -> None:

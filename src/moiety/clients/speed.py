@@ -12,13 +12,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from moiety.errors import MoietyError, kind, message, must, near, number
+from moiety.errors import kind, must, near, number, report_errors
 from moiety.random import generator
-from moiety.spec import build, recorded
+from moiety.spec import recorded
 from moiety.types import Recorded
 
 Value = TypeVar("Value", int, float)
@@ -142,11 +142,9 @@ def trace(file: str, *, column: str = "seconds") -> Times:
         column: the column to read.
     """
     kind("file", file, str, "the path of a CSV file")
-    try:
+    with report_errors("file", "a CSV file that can be read", (OSError, csv.Error, ValueError), f" at {file}"):
         content = Path(file).read_bytes()
         rows = list(csv.DictReader(content.decode().splitlines()))
-    except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
-        raise MoietyError(message("file", "a CSV file that can be read", f"{file}: {error}")) from None
     must(bool(rows), "file", "a CSV file with a line of names and lines of times", f"none in {file}")
     for name in ("client", column):
         must(name in rows[0], "file", f"one with a column {name}", file, near(name, [k for k in rows[0] if k]))
@@ -178,8 +176,3 @@ def as_times(name: str, value: Times | float) -> Times:
     hint = "For instance moiety.clock.exponential(1.0)."
     number(name, value, "seconds >= 0, or times of moiety.clock", lambda x: 0 <= x < math.inf, hint)
     return constant(float(value))
-
-
-def build_times(name: str, spec: Any) -> Any:
-    """The times that a nested table of a configuration describes; numbers and lists of them stay as they are."""
-    return build(f"clock.{name}", TIMES, spec) if isinstance(spec, dict | str) else spec

@@ -104,7 +104,7 @@ def from_spec(spec: Mapping[str, Any] | str) -> FederatedData:
     >>> sorted(from_spec(spec).sizes("train").tolist())
     [287, 287, 287, 288, 288]
     """
-    arguments = {"name": spec} if isinstance(spec, str) else dict(spec)
+    arguments: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(spec)
     must("name" in arguments, "data.name", "given", "nothing", near("", SOURCES))
     choice("data.name", arguments["name"], (*SOURCES, FOLDER))
     if arguments["name"] == FOLDER:

@@ -11,7 +11,7 @@ import torch
 
 from moiety.data import FederatedData
 from moiety.engines.rows import Job, phase_rows
-from moiety.random import hashed, torch_seed
+from moiety.random import hash_words, torch_seed
 from moiety.split import Split
 from moiety.task import backprop_bytes, dtype_of
 from moiety.types import Algorithm, Batch, Params, Partial, Phase, Task, Tree
@@ -84,7 +84,7 @@ class Problem:
     ) -> list[Job]:
         """One job for each of ``clients``; ``words`` (purpose, round) tell one turn's shuffles from another's."""
         jobs = []
-        turn = hashed(*words)
+        turn = hash_words(*words)
         for client, state in zip(map(int, clients), states, strict=True):
             start, stop = self.data.rows(client, part)
             rows = {
@@ -96,7 +96,7 @@ class Problem:
 
     def client_key(self, client: int) -> int:
         """The client's own key for ``moiety.random``."""
-        return hashed("client", self.seed) ^ client
+        return hash_words("client", self.seed) ^ client
 
     def backprop_bytes(self, rows: Sequence[int] | np.ndarray) -> int:
         """Bytes that autograd keeps for a batch of these rows while all trained parameters are trained."""

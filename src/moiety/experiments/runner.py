@@ -5,22 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moiety.errors import MoietyError, choice, message, must, whole
+from moiety.errors import choice, must, whole
 from moiety.experiments.page import write_page
 from moiety.experiments.plans import SCALES, change_plan, plain_fields
 from moiety.experiments.records import Cell, Key, Outcome, Row, Watch
+from moiety.files import RECIPE, make_folder, read_json, write_json
 
 if TYPE_CHECKING:
     from moiety.experiments.experiment import Experiment
     from moiety.run.result import Run
 
-RECIPE = "recipe.json"
-"""The file that says what an experiment was asked for."""
 AGAIN = ("model", "data", "split", "algorithm", "loss", "metric", "settings")
 """The arguments of ``moiety.fit`` that a run needs again when it is continued."""
 
@@ -42,7 +40,7 @@ def run(
     cells = experiment.cells(plan, seeds)
     cell = next(cells)  # before anything is written: the data may not be at hand
     if out is not None:  # also where nothing is new: the file's time says when the experiment was continued
-        write_json(out / RECIPE, {"recipe": experiment.name, **settled}, indent=1)
+        write_json(make_folder(out) / RECIPE, {"recipe": experiment.name, **settled})
     runner = Runner(experiment, plan, out, engine, settled["device"], watch)
     with contextlib.suppress(StopIteration):
         while True:
@@ -88,26 +86,6 @@ def _plan(experiment: Experiment[Any], settled: Row) -> tuple[Any, range]:
     return plan, range(settled["seed"], settled["seed"] + plain_fields(plan).get("seeds", 1))
 
 
-def read_json(file: Path, keys: Iterable[str], hint: str) -> Row:
-    """A table from a file, which must have ``keys``; one clear line where it is damaged."""
-    try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise MoietyError(message(file.name, "as it was written", f"{file}: {error}", hint)) from None
-    missing = [key for key in keys if not isinstance(content, dict) or key not in content]
-    must(not missing, file.name, "as it was written", f"{file}, which has no {', '.join(missing)}", hint)
-    return dict(content)
-
-
-def write_json(file: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
-    """Write a table to a file, whole or not at all."""
-    from moiety.files import report_failure, write_file
-
-    with report_failure(file.parent):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    write_file(file, (json.dumps(content, indent=indent) + "\n").encode())
-
-
 @dataclass
 class Runner:
     """Runs the cells of one experiment, one after another. ``results`` holds what was kept of those that ended."""
@@ -137,7 +115,8 @@ class Runner:
             row["seconds"] = time.perf_counter() - began
             row = json.loads(json.dumps(row))  # the same as when it is read again
             if file is not None:
-                write_json(file, row)
+                make_folder(file.parent)
+                write_json(file, row, indent=None)
         self.results[cell.key] = row
         if cell.group is not None and cell.vectorise:
             self.measured.setdefault(cell.group, row["engine"])

@@ -129,7 +129,7 @@ def local_work(
         **defaults: what to use where the value has None; ``epochs`` and ``steps`` only where it has neither.
     """
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        check_rate(name, float(value))
+        check_rate(name, value)
         value = make(float(value))
     wanted: type = make(1.0).__class__
     hint = f"As in {name}=0.1 or {name}=moiety.{wanted.__name__.lower()}(0.1, epochs=5)."
@@ -225,7 +225,7 @@ def train(
     return model, total / (torch.stack(actives).sum().clamp(min=1) if actives else len(losses))
 
 
-def check_rate(name: str, lr: float) -> None:
+def check_rate(name: str, lr: object) -> None:
     """Raise unless a learning rate is positive and finite."""
     number(name, lr, "> 0 and finite", lambda x: 0 < x < math.inf, "A learning rate is a small positive number.")
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from moiety import tree
-from moiety.errors import MoietyError, message
+from moiety.errors import report_errors
 from moiety.types import ClientUpdate, Params, Tree
 
 
@@ -89,8 +89,8 @@ def pack_in_transit(transit: InTransit) -> tuple[dict[str, Any], dict[str, dict[
         "up": list(updates[0].upload) if updates else [],
         "down": next((list(each) for each in transit.versions.values()), []),
     }
-    shared = _stack("update/", updates) | _stack("version/", list(transit.versions.values()))
-    states = _stack("", [m.state for m in messages if m.state is not None])
+    shared = tree.pack_rows(updates, "update/") | tree.pack_rows(list(transit.versions.values()), "version/")
+    states = tree.pack_rows([m.state for m in messages if m.state is not None])
     return note, dict(zip(FILES, (shared, states), strict=True))
 
 
@@ -99,12 +99,12 @@ def unpack_in_transit(
 ) -> None:
     """Put what ``pack_in_transit`` gave into a fresh record; ``first`` is a state as all are laid out."""
     shared, states = (files[name] for name in FILES)
-    try:
+    with report_errors("checkpoint", "whole in what is under way", (KeyError, TypeError, ValueError, AttributeError)):
         # An empty dict takes whatever stands there.
         up: Tree = ClientUpdate({name: {} for name in note["up"]}, {}, {})  # type: ignore[misc, arg-type]
-        updates = _unstack("update/", shared, up)
-        versions = _unstack("version/", shared, {name: {} for name in note["down"]})
-        kept = _unstack("", states, first)
+        updates = tree.unpack_rows(shared, up, "update/")
+        versions = tree.unpack_rows(shared, {name: {} for name in note["down"]}, "version/")
+        kept = tree.unpack_rows(states, first)
         missing: list[None] = [None] * len(note["messages"])
         transit.messages = [
             Message(*(*numbers, update, state))
@@ -115,19 +115,3 @@ def unpack_in_transit(
         transit.staleness = list(note["staleness"])
         for name in NUMBERS:
             setattr(transit, name, note[name])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, MoietyError):
-            raise
-        raise MoietyError(message("checkpoint", "whole in what is under way", repr(error))) from None
-
-
-def _stack(start: str, trees: list[Tree]) -> dict[str, Tensor]:
-    """One tensor per leaf, with a row per tree; names begin with ``start``."""
-    return {start + k: v.contiguous() for k, v in tree.leaves(tree.stack(trees)).items()} if trees else {}
-
-
-def _unstack(start: str, tensors: Mapping[str, Tensor], template: Tree) -> list[Tree]:
-    """The inverse: a tree like ``template`` for each row, in memory of its own."""
-    columns = {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
-    count = len(next(iter(columns.values()))) if columns else 0
-    return [tree.refill(template, {k: v[row].clone() for k, v in columns.items()}) for row in range(count)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from moiety.errors import MoietyError, must
-from moiety.files import report_failure, write_file
+from moiety.files import make_folder, write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -98,8 +98,7 @@ def save(figure: Figure, path: str | Path) -> None:
     target = Path(path)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
-    with report_failure(target.parent):
-        target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     write_file(target, buffer.getvalue())
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
@@ -12,26 +13,27 @@ from moiety import task as tasks
 from moiety.algorithms import ALGORITHMS
 from moiety.data import FederatedData
 from moiety.engines.problem import Problem, to_tensors
-from moiety.errors import is_real, must
+from moiety.errors import must
 from moiety.local.priors import PRIORS
 from moiety.local.schedules import SCHEDULES
 from moiety.local.work import LOCAL_WORK
-from moiety.loop.round import Loop, Progress
+from moiety.loop.round import Progress
 from moiety.loop.uploads import UploadOptions
 from moiety.loop.virtual_time import choose_loop
 from moiety.models import MODELS
 from moiety.run.checks import check_clients, check_model, check_split
+from moiety.run.result import Run
 from moiety.run.settings import Options, check_device, pick_attackers
 from moiety.server import SERVERS
-from moiety.spec import Spec, build, spec_of
+from moiety.spec import Spec, build
 from moiety.split import SPLITS, Split
 from moiety.types import Algorithm, Task
 
 
 def own_part(config: Mapping[str, Any], part: str) -> str | None:
-    """What the user's own data, model, split or algorithm is called, where a file cannot name it.
+    """The name of a run's data, model, split or algorithm where it is the user's own; None where a file describes it.
 
-    An algorithm of another package has a name that cannot be looked up here.
+    An algorithm of another package counts as the user's own: its name cannot be looked up here.
     """
     table = config[part]
     unknown = part == "algorithm" and table.get("name") not in ALGORITHMS
@@ -41,33 +43,20 @@ def own_part(config: Mapping[str, Any], part: str) -> str | None:
 
 def algorithm_from(spec: Spec | str, where: str = "algorithm") -> Algorithm:
     """The algorithm that the table ``where`` of a configuration describes."""
-    inner = {
-        "server": lambda s: build(f"{where}.server", SERVERS, s),
-        "schedule": lambda s: build(f"{where}.schedule", SCHEDULES, s),
-        "shared": lambda s: _local_work(f"{where}.shared", s),
-        "personal": lambda s: _local_work(f"{where}.personal", s),
-        "solver": lambda s: _local_work(f"{where}.solver", s),
-        "prior": lambda s: build(f"{where}.prior", PRIORS, s),
+    inner: dict[str, Mapping[str, Callable[..., Any]]] = {
+        "server": SERVERS,
+        "schedule": SCHEDULES,
+        "shared": LOCAL_WORK,
+        "personal": LOCAL_WORK,
+        "solver": LOCAL_WORK,
+        "prior": PRIORS,
     }
-    algorithm: Algorithm = build(where, ALGORITHMS, spec, inner)
-    return algorithm
-
-
-def _local_work(where: str, spec: Any) -> Any:
-    """Local work as a file says it: a learning rate, or a table with a name."""
-    return spec if is_real(spec) else build(where, LOCAL_WORK, spec)
+    return build(where, ALGORITHMS, spec, inner)
 
 
 def split_from(spec: Spec | str, model: nn.Module, where: str = "split") -> Split:
     """The split of ``model`` that the table ``where`` of a configuration describes."""
-    split: Split = build(where, SPLITS, spec, {"local_model": _local_model}, {"model": model})
-    return split
-
-
-def _local_model(spec: Spec | str) -> nn.Module:
-    """The second model of a split that has one."""
-    model: nn.Module = build("split.local_model", MODELS, spec)
-    return model
+    return build(where, SPLITS, spec, {"local_model": MODELS}, {"model": model})
 
 
 def make_problem(
@@ -96,26 +85,31 @@ def make_problem(
     problem = Problem(task, split, data, to_tensors(data.columns, task, device), options.seed, partial=settings.partial)
     check_model(problem, inputs, loss)
     check_clients(problem, algorithm)
-    return problem
+    return _upload_options(data, options).poison_labels(problem)
 
 
-def upload_rules(options: Options, data: FederatedData) -> UploadOptions:
+def _upload_options(data: FederatedData, options: Options) -> UploadOptions:
     """How uploads travel and are joined; the options are complete."""
     settings = options.settings
-    named = settings.attackers
-    attackers = frozenset() if named is None else pick_attackers(data, named, options.seed)
+    attackers = pick_attackers(data, settings.attackers or (), options.seed)
     bernoulli = settings.participation == "bernoulli"
     return UploadOptions(settings.aggregator, settings.codec, settings.attack, attackers, bernoulli)
 
 
-def make_loop(
-    problem: Problem, algorithm: Algorithm, progress: Progress, options: Options, rules: UploadOptions
-) -> Loop:
-    """The loop over rounds, of the kind that the clock asks for; the options are complete."""
+def make_run(
+    config: dict[str, Any],
+    folder: Path | None,
+    model: nn.Module | Task,
+    problem: Problem,
+    algorithm: Algorithm,
+    progress: Progress,
+    options: Options,
+) -> Run:
+    """A run that is ready to train, with a loop of the kind that the clock asks for; the options are complete."""
     assert options.rounds is not None
     assert options.cohort is not None
     clock = options.settings.clock
-    return choose_loop(clock)(
+    loop = choose_loop(clock)(
         problem,
         algorithm,
         progress,
@@ -123,23 +117,8 @@ def make_loop(
         cohort=options.cohort,
         engine_name=options.engine,
         workers=options.settings.workers,
-        uploads=rules,
+        uploads=_upload_options(problem.data, options),
         clock=clock,
     )
-
-
-def module_to_export(model: nn.Module | Task, split: Split) -> nn.Module | None:
-    """The module that exported models are copies of; a task of plain functions has none."""
-    return split.module_for(model) if isinstance(model, nn.Module) else None
-
-
-def named_tables(
-    model: nn.Module | Task, data: FederatedData, split: Split | None = None, algorithm: Algorithm | None = None
-) -> dict[str, Spec]:
-    """What a run is made of, as a file says it: ``own`` in a table marks what no file can name."""
-    tables = {"data": dict(data.spec) or {"own": "data"}, "model": spec_of(model) or {"own": type(model).__name__}}
-    if split is not None:
-        tables["split"] = split.spec or {"own": "split"}
-    if algorithm is not None:
-        tables["algorithm"] = algorithm.spec or {"own": algorithm.name}
-    return tables
+    # A task of plain functions has no module to export.
+    return Run(config, folder, loop, problem.split.module_for(model) if isinstance(model, nn.Module) else None)

@@ -11,7 +11,6 @@ those uploads) too. The folder appears by one rename, so it is whole or absent.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +24,7 @@ from moiety import tree
 from moiety.clients.clock import Clock, trace_digests
 from moiety.engines.problem import Problem
 from moiety.errors import must
-from moiety.files import digest, report_failure, report_unreadable, sync_folder, write_file
+from moiety.files import digest, make_folder, new_folder, read_json, report_failure, report_unreadable, write_file
 from moiety.loop.in_transit import FILES, pack_in_transit, unpack_in_transit
 from moiety.loop.round import Progress
 from moiety.transport import Ledger
@@ -33,6 +32,9 @@ from moiety.types import Algorithm, Tree
 
 FORMAT, VERSION, CLOCKED = "moiety-checkpoint", 1, 2
 """The second version is that of runs with a clock, which say what is under way."""
+SERVER, CLIENTS = "server.safetensors", "clients.safetensors"
+KEYS = {"round": int, "numbers": dict, "ledger": dict, "dropped": list, "identity": dict, "files": dict}
+"""The keys of ``state.json`` and the types of their values."""
 
 
 def run_identity(problem: Problem, algorithm: Algorithm, clock: Clock | None) -> dict[str, Any]:
@@ -55,22 +57,21 @@ def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) 
     already (an interrupt came soon after it) it stays: what has begun since then will be done again, and nothing that
     is whole is ever removed before something newer is in its place.
     """
-    parent = folder / "checkpoint"
+    parent = make_folder(folder / "checkpoint")
     final = parent / f"round-{progress.round:08d}"
-    with report_failure(final):
-        if not final.exists():
-            _write(final, progress, identity)
+    if not final.exists():
+        _write_checkpoint(final, progress, identity)
     for old in parent.iterdir():
         if old.name != final.name:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _write(final: Path, progress: Progress, identity: dict[str, Any]) -> None:
-    """A new checkpoint, whole or not at all."""
+def _write_checkpoint(final: Path, progress: Progress, identity: dict[str, Any]) -> None:
+    """Write a new checkpoint, whole or not at all."""
     server = tree.leaves(progress.server)
     files = {
-        "server.safetensors": save({k: v.contiguous() for k, v in server.items() if isinstance(v, Tensor)}),
-        "clients.safetensors": save(stacked(progress.store.pending)),
+        SERVER: save({k: v.contiguous() for k, v in server.items() if isinstance(v, Tensor)}),
+        CLIENTS: save(pack_states(progress.store.pending)),
     }
     state: dict[str, Any] = {
         "format": FORMAT,
@@ -87,35 +88,31 @@ def _write(final: Path, progress: Progress, identity: dict[str, Any]) -> None:
         state |= {"version": CLOCKED, "in_transit": note}
     state["files"] = {name: {"bytes": len(b), "blake2b": digest(b)} for name, b in files.items()}
     files["state.json"] = json.dumps(state, indent=1).encode()
-    aside = final.with_name(f".writing-{os.getpid()}")
-    try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        for name, content in files.items():
-            write_file(aside / name, content)
-        os.rename(aside, final)
-        sync_folder(final.parent)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-    # Only now may the states' own file move: until the rename it had to match the older checkpoint.
-    progress.store.settle(progress.round)
+    with report_failure(final):
+        with new_folder(final) as aside:
+            for name, content in files.items():
+                write_file(aside / name, content)
+        # Only now may the states' own file move: until the rename it had to match the older checkpoint.
+        progress.store.settle(progress.round)
 
 
-def latest(folder: Path) -> Path | None:
+def find_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint of a run folder, if there is one."""
     return max((folder / "checkpoint").glob("round-*"), default=None)
 
 
 def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) -> None:
     """Read a checkpoint into ``progress``, which must be fresh and of the same problem."""
-    state = _state(path, VERSION if progress.in_transit is None else CLOCKED)
-    same_run(state["identity"], identity, path)
-    tensors = _tensors(path, state, "server.safetensors")
-    server = tree.refill(progress.server, {**tensors, **state["numbers"]})
-    states = unstacked(_tensors(path, state, "clients.safetensors"), progress.store.first())
+    state = _read_state(path, VERSION if progress.in_transit is None else CLOCKED)
+    check_identity(state["identity"], identity, path)
+    hint = "Remove that folder to go back to an older one or to start again."
+    names = (SERVER, CLIENTS, *(() if progress.in_transit is None else FILES))
+    with report_unreadable(path / "state.json", hint, "checkpoint"):
+        digests = {name: state["files"][name]["blake2b"] for name in names}
+    files = {name: read_tensors(path / name, digests[name], hint, "checkpoint") for name in names}
+    server = tree.refill(progress.server, {**files[SERVER], **state["numbers"]})
+    states = unpack_states(files[CLIENTS], progress.store.first())
     if progress.in_transit is not None:
-        files = {name: _tensors(path, state, name) for name in FILES}
         unpack_in_transit(progress.in_transit, state.get("in_transit", {}), files, progress.store.first())
     progress.store.restart(state["round"])
     progress.store.put(states, states.values())
@@ -125,32 +122,27 @@ def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) ->
     progress.ledger, progress.dropped = Ledger(**state["ledger"]), list(state["dropped"])
 
 
-def same_run(stored: dict[str, Any], identity: dict[str, Any], path: Path) -> None:
+def check_identity(stored: dict[str, Any], identity: dict[str, Any], path: Path) -> None:
     """Raise unless what is stored in ``path`` belongs to the problem at hand."""
     for key in sorted({*stored, *identity}):
-        same = stored.get(key) == identity.get(key)
-        got = f"{_short(stored.get(key))} in {path}"
-        must(same, "folder", f"of this run, with {key} {_short(identity.get(key))}", got)
+        was, wanted = stored.get(key), identity.get(key)
+        must(was == wanted, "folder", f"of this run, with {key} {wanted!s:.40}", f"{was!s:.40} in {path}")
 
 
-def stacked(states: Mapping[int, Tree]) -> dict[str, Tensor]:
-    """Personal states, one tensor per leaf, and whose they are."""
-    order = sorted(states)
-    rows = [tree.leaves(states[c]) for c in order]
-    whose = {"clients": torch.tensor(order, dtype=torch.int64)}
-    return whose | ({k: torch.stack([r[k] for r in rows]) for k in rows[0]} if rows else {})
+def pack_states(states: Mapping[int, Tree]) -> dict[str, Tensor]:
+    """Personal states as one tensor per leaf, and the clients that they belong to."""
+    clients = sorted(states)
+    rows = tree.pack_rows([states[client] for client in clients])
+    return {"clients": torch.tensor(clients, dtype=torch.int64), **rows}
 
 
-def unstacked(tensors: Mapping[str, Tensor], first: Tree) -> dict[int, Tree]:
-    """The inverse of ``stacked``; ``first`` is a state as they all are laid out."""
-    leaves = dict(tensors)
-    seen = leaves.pop("clients", torch.zeros(0)).tolist()
-    # Cloned, or the view would keep every other client's row alive.
-    rows = [{k: v[row].clone() for k, v in leaves.items()} for row in range(len(seen))]
-    return {int(client): tree.refill(first, row) for client, row in zip(seen, rows, strict=True)}
+def unpack_states(tensors: dict[str, Tensor], first: Tree) -> dict[int, Tree]:
+    """The inverse of ``pack_states``; ``first`` is laid out as all states are."""
+    clients = tensors.pop("clients").tolist()
+    return dict(zip(clients, tree.unpack_rows(tensors, first), strict=True))
 
 
-def begin_with(progress: Progress, states: Mapping[int, Tree]) -> None:
+def store_first_states(progress: Progress, states: Mapping[int, Tree]) -> None:
     """Let some clients begin with states of their own.
 
     They count as settled before the first round. The folder keeps them apart too, for a run that starts again.
@@ -160,36 +152,22 @@ def begin_with(progress: Progress, states: Mapping[int, Tree]) -> None:
         progress.store.settle(0)
 
 
-KEYS = {"round": int, "numbers": dict, "ledger": dict, "dropped": list, "identity": dict, "files": dict}
-
-
-def _state(path: Path, version: int) -> dict[str, Any]:
-    with report_unreadable(path / "state.json", name="checkpoint"):
-        state = json.loads((path / "state.json").read_text())
-        known = state["format"] == FORMAT and state["version"] == version
-        got = f"format {state['format']}, version {state['version']} in {path}"
+def _read_state(path: Path, version: int) -> dict[str, Any]:
+    """The content of a checkpoint's ``state.json``, checked."""
+    state = read_json(path / "state.json", ("format", "version", *KEYS), name="checkpoint")
+    known = state["format"] == FORMAT and state["version"] == version
+    got = f"format {state['format']}, version {state['version']} in {path}"
     must(known, "checkpoint", f"of format {FORMAT}, version {version}", got)
-    odd = [key for key, wanted in KEYS.items() if not isinstance(state.get(key), wanted)]
-    odd = odd or [f"ledger.{key}" for key in set(Ledger().as_dict()) ^ set(state["ledger"])]
-    got = f"an odd or missing {''.join(odd[:1])} in {path / 'state.json'}"
-    must(not odd, "checkpoint", "a whole moiety checkpoint", got)
-    return state  # type: ignore[no-any-return]
+    odd = [key for key, wanted in KEYS.items() if not isinstance(state[key], wanted)]
+    odd = odd or [f"ledger.{key}" for key in Ledger().as_dict().keys() ^ state["ledger"].keys()]
+    must(not odd, "checkpoint", "as it was written", f"another {''.join(odd[:1])} in {path / 'state.json'}")
+    return state
 
 
-def _tensors(path: Path, state: dict[str, Any], name: str) -> dict[str, Tensor]:
-    hint = "Remove that folder to go back to an older one or to start again."
-    with report_unreadable(path / name, hint, "checkpoint"):
-        return read_tensors(path / name, state["files"][name]["blake2b"])
-
-
-def read_tensors(path: Path, wanted: str) -> dict[str, Tensor]:
-    """The tensors of a file that must hash to ``wanted``."""
-    content = path.read_bytes()
-    if digest(content) != wanted:
-        raise ValueError(f"{len(content)} bytes that are not as they were written")
-    return load(content)
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+def read_tensors(path: Path, wanted: str, hint: str = "", name: str = "") -> dict[str, Tensor]:
+    """The tensors of a file that must hash to ``wanted``; ``hint`` and ``name`` are for the message otherwise."""
+    with report_unreadable(path, hint, name):
+        content = path.read_bytes()
+        if digest(content) != wanted:
+            raise ValueError(f"{len(content)} other bytes")
+        return load(content)

@@ -1,9 +1,8 @@
-"""What is asked of model, data and options before a run begins, so that it fails in its first second."""
+"""Checks of model, data and split before a run begins, so that a bad one fails in its first second."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from moiety.data import FederatedData
 from moiety.data.checks import as_column
 from moiety.engines.problem import Problem
 from moiety.engines.rows import has_lone_batch
-from moiety.errors import MoietyError, kind, message, must, near
+from moiety.errors import kind, must, near, refuse, report_errors
 from moiety.random import torch_seed
 from moiety.split import Split
 from moiety.task.scores import BLANK, IGNORED, LOSSES, METRICS
@@ -29,7 +28,7 @@ WHOLE_LABELS = "For classes make y whole numbers, as in y.astype(int)."
 
 
 def check_kinds(model: object, data: object, algorithm: object, split: object) -> None:
-    """Whether the four things a run is made of are what they should be."""
+    """Raise unless model, data, algorithm and split are of the right kinds."""
     kind("model", model, (nn.Module, Task), "an nn.Module or a Task")
     kind("data", data, FederatedData, "FederatedData", "See moiety.data.from_arrays.")
     kind("algorithm", algorithm, Algorithm, "what a builder such as moiety.fedalt made")
@@ -37,7 +36,7 @@ def check_kinds(model: object, data: object, algorithm: object, split: object) -
 
 
 def check_split(algorithm: Algorithm, split: Split) -> None:
-    """Whether the algorithm can work with this split."""
+    """Raise unless the algorithm can work with this split."""
     got = f"{len(split.trained_shared)} shared and {len(split.trained_personal)} personal parameters"
     other = f"Use split {algorithm.needs}, or an algorithm other than {algorithm.name}."
     fits, wanted, hint = {
@@ -49,36 +48,32 @@ def check_split(algorithm: Algorithm, split: Split) -> None:
     must(bool(split.trained_shared or split.trained_personal), "split", "one that leaves something to train", got)
 
 
-def like_columns(wanted: FederatedData, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given columns, whole numbers made floating where the run's column is floating."""
-    made = {}
-    for name, values in given.items():
-        array = as_column(name, values)
-        floating = name in wanted.columns and wanted.columns[name].dtype.kind == "f" and array.dtype.kind in "iub"
-        made[name] = array.astype(wanted.columns[name].dtype) if floating else array
-    return made
+def match_columns(argument: str, given: Mapping[str, Any], run: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The columns given as ``argument``, which must have the names, shapes and kinds of these columns of the run.
 
-
-def check_columns(wanted: FederatedData, given: FederatedData) -> None:
-    """Whether data of a new client have the columns, shapes and kinds of the run's."""
-    for name, column in wanted.columns.items():
-        known, got = ", ".join(wanted.columns), ", ".join(given.columns)
-        must(name in given.columns, "data", f"given with the run's columns {known}", got, f"Add {name}.")
-        new = given.columns[name]
-        shape, own = column.shape[1:], new.shape[1:]
-        must(shape == own, f"data[{name!r}]", f"of shape {shape} per example", own)
-        same = (column.dtype.kind == "f") == (new.dtype.kind == "f")
-        must(same, f"data[{name!r}]", f"{'floating' if column.dtype.kind == 'f' else 'whole numbers'}", new.dtype)
+    Whole numbers are made floating where the model takes floating ones, which it does for bytes too.
+    """
+    columns = {name: as_column(name, values) for name, values in given.items()}
+    must(all(len(column) for column in columns.values()), argument, "at least one example", "no rows")
+    for name, like in run.items():
+        must(name in columns, argument, f"columns with {', '.join(run)}", ", ".join(columns), f"Add {name}.")
+        column, place = columns[name], f"{argument}[{name!r}]"
+        must(column.shape[1:] == like.shape[1:], place, f"of shape {like.shape[1:]} per example", column.shape[1:])
+        floating = like.dtype.kind == "f" or (like.dtype == np.uint8 and name != "y")
+        must(floating or column.dtype.kind != "f", place, "whole numbers", column.dtype)
+        if floating and column.dtype.kind != "f" and column.dtype != like.dtype:
+            columns[name] = column.astype(like.dtype if like.dtype.kind == "f" else np.float64)
+    return columns
 
 
 def check_inputs(inputs: Sequence[str], columns: Mapping[str, Any]) -> None:
-    """Whether the columns that go into the model are there."""
+    """Raise unless the data have the columns that go into the model."""
     for name in inputs:
         must(name in columns, "inputs", "columns of the data", name, near(name, columns))
 
 
 def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None:
-    """Try the model on two rows, in both modes: shapes must fit, and labels must be among its outputs."""
+    """Try the model on two rows, training and evaluating: shapes must fit, and labels must be among its outputs."""
     task, columns = problem.task, problem.columns
     check_inputs(inputs, columns)
     start, stop = problem.data.rows(0, "train")
@@ -86,7 +81,7 @@ def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None
     batch = {name: column.index_select(0, index) for name, column in columns.items()}
     shapes = ", ".join(f"{name} {tuple(column.shape[1:])}" for name, column in columns.items())
     with torch.no_grad(), torch_seed(problem.seed, "check"):
-        with _told("model", f"one that takes the data's columns ({shapes})"):
+        with report_errors("model", f"one that takes the data's columns ({shapes})"):
             output = task.predict(task.init, batch)
         kind("model", output, torch.Tensor, "one whose output is a tensor")
         check_targets(loss, columns, problem.data, output)
@@ -94,11 +89,11 @@ def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None
             check_positions(columns["y"], output)
         own = OWN_LOSS if callable(loss) else ""
         fitting = f"one that fits the model's output {tuple(output.shape[1:])} and the columns {shapes}"
-        with _told("loss", fitting, own):
+        with report_errors("loss", fitting, hint=own):
             losses, metrics = task.scores(task.init, batch)
-        with _told("model", "one that can be run in training mode as well"):
+        with report_errors("model", "one that can be run in training mode as well"):
             trained, _ = task.loss(task.init, batch)
-        with _told("metric.weight", f"a function of a batch with the columns {shapes}"):
+        with report_errors("metric.weight", f"a function of a batch with the columns {shapes}"):
             weights = metrics if task.metric.weight is None else task.metric.weight(batch)
     for name, values in (("loss", losses), ("metric", metrics), ("loss", trained), ("metric.weight", weights)):
         fits = isinstance(values, torch.Tensor) and tuple(values.shape) == (2,)
@@ -108,19 +103,18 @@ def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None
 
 
 def check_clients(problem: Problem, algorithm: Algorithm) -> None:
-    """Whether the algorithm is made for so many clients, with batches that the model can train on.
+    """Raise unless the algorithm is made for this number of clients, with batches that the model can train on.
 
-    Where that cannot train on one row, as with BatchNorm, no client may be left with a batch of one.
+    A model that cannot train on one row, as with BatchNorm, must not meet a batch of one.
     """
     data, sizes = problem.data, problem.data.sizes("train")
     clients = algorithm.posterior.clients if algorithm.posterior else None
     must(clients in (None, len(data)), "clients", f"the number of clients there are, {len(data)}", clients)
     if not problem.task.mixes_examples or _trains_on_one(problem):
         return
-    if (sizes == 1).any():
-        wanted = "at least two training rows for every client, as BatchNorm cannot train on one"
-        got = f"1 for client {data.ids[int(np.argmax(sizes == 1))]}"
-        raise MoietyError(message("data", wanted, got, "Leave such clients out, or normalise with GroupNorm."))
+    wanted = "at least two training rows for every client, as BatchNorm cannot train on one"
+    got = f"1 for client {data.ids[int(np.argmax(sizes == 1))]}"
+    must(not (sizes == 1).any(), "data", wanted, got, "Leave such clients out, or normalise with GroupNorm.")
     for phase in algorithm.phases.values():
         lone = has_lone_batch(phase, sizes)
         if lone.any():
@@ -128,7 +122,7 @@ def check_clients(problem: Problem, algorithm: Algorithm) -> None:
             fits = next(size for size in larger if not has_lone_batch(phase._replace(batch_size=size), sizes).any())
             wanted = "one that leaves no client a batch of one row, which BatchNorm cannot train on"
             got = f"{phase.batch_size} for the {sizes[at]} rows of client {data.ids[at]}"
-            raise MoietyError(message("batch_size", wanted, got, f"The next that fits is {fits}."))
+            refuse("batch_size", wanted, got, f"The next that fits is {fits}.")
 
 
 def _trains_on_one(problem: Problem) -> bool:
@@ -141,24 +135,12 @@ def _trains_on_one(problem: Problem) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def _told(name: str, constraint: str, hint: str = "") -> Iterator[None]:
-    """Whatever the user's own code raises becomes one line; the cause stays attached."""
-    try:
-        yield
-    except MoietyError:
-        raise
-    except Exception as error:
-        raise MoietyError(message(name, constraint, f"{type(error).__name__}: {error}", hint)) from error
-
-
 def check_targets(loss: object, columns: Batch, data: FederatedData, output: torch.Tensor) -> None:
-    """Whether the labels of all rows are what a loss of the house needs, given some of the model's output."""
+    """Raise unless the labels of all rows are what a loss of moiety needs; ``output`` is the model's for a few rows."""
     if not isinstance(loss, str) or loss not in LOSSES:
         return
-    y = columns.get("y")
-    must(y is not None, "data", f"given with a column y for loss {loss}", ", ".join(columns))
-    assert y is not None
+    must("y" in columns, "data", f"given with a column y for loss {loss}", ", ".join(columns))
+    y = columns["y"]
     if loss == "mse":
         check_regression(y, output)
         return
@@ -171,7 +153,7 @@ def check_targets(loss: object, columns: Batch, data: FederatedData, output: tor
 
 
 def check_positions(y: torch.Tensor, output: torch.Tensor) -> None:
-    """Whether there is a label for each row of outputs: one per example, or one per position of a sequence."""
+    """Raise unless each row of outputs has a label: one per example, or one per position of a sequence."""
     must(output.dim() > 1, "model", "one with an output for each class", "one number per example")
     wanted, got, classes = tuple(output.shape[1:-1]), tuple(y.shape[1:]), output.shape[-1]
     hint = "In sequences every position has outputs and a label."
@@ -184,7 +166,7 @@ def check_positions(y: torch.Tensor, output: torch.Tensor) -> None:
 
 
 def check_regression(y: torch.Tensor, output: torch.Tensor) -> None:
-    """Whether the model has as many outputs as there are numbers to predict."""
+    """Raise unless the model has as many outputs as there are numbers to predict."""
     hint = "For classes use loss cross_entropy."
     if y.is_floating_point():
         hint = WHOLE_LABELS if bool((y == y.round()).all()) else "The model needs an output for each number of y."
@@ -194,7 +176,7 @@ def check_regression(y: torch.Tensor, output: torch.Tensor) -> None:
 
 
 def check_labels(y: torch.Tensor, data: FederatedData, classes: int) -> None:
-    """Whether every label is one of the model's outputs; in sequences -100 marks padding."""
+    """Raise unless every label is one of the model's outputs; in sequences -100 marks padding."""
     must(not y.is_floating_point(), "y", "whole-numbered labels for this loss", y.dtype, WHOLE_LABELS)
     real = y[y != IGNORED] if y.dim() > 1 else y
     must(real.numel() > 0, "y", "labels, of which some are not padding", "none")
@@ -205,11 +187,11 @@ def check_labels(y: torch.Tensor, data: FederatedData, classes: int) -> None:
         client = int(np.searchsorted(data.bounds[:, 3], row, side="right"))
         got = f"{odd} for client {data.ids[client]}"
         hint = "Give the model two outputs, one for each class, or a loss of your own for one." if classes == 1 else ""
-        raise MoietyError(message("y", f"a label from 0 to {classes - 1}, the model's outputs", got, hint))
+        refuse("y", f"a label from 0 to {classes - 1}, the model's outputs", got, hint)
 
 
 def check_transcripts(columns: Batch, output: torch.Tensor) -> None:
-    """Whether the columns are what CTC reads: y padded at its end, without the blank, and the real frames of x."""
+    """Raise unless the columns suit CTC: y padded at its end, without the blank, and how many frames of x are real."""
     must(output.dim() == 3, "model", "one that gives logits [frames, labels] for ctc", tuple(output.shape[1:]))
     for name, axes in (("x", 2), ("y", 2), ("frames", 1)):
         got = tuple(columns[name].shape) if name in columns else "none"

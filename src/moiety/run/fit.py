@@ -12,13 +12,14 @@ from moiety.data import FederatedData
 from moiety.files import lock_folder
 from moiety.loop.round import begin_progress
 from moiety.run import folder as files
-from moiety.run.build import make_loop, make_problem, module_to_export, named_tables, upload_rules
-from moiety.run.checkpoint import begin_with, run_identity
+from moiety.run.build import make_problem, make_run
+from moiety.run.checkpoint import run_identity, store_first_states
 from moiety.run.checks import check_kinds
 from moiety.run.result import Run
 from moiety.run.settings import Options, Settings, complete_options, option_tables
-from moiety.run.start import open_start, own_states, start_place, warm
+from moiety.run.start import open_start, take_over_states, take_over_values
 from moiety.run.train import OnRound, train
+from moiety.spec import table_of
 from moiety.split import Split
 from moiety.types import Algorithm, Metric, Task
 
@@ -74,16 +75,20 @@ def fit(
     earlier = None
     if start is not None:
         earlier = open_start(start, model, data, split, options)
-        problem, options = warm(problem, earlier, model), replace(options, start=start_place(earlier))
-    rules = upload_rules(options, data)
-    problem = rules.poison_labels(problem)
-    config = {**named_tables(model, data, problem.split, algorithm), **option_tables(options)}
+        problem = take_over_values(problem, earlier, model)
+        options = replace(options, start=str(earlier.folder or "a run in memory"))
+    config = {
+        "data": table_of(data, "data"),
+        "model": table_of(model, type(model).__name__),
+        "split": table_of(problem.split, "split"),
+        "algorithm": table_of(algorithm, algorithm.name),
+        **option_tables(options),
+    }
     clock, folder = options.settings.clock, None
-    with lock_folder(None if out is None else files.empty(out)):
-        states = {} if earlier is None else own_states(problem, algorithm, earlier)
+    with lock_folder(None if out is None else files.make_run_folder(out)):
+        states = {} if earlier is None else take_over_states(problem, algorithm, earlier)
         if out is not None:
-            folder = files.create(out, config, problem.task.init, run_identity(problem, algorithm, clock), states)
+            folder = files.create_run(out, config, problem.task.init, run_identity(problem, algorithm, clock), states)
         progress = begin_progress(problem, algorithm, folder, clock)
-        begin_with(progress, states)
-        loop = make_loop(problem, algorithm, progress, options, rules)
-        return train(Run(config, folder, loop, module_to_export(model, problem.split)), on_round)
+        store_first_states(progress, states)
+        return train(make_run(config, folder, model, problem, algorithm, progress, options), on_round)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,27 @@ import pyarrow.parquet as pq
 import tomli_w
 from safetensors.torch import save
 
-from moiety.errors import MoietyError, kind, message, must
+from moiety.errors import kind, must, report_errors
 from moiety.evaluation import Row
-from moiety.files import append_line, digest, report_failure, report_unreadable, write_file
-from moiety.run.checkpoint import read_tensors, stacked, unstacked
+from moiety.files import (
+    CONFIG,
+    PIPELINE,
+    append_line,
+    digest,
+    make_folder,
+    read_json,
+    read_toml,
+    report_unreadable,
+    write_file,
+    write_json,
+)
+from moiety.run.checkpoint import pack_states, read_tensors, unpack_states
 from moiety.types import Params, Tree
 
-CONFIG, PIPELINE = "config.toml", "pipeline.toml"
 OURS = (CONFIG, PIPELINE, "history.jsonl", "checkpoint", "clients", "command.json")
 
 
-def create(
+def create_run(
     out: str | os.PathLike[str],
     config: dict[str, Any],
     initial: Params,
@@ -33,80 +42,64 @@ def create(
     start: Mapping[int, Tree],
 ) -> Path:
     """Make the folder of a new run, in which some clients may ``start`` with states of their own."""
-    folder = empty(out)
+    folder = make_run_folder(out)
     # The first values are kept because a client that has not been asked yet still starts from them after a resume.
     files = {"initial": save({k: v.contiguous() for k, v in initial.items()})}
-    files |= {"start": save(stacked(start))} if start else {}
+    files |= {"start": save(pack_states(start))} if start else {}
     for name, values in files.items():
         write_file(folder / f"{name}.safetensors", values)
     digests = {name: digest(values) for name, values in files.items()}
-    write_file(folder / "identity.json", json.dumps({**identity, **digests}, indent=1).encode())
+    write_json(folder / "identity.json", {**identity, **digests})
     write_config(folder, config)
     return folder
 
 
-def empty(out: str | os.PathLike[str]) -> Path:
-    """A folder, made where there is none; one that holds a run already is refused, so that nothing is lost."""
+def make_run_folder(out: str | os.PathLike[str]) -> Path:
+    """A folder for a run, made where there is none; one that holds a run is refused, so that nothing is lost."""
     kind("out", out, (str, os.PathLike), "a folder's path")
     must("\0" not in str(out), "out", "a folder's path", repr(out))
     folder = Path(out)
-    try:
+    with report_errors("out", "a folder's path", (OSError, ValueError), f" at {folder}"):
         taken = [name for name in OURS if (folder / name).exists()]
-    except (OSError, ValueError) as error:
-        raise MoietyError(message("out", "a folder's path", f"{folder}: {error}")) from None
     hint = "Resume it, or choose another folder."
     must(not taken, "out", "a folder that holds no run yet", f"{folder} with {', '.join(taken)}", hint)
-    with report_failure(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return make_folder(folder)
 
 
 def write_config(folder: Path, config: dict[str, Any], name: str = CONFIG) -> None:
     """Write ``config.toml``; TOML has no null, so what is None is left out."""
-    write_file(folder / name, tomli_w.dumps(without_none(config)).encode())
+    write_file(folder / name, tomli_w.dumps(drop_none(config)).encode())
 
 
-def without_none(value: Any) -> Any:
-    """The tables as a file holds them."""
+def drop_none(value: Any) -> Any:
+    """The tables as a file holds them, without what is None."""
     if isinstance(value, dict):
-        return {k: without_none(v) for k, v in value.items() if v is not None}
-    return [without_none(v) for v in value] if isinstance(value, list | tuple) else value
+        return {k: drop_none(v) for k, v in value.items() if v is not None}
+    return [drop_none(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
     """The configuration of a run folder."""
-    path = folder / name
-    try:
-        return tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise MoietyError(message("folder", f"a run folder with a {name}", folder)) from None
-    except (OSError, ValueError) as error:
-        raise MoietyError(message(name, "readable TOML", f"{path}: {error}")) from None
+    must(os.path.exists(folder / name), "folder", f"a run folder with a {name}", folder)
+    return read_toml(folder / name)
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
-    """What the run is of, as ``create`` wrote it."""
-    with report_unreadable(folder / "identity.json"):
-        identity = json.loads((folder / "identity.json").read_text())
-        kind("identity.json", identity, dict, "a table")
-    return identity  # type: ignore[no-any-return]
+    """What makes a run this one and no other, as ``create_run`` wrote it."""
+    return read_json(folder / "identity.json")
 
 
 def read_initial(folder: Path, wanted: str, order: Iterable[str]) -> Params:
     """The first values of the run, in the model's ``order``; ``wanted`` is the file's digest."""
-    with report_unreadable(folder / "initial.safetensors"):
-        values = read_tensors(folder / "initial.safetensors", wanted)
+    values = read_tensors(folder / "initial.safetensors", wanted)
     names = list(order)
     must(set(names) == set(values), "model", "the one the run began with", "one with other names")
     return {name: values[name] for name in names}
 
 
 def read_start(folder: Path, wanted: str, first: Tree) -> dict[int, Tree]:
-    """The states of their own with which clients began, none where there is no digest; ``first`` is like them."""
-    if not wanted:
-        return {}
-    with report_unreadable(folder / "start.safetensors"):
-        return unstacked(read_tensors(folder / "start.safetensors", wanted), first)
+    """The states with which clients began; none where there is no digest. ``first`` is laid out as they are."""
+    return unpack_states(read_tensors(folder / "start.safetensors", wanted), first) if wanted else {}
 
 
 def append_history(folder: Path, row: Row) -> None:
@@ -121,25 +114,24 @@ def read_history(folder: Path, until: int | None = None, every: int = 1) -> list
     """
     path = folder / "history.jsonl"
     rows: list[Row] = []
-    try:
-        for line in path.read_bytes().splitlines() if path.exists() else []:
-            try:
-                row = json.loads(line)
-                later = row["round"] > (math.inf if until is None else until)
-            except (ValueError, KeyError, TypeError):
-                break
-            if not later:
-                rows.append(row)
-    except OSError as error:
-        raise MoietyError(message("history.jsonl", "readable", f"{path}: {error}")) from None
+    with report_unreadable(path):
+        lines = path.read_bytes().splitlines() if path.exists() else []
+    for line in lines:
+        try:
+            row = json.loads(line)
+            later = row["round"] > (math.inf if until is None else until)
+        except (ValueError, KeyError, TypeError):
+            break
+        if not later:
+            rows.append(row)
     lost = sorted(set(range(every, (until or 0) + 1, every)) - {row["round"] for row in rows})
     hint = "Remove checkpoint, clients and history.jsonl to start the run again."
     must(not lost, "history.jsonl", f"whole up to round {until}", f"no row of round {lost[:1]} in {path}", hint)
     return rows
 
 
-def tidy(folder: Path) -> None:
-    """Remove what writes that a kill cut off left behind."""
+def remove_leftovers(folder: Path) -> None:
+    """Remove what was being written when a process was killed."""
     for left in folder.glob(".*.[0-9]*"):
         left.unlink(missing_ok=True)
 
@@ -154,7 +146,7 @@ def write_results(folder: Path, clients: list[Row], ledger: dict[str, Any]) -> N
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(clients), sink)
     write_file(folder / "clients.parquet", sink.getvalue().to_pybytes())
-    write_file(folder / "ledger.json", json.dumps(ledger, indent=1).encode())
+    write_json(folder / "ledger.json", ledger)
 
 
 def read_clients(folder: Path) -> list[Row]:

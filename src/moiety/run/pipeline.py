@@ -17,18 +17,20 @@ from typing import Any, cast, get_type_hints
 from torch import nn
 
 from moiety import task as tasks
+from moiety import tree
 from moiety.data import FederatedData
-from moiety.errors import kind, must, whole
+from moiety.errors import choice, kind, must, whole
+from moiety.files import CONFIG, PIPELINE
 from moiety.run import folder as files
-from moiety.run.build import algorithm_from, make_problem, named_tables, own_part, split_from
+from moiety.run.build import algorithm_from, make_problem, own_part, split_from
 from moiety.run.checks import check_clients, check_kinds, check_split
 from moiety.run.fit import fit
-from moiety.run.reopen import REQUIRED, Given, continue_run, remake, stored_options
+from moiety.run.reopen import REQUIRED, Given, continue_run, read_stored_options, remake
 from moiety.run.result import Run
-from moiety.run.settings import BUILDERS, Options, Settings, check_table, complete_options, option_tables
+from moiety.run.settings import BUILDERS, SECTION_HINTS, Options, Settings, complete_options, option_tables
 from moiety.run.train import OnRound
-from moiety.spec import Spec, spec_of
-from moiety.split import Split
+from moiety.spec import Spec, check_table, table_of
+from moiety.split import SPLITS, Split
 from moiety.types import Algorithm, Metric, Task
 
 Watch = Callable[[str, Path | None], OnRound | None]
@@ -137,72 +139,76 @@ def pipeline(
     problem = make_problem(model, data, stages[0].algorithm, first_split, first)
     for each in stages[1:]:
         check_clients(problem, each.algorithm)
-    whole = Pipeline(stages, model, data, replace(options, loss=first.loss), None if out is None else files.empty(out))
-    whole.write()
-    return whole.train(watch)
+    options = replace(options, loss=first.loss)
+    folder = None if out is None else files.make_run_folder(out)
+    if folder is not None:
+        _write_pipeline(folder, stages, model, data, options)
+    return _train_stages(stages, Given(model, data), options, folder, watch)
 
 
 def continue_pipeline(
     path: Path, given: Given, stages: Sequence[Stage] | None, *, engine: str | None, watch: Watch | None
 ) -> list[Run]:
     """Continue the pipeline in a folder; ``resume`` says what the arguments are."""
-    config = files.read_config(path, files.PIPELINE)
+    config = files.read_config(path, PIPELINE)
     keys = [key for key in REQUIRED if key not in (*OF_STAGES, "evaluate_on")]
-    began = stored_options(config, path, given, file=files.PIPELINE, tables=("data", "model", "run"), keys=keys)
+    began = read_stored_options(config, path, given, file=PIPELINE, tables=("data", "model", "run"), keys=keys)
     options = replace(began, engine=began.engine if engine is None else engine)
     check_stage_options(options)
-    known = stored_stages(config.get("stage"), stages, path)
+    known = read_stages(config.get("stage"), stages, path)
     given = remake(config, given, ("model", "data"), "pipeline")
-    files.tidy(path)
-    files.write_config(path, config, files.PIPELINE)
-    return Pipeline(known, given.model, given.data, options, path).train(watch, engine, given.settings)
+    files.remove_leftovers(path)
+    files.write_config(path, config, PIPELINE)
+    return _train_stages(known, given, options, path, watch, engine)
 
 
-@dataclass(frozen=True)
-class Pipeline:
-    """A checked pipeline; ``options`` are those of all stages."""
-
-    stages: Sequence[Stage]
-    model: nn.Module | Task
-    data: FederatedData
-    options: Options
-    folder: Path | None
-
-    def write(self) -> None:
-        """Write into the folder, if there is one, what the pipeline is."""
-        if self.folder is None:
-            return
-        taken = [str(file.parent) for file in sorted(self.folder.glob(f"*/{files.CONFIG}"))]
-        must(not taken, "out", "a folder that holds no run yet", ", ".join(taken[:1]), "Choose another folder.")
-        tables: dict[str, Any] = {**named_tables(self.model, self.data), **option_tables(self.options)}
-        tables["stage"] = [stage_table(each) for each in self.stages]
-        files.write_config(self.folder, tables, files.PIPELINE)
-
-    def train(self, watch: Watch | None, engine: str | None = None, settings: Settings | None = None) -> list[Run]:
-        """Begin every stage, or continue it where it has begun: with that engine and those settings, if given."""
-        runs: list[Run] = []
-        model, before = self.model, None
-        for number, each in enumerate(self.stages, 1):
-            name = f"{number}-" + re.sub(r"[^\w.-]", "_", each.algorithm.name)
-            folder = None if self.folder is None else self.folder / name
-            trained = _trained(model, runs[-1]) if runs else model
-            split: Split = split_for(number, each, trained, before)
-            if split is not before:  # else it was made on the model that we have already
-                model = trained
-            on_round = watch(name, folder) if watch else None
-            options = each.options(self.options)
-            if folder is not None and (folder / files.CONFIG).is_file():
-                given = Given(model, self.data, each.algorithm, split, options.loss, options.metric, settings)
-                run = continue_run(folder, given, engine=engine, on_round=on_round)
-            else:
-                arguments = {**vars(options), "start": runs[-1] if runs else None}
-                run = fit(model, self.data, each.algorithm, split=split, out=folder, on_round=on_round, **arguments)
-            runs.append(run)
-            before = split
-        return runs
+def _write_pipeline(
+    folder: Path, stages: Sequence[Stage], model: nn.Module | Task, data: FederatedData, options: Options
+) -> None:
+    """Write into the folder what the pipeline is."""
+    taken = [str(file.parent) for file in sorted(folder.glob(f"*/{CONFIG}"))]
+    must(not taken, "out", "a folder that holds no run yet", ", ".join(taken[:1]), "Choose another folder.")
+    parts = {"data": table_of(data, "data"), "model": table_of(model, type(model).__name__)}
+    tables = {**parts, **option_tables(options), "stage": [stage_table(each) for each in stages]}
+    files.write_config(folder, tables, PIPELINE)
 
 
-def _trained(model: nn.Module | Task, last: Run) -> nn.Module | Task:
+def _train_stages(
+    stages: Sequence[Stage],
+    given: Given,
+    common: Options,
+    folder: Path | None,
+    watch: Watch | None,
+    engine: str | None = None,
+) -> list[Run]:
+    """Begin every stage, or continue it where it has begun.
+
+    ``given`` has the model and the data, ``common`` the options of all stages. Stages that have begun take ``engine``
+    and the settings of ``given``.
+    """
+    runs: list[Run] = []
+    model, before = given.model, None
+    for number, each in enumerate(stages, 1):
+        name = f"{number}-" + re.sub(r"[^\w.-]", "_", each.algorithm.name)
+        place = None if folder is None else folder / name
+        trained = _model_after(model, runs[-1]) if runs else model
+        split: Split = split_for(number, each, trained, before)
+        if split is not before:  # else it was made on the model that we have already
+            model = trained
+        on_round = watch(name, place) if watch else None
+        options = each.options(common)
+        if place is not None and (place / CONFIG).is_file():
+            known = Given(model, given.data, each.algorithm, split, options.loss, options.metric, given.settings)
+            run = continue_run(place, known, engine=engine, on_round=on_round)
+        else:
+            arguments = {**vars(options), "start": runs[-1] if runs else None}
+            run = fit(model, given.data, each.algorithm, split=split, out=place, on_round=on_round, **arguments)
+        runs.append(run)
+        before = split
+    return runs
+
+
+def _model_after(model: nn.Module | Task, last: Run) -> nn.Module | Task:
     """The model with what all clients share after the stage, and what the stage's split put into it."""
     return replace(model, init=last.shared_parameters()) if isinstance(model, Task) else last.export()
 
@@ -228,20 +234,12 @@ def split_for(number: int, each: Stage, model: nn.Module | Task, before: Split |
         kind(name, wanted, Split, "a function that gives a Split")
     assert isinstance(wanted, Split)
     if wanted is not before:
-        known = {*model.init} if isinstance(model, Task) else {n for n, _ in _named(wanted.model or model)}
-        got = f"one with other names, {_odd(known, wanted)} for one"
+        known = set(model.init if isinstance(model, Task) else tree.module_tensors(wanted.model or model))
+        got = f"one with other names, {min(known ^ wanted.sizes.keys(), default='')} for one"
         hint = "Give a name, a table or a function of the model, so that it is made on the model of that stage."
         must(known == wanted.sizes.keys(), name, "made for the model of that stage", got, hint)
     check_split(each.algorithm, wanted)
     return wanted
-
-
-def _named(module: nn.Module) -> list[tuple[str, Any]]:
-    return [*module.named_parameters(), *module.named_buffers()]
-
-
-def _odd(known: set[str], split: Split) -> str:
-    return next(iter(sorted(known ^ split.sizes.keys())), "")
 
 
 def check_ahead(stages: Sequence[Stage], model: nn.Module | Task, data: FederatedData) -> Split:
@@ -267,10 +265,9 @@ def check_ahead(stages: Sequence[Stage], model: nn.Module | Task, data: Federate
     return splits[0]
 
 
-def check_stages(stages: object) -> list[Stage]:
+def check_stages(stages: Sequence[Stage]) -> list[Stage]:
     """The stages, if that is what they are."""
     kind("stages", stages, (list, tuple), "a list of stages", "As in [moiety.Stage(...), moiety.Stage(...)].")
-    assert isinstance(stages, list | tuple)
     must(len(stages) > 0, "stages", "a list of at least one stage", "none")
     for each in stages:
         kind("stages", each, Stage, "a list of moiety.Stage(...)")
@@ -281,26 +278,26 @@ def stage_table(each: Stage) -> Spec:
     """A stage as a file says it."""
     split = {"name": each.split} if isinstance(each.split, str) else each.split
     if split is not None and not isinstance(split, dict):
-        split = spec_of(split) or {"own": "split"}
-    table: Spec = files.without_none(
-        {**vars(each), "split": split, "algorithm": each.algorithm.spec or {"own": each.algorithm.name}}
-    )
-    return table
+        split = table_of(split, "split")
+    algorithm = table_of(each.algorithm, each.algorithm.name)
+    return files.drop_none({**vars(each), "split": split, "algorithm": algorithm})  # type: ignore[no-any-return]
 
 
 def stage_from(number: int, table: Spec) -> Stage:
     """The stage that a table of a file describes."""
     name = f"stage.{number}"
-    table = check_table(name, table, FILE_TYPES)
+    table = check_table(name, table, FILE_TYPES, hints=SECTION_HINTS)
     for key in ("algorithm", "rounds"):
         must(key in table, f"{name}.{key}", "given", "nothing", "Add it to that [[stage]].")
+    if "split" in table:
+        choice(f"{name}.split.name", table["split"].get("name"), SPLITS)
     return Stage(**{**table, "algorithm": algorithm_from(table["algorithm"], f"{name}.algorithm")})
 
 
-def stored_stages(tables: Any, given: Sequence[Stage] | None, path: Path) -> list[Stage]:
+def read_stages(tables: Any, given: Sequence[Stage] | None, path: Path) -> list[Stage]:
     """The stages that a folder describes, or the given ones where they are the same."""
-    there = isinstance(tables, list) and tables and all(isinstance(each, dict) for each in tables)
-    must(bool(there), files.PIPELINE, "one with tables [[stage]]", f"none in {path}")
+    there = isinstance(tables, list) and bool(tables) and all(isinstance(each, dict) for each in tables)
+    must(there, PIPELINE, "one with tables [[stage]]", f"none in {path}")
     if given is not None:
         same = [stage_table(each) for each in check_stages(given)] == tables
         must(same, "stages", "as the pipeline began with", "others", "Begin another pipeline for those.")

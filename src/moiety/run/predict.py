@@ -12,52 +12,57 @@ import torch
 
 from moiety import tree
 from moiety.data import from_clients
-from moiety.data.checks import as_column, check_column_names, check_finite
+from moiety.data.checks import check_column_names, check_finite
 from moiety.engines.base import RoundInfo
 from moiety.engines.problem import Problem, to_tensors
 from moiety.engines.sequential import Sequential
-from moiety.errors import kind, must
+from moiety.errors import kind, must, refuse
 from moiety.evaluation.predictive import Predictive
 from moiety.loop.evaluate import EVALUATION_BATCH, adapt_phases, client_functions, current_states
 from moiety.loop.round import Loop
-from moiety.random import hashed
-from moiety.run.checks import check_columns, check_targets, like_columns
-from moiety.types import Batch, Params, Tree
+from moiety.random import hash_words
+from moiety.run.checks import check_targets, match_columns
+from moiety.types import Algorithm, Batch, Params, Tree
 
 SMALLER = "Smaller steps may help."
 
 
-def own_state(loop: Loop, at: int, refresh: bool) -> Tree:
+def current_state(loop: Loop, at: int, algorithm: Algorithm) -> Tree:
+    """The state of the client at a position; where clients keep none, what the algorithm's rule makes for it now."""
+    problem, now = loop.problem, loop.progress
+    engine, received = Sequential(problem, client_functions(algorithm)), algorithm.broadcast(now.server)
+    (state,) = current_states(problem, algorithm, engine, received, now.store, [at], now.round)
+    return state
+
+
+def predicting_state(loop: Loop, at: int, refresh: bool) -> Tree:
     """The state with which the client at a position predicts: its own, or what the algorithm's rule makes of it now.
 
     The rule serves where it is asked for, where clients keep no state, and for a client that was never asked.
     """
-    problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
-    if algorithm.posterior is not None and algorithm.stateful and (refresh or at not in now.store.owners()):
+    algorithm = loop.algorithm
+    if algorithm.posterior and algorithm.stateful and (refresh or at not in loop.progress.store.owners()):
         algorithm = replace(algorithm, stateful=False)
-    received = algorithm.broadcast(now.server)
-    engine = Sequential(problem, client_functions(algorithm))
-    (state,) = current_states(problem, algorithm, engine, received, now.store, [at], now.round)
-    must(bool(tree.is_finite(state)), "client", "one whose draws stay finite", problem.data.ids[at], SMALLER)
+    state = current_state(loop, at, algorithm)
+    must(bool(tree.is_finite(state)), "client", "one whose draws stay finite", loop.problem.data.ids[at], SMALLER)
     return state
 
 
-def new_state(loop: Loop, loss: str | None, data: Mapping[str, Any] | None, passes: int) -> Tree:
+def newcomer_state(loop: Loop, loss: str | None, data: Mapping[str, Any] | None, passes: int) -> Tree:
     """The state of a client never seen, by the algorithm's own rule; nothing of it is sent or kept.
 
-    Its chance comes from its data, so that newcomers differ and one that comes twice does not. One without data has
-    draws from the population.
+    Its random numbers derive from its data: two newcomers differ, and one that comes twice gets the same model. One
+    without data has draws from the population.
     """
     problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
     received, first = algorithm.broadcast(now.server), problem.first_state(algorithm)
     if data is None:
-        hint = "A client needs data for a model of its own; run.export() gives the shared model."
-        must(algorithm.posterior is not None, "data", f"given for {algorithm.name}", None, hint)
-        assert algorithm.posterior is not None
-        return algorithm.posterior.population(torch.tensor(hashed("new client", problem.seed)), received, first)
+        if algorithm.posterior is None:
+            hint = "A client needs data for a model of its own; run.export() gives the shared model."
+            refuse("data", f"given for {algorithm.name}", None, hint)
+        return algorithm.posterior.population(torch.tensor(hash_words("new client", problem.seed)), received, first)
     kind("data", data, Mapping, "a mapping of columns")
-    fed = from_clients({"new client": like_columns(problem.data, data)}, test=0.0)
-    check_columns(problem.data, fed)
+    fed = from_clients({"new client": match_columns("data", data, problem.data.columns)}, test=0.0)
     guest = replace(problem, data=fed, columns=to_tensors(fed.columns, problem.task, torch.device("cpu")))
     with torch.no_grad():
         few = {name: column[:1] for name, column in guest.columns.items()}
@@ -74,12 +79,12 @@ def new_state(loop: Loop, loss: str | None, data: Mapping[str, Any] | None, pass
 
 
 def newcomer_key(seed: int, columns: Mapping[str, np.ndarray]) -> int:
-    """The key of a client never seen, for ``moiety.random``: from its rows."""
+    """The key of a client never seen, for ``moiety.random``: a hash of its rows."""
     rows = {name: hashlib.blake2b(column.tobytes()).hexdigest() for name, column in columns.items()}
-    return hashed("new client", seed, *(f"{name} {rows[name]}" for name in sorted(rows)))
+    return hash_words("new client", seed, *(f"{name} {rows[name]}" for name in sorted(rows)))
 
 
-def predictive(loop: Loop, state: Tree, columns: Batch) -> Predictive:
+def predict_draws(loop: Loop, state: Tree, columns: Batch) -> Predictive:
     """The outputs of a client's model for each draw of its personal part; for its one model where it has no draws."""
     problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
     received = algorithm.broadcast(now.server)
@@ -109,18 +114,11 @@ def input_columns(problem: Problem, inputs: Sequence[str], x: Any) -> Batch:
         must(len(inputs) == 1, "x", f"columns by name {', '.join(inputs)}".rstrip(), type(x).__name__)
         x = {inputs[0]: x}
     check_column_names(x)
-    given = {name: as_column(name, v.detach() if isinstance(v, torch.Tensor) else v) for name, v in x.items()}
-    for name in inputs or given:
-        must(name in given, "x", f"columns with {name}", ", ".join(given))
-        column, like = given[name], problem.data.columns.get(name, given[name])
-        must(len(column) > 0, "x", "at least one example", "none")
-        wanted, got = like.shape[1:], column.shape[1:]
-        must(got == wanted, f"x[{name!r}]", f"of shape {wanted} per example", got)
-        check_finite(name, column, lambda row: f"row {row} of x")
-        floating = like.dtype.kind == "f" or like.dtype == np.uint8  # models take bytes as floating numbers, too
-        must(floating or column.dtype.kind != "f", f"x[{name!r}]", "whole numbers", column.dtype)
-        if floating and column.dtype.kind != "f":
-            given[name] = column.astype(np.float64)
-    sizes = {len(column) for column in given.values()}
+    values = {name: v.detach() if isinstance(v, torch.Tensor) else v for name, v in x.items()}
+    known = problem.data.columns
+    columns = match_columns("x", values, {name: known[name] for name in inputs or values if name in known})
+    for name in inputs or columns:
+        check_finite(name, columns[name], lambda row: f"row {row} of x")
+    sizes = {len(column) for column in columns.values()}
     must(len(sizes) == 1, "x", "columns of one length", sorted(sizes))
-    return to_tensors(given, problem.task, torch.device("cpu"))
+    return to_tensors(columns, problem.task, torch.device("cpu"))

@@ -11,22 +11,14 @@ import torch
 from torch import nn
 
 from moiety import task as tasks
-from moiety.data import FederatedData, from_spec
+from moiety.data import from_spec
 from moiety.errors import must
-from moiety.files import lock_folder
+from moiety.files import CONFIG, lock_folder
 from moiety.loop.round import begin_progress
 from moiety.models import MODELS
 from moiety.run import folder as files
-from moiety.run.build import (
-    algorithm_from,
-    make_loop,
-    make_problem,
-    module_to_export,
-    own_part,
-    split_from,
-    upload_rules,
-)
-from moiety.run.checkpoint import begin_with, latest, load_checkpoint, run_identity, same_run
+from moiety.run.build import algorithm_from, make_problem, make_run, own_part, split_from
+from moiety.run.checkpoint import check_identity, find_checkpoint, load_checkpoint, run_identity, store_first_states
 from moiety.run.checks import check_kinds
 from moiety.run.result import Run
 from moiety.run.settings import (
@@ -36,7 +28,6 @@ from moiety.run.settings import (
     Settings,
     change_settings,
     complete_options,
-    pick_attackers,
     read_options,
 )
 from moiety.run.train import OnRound, train
@@ -70,7 +61,7 @@ def continue_run(
 ) -> Run:
     """Continue the run in a folder; ``resume`` says what the arguments are."""
     config = files.read_config(path)
-    began = stored_options(config, path, given)
+    began = read_stored_options(config, path, given)
     options = replace(
         began,
         rounds=began.rounds if rounds is None else rounds,
@@ -81,7 +72,7 @@ def continue_run(
         done = run._loop.progress.round
         must(run._loop.rounds >= done, "rounds", f">= {done}, the rounds already trained", options.rounds)
         run.history = files.read_history(path, done, config["run"]["evaluate_every"])
-        files.tidy(path)
+        files.remove_leftovers(path)
         files.write_history(path, run.history)
         if options.engine != began.engine:
             config["run"]["engine_reason"] = "as asked"
@@ -94,12 +85,12 @@ RUN_TABLES = ("data", "model", "split", "algorithm", "run")
 REQUIRED = tuple(key for key in RUN_KEYS if key not in LEFT_OUT)
 
 
-def stored_options(
+def read_stored_options(
     config: Mapping[str, Any],
     path: Path,
     given: Given,
     *,
-    file: str = files.CONFIG,
+    file: str = CONFIG,
     tables: Sequence[str] = RUN_TABLES,
     keys: Sequence[str] = REQUIRED,
 ) -> Options:
@@ -131,32 +122,22 @@ def reopen(path: Path, config: dict[str, Any], options: Options, given: Given) -
     if split is None and isinstance(model, nn.Module) and "own" not in config["split"]:
         split = split_from(config["split"], model)
     options = complete_options(options, model, data, algorithm)
-    _check_attackers(data, options, given.settings)
+    hint = "Leave them out, or begin another run."
+    same = options.settings.attackers == config["run"].get("attackers")  # the folder names them
+    must(same, "attackers", "those that the run began with", given.settings and given.settings.attackers, hint)
     problem = make_problem(model, data, algorithm, split, options)
     clock = options.settings.clock
     identity, stored = run_identity(problem, algorithm, clock), files.read_identity(path)
     digests = {name: stored.pop(name, "") for name in ("initial", "start")}
-    same_run(stored, identity, path)
+    check_identity(stored, identity, path)
     device = torch.device(options.settings.device)
     initial = files.read_initial(path, digests["initial"], problem.task.init)
     problem = replace(problem, task=replace(problem.task, init={name: p.to(device) for name, p in initial.items()}))
     progress = begin_progress(problem, algorithm, path, clock)
-    newest = latest(path)
+    newest = find_checkpoint(path)
     if newest is not None:
         load_checkpoint(newest, progress, identity)
     else:
         progress.store.restart(0)
-        begin_with(progress, files.read_start(path, digests["start"], progress.store.first()))
-    rules = upload_rules(options, data)
-    loop = make_loop(rules.poison_labels(problem), algorithm, progress, options, rules)
-    return Run(config, path, loop, module_to_export(model, problem.split))
-
-
-def _check_attackers(data: FederatedData, options: Options, given: Settings | None) -> None:
-    """Check attackers that are given again: the folder names them."""
-    if given is None or given.attackers is None:
-        return
-    known = options.settings.attackers
-    again = sorted(str(data.ids[client]) for client in pick_attackers(data, given.attackers, options.seed))
-    hint = "Leave them out, or begin another run."
-    must(known == again, "attackers", "those that the run began with", given.attackers, hint)
+        store_first_states(progress, files.read_start(path, digests["start"], progress.store.first()))
+    return make_run(config, path, model, problem, algorithm, progress, options)

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from moiety.engines.sequential import Sequential
-from moiety.errors import kind, must, whole
+from moiety import tree
+from moiety.errors import kind, refuse, whole
 from moiety.evaluation import Row
 from moiety.evaluation.calibration import calibration_rows
 from moiety.evaluation.predictive import Predictive
-from moiety.loop.evaluate import choose_evaluated, client_functions, current_states, evaluate
+from moiety.loop.evaluate import choose_evaluated, evaluate
 from moiety.loop.round import Loop
-from moiety.run.predict import input_columns, new_state, own_state, predictive
+from moiety.run.predict import current_state, input_columns, newcomer_state, predict_draws, predicting_state
 from moiety.run.settings import check_part
-from moiety.types import Params
+from moiety.types import Params, Tree
 
 
 @dataclass(repr=False)
@@ -58,13 +58,8 @@ class Run:
 
     def parameters(self, client: int | str) -> Params:
         """The whole model of one client, by name: shared, personal and frozen parts merged."""
-        problem, algorithm, now = self._loop.problem, self._loop.algorithm, self._loop.progress
-        at = [problem.data.index(client)]
-        received = algorithm.broadcast(now.server)
-        (state,) = current_states(
-            problem, algorithm, Sequential(problem, client_functions(algorithm)), received, now.store, at, now.round
-        )
-        return _copies(problem.compose(*algorithm.personal_model(received, state)))
+        loop = self._loop
+        return self._model_of(current_state(loop, loop.problem.data.index(client), loop.algorithm))
 
     def shared_parameters(self) -> Params:
         """The shared model alone: the server's part, with the personal part as it was first."""
@@ -92,11 +87,10 @@ class Run:
         """
         whole("passes", passes, 1)
         loop = self._loop
-        state = new_state(loop, self._loss, data, passes)
+        state = newcomer_state(loop, self._loss, data, passes)
         if data is None:
             state = loop.problem.first_state(loop.algorithm)
-        received = loop.algorithm.broadcast(loop.progress.server)
-        return self._module(loop.problem.compose(*loop.algorithm.personal_model(received, state)))
+        return self._module(self._model_of(state))
 
     def predictive(
         self, client: int | str | Mapping[str, Any] | None, x: Any, *, refresh: bool = False, passes: int = 1
@@ -118,10 +112,10 @@ class Run:
         whole("passes", passes, 1)
         columns = input_columns(loop.problem, self._inputs(), x)
         if client is None or isinstance(client, Mapping):
-            state = new_state(loop, self._loss, client, passes)
+            state = newcomer_state(loop, self._loss, client, passes)
         else:
-            state = own_state(loop, loop.problem.data.index(client), refresh)
-        return replace(predictive(loop, state, columns), loss=self._loss)
+            state = predicting_state(loop, loop.problem.data.index(client), refresh)
+        return replace(predict_draws(loop, state, columns), loss=self._loss)
 
     def calibration(self, part: str = "test", *, bins: int = 15, refresh: bool = False) -> tuple[list[Row], Row]:
         """Accuracy, calibration error, Brier score and log-likelihood of every client's averaged predictions.
@@ -140,7 +134,7 @@ class Run:
         for at in np.flatnonzero(data.sizes(part)):
             rows = data.at(int(at), part)
             columns = input_columns(self._loop.problem, inputs, {name: rows[name] for name in inputs or rows})
-            outputs = predictive(self._loop, own_state(self._loop, int(at), refresh), columns)
+            outputs = predict_draws(self._loop, predicting_state(self._loop, int(at), refresh), columns)
             predictions[str(data.ids[int(at)])] = (replace(outputs, loss=self._loss).probabilities, rows["y"])
         return calibration_rows(predictions, bins=bins)
 
@@ -150,11 +144,8 @@ class Run:
         The same clients are scored; ``n_test`` counts their rows of that part.
         """
         check_part(self._loop.problem.data, part, "part")
-        with one_thread():
-            try:
-                return self._score_clients(part)
-            finally:
-                self._loop.close()
+        with one_thread(), contextlib.closing(self._loop):
+            return self._score_clients(part)
 
     def _score_clients(self, part: str) -> list[Row]:
         """A row for each client that the run evaluates."""
@@ -181,14 +172,21 @@ class Run:
         """The columns that the model takes; a task of plain functions may take any."""
         return () if self._model is None else self.config["run"]["inputs"]
 
+    def _model_of(self, state: Tree) -> Params:
+        """The whole model of a client with that state, in tensors that the caller may change."""
+        problem, algorithm = self._loop.problem, self._loop.algorithm
+        received = algorithm.broadcast(self._loop.progress.server)
+        return _copies(problem.compose(*algorithm.personal_model(received, state)))
+
     def _module(self, params: Params) -> nn.Module:
-        must(self._model is not None, "model", "an nn.Module for export", "a task of plain functions")
-        assert self._model is not None
+        """A copy of the model with these values, in evaluation mode."""
+        if self._model is None:
+            refuse("model", "an nn.Module for export", "a task of plain functions")
         module = copy.deepcopy(self._model).eval()
         if self._loop.problem.split.model is not None:
             vars(module).pop("spec", None)  # more than what that names: the split has put something in
         with torch.no_grad():
-            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            for name, tensor in tree.module_tensors(module).items():
                 tensor.copy_(params[name])
         return module
 

@@ -12,7 +12,7 @@ from torch import nn
 from moiety import task as tasks
 from moiety.data import FederatedData
 from moiety.errors import kind, must
-from moiety.run import folder as files
+from moiety.files import PIPELINE
 from moiety.run.pipeline import Stage, Watch, continue_pipeline
 from moiety.run.reopen import Given, continue_run
 from moiety.run.settings import Settings
@@ -65,7 +65,7 @@ def resume(
     """
     kind("folder", folder, (str, os.PathLike), "the folder of a run or of a pipeline")
     path, given = Path(folder), Given(model, data, algorithm, split, loss, metric, settings)
-    if not (path / files.PIPELINE).is_file():
+    if not (path / PIPELINE).is_file():
         for name, wanted in {"stages": stages, "watch": watch}.items():
             must(wanted is None, name, "left out for a single run", "some")
         return continue_run(path, given, rounds=rounds, engine=engine, on_round=on_round)

@@ -18,13 +18,13 @@ from moiety import task as tasks
 from moiety.clients.clock import Asynchronous, Clock, Delayed, check_clock, clock_from
 from moiety.data import FederatedData
 from moiety.engines.auto import check_engine
-from moiety.errors import MoietyError, choice, kind, message, must, number, whole
+from moiety.errors import choice, kind, must, number, refuse, whole
 from moiety.loop.virtual_time import COLLUDING
 from moiety.random import generator
 from moiety.server.aggregators import aggregator_from
 from moiety.server.attacks import ATTACKS, Attack
 from moiety.server.robust import Aggregator
-from moiety.spec import Spec, build, check_types, nearest, plain, spec_of, writable
+from moiety.spec import Spec, build, check_table, plain, spec_of, table_of, writable
 from moiety.transport import CODECS
 from moiety.types import Algorithm, Codec, Metric, Task
 
@@ -38,15 +38,16 @@ BUILDERS: dict[str, Callable[[Spec], Any]] = {
     "clock": clock_from,
 }
 """The settings that have a table of their own in a file, and what makes them from it."""
-EXAMPLES: dict[str, tuple[Any, str]] = {
-    "aggregator": (Aggregator, "trimmed_mean(byzantine=2)"),
-    "codec": (Codec, "qsgd(levels=16)"),
-    "attack": (Attack, "sign_flip()"),
-    "clock": (Clock, "asynchronous(active=4)"),
+EXAMPLES = {
+    "aggregator": "trimmed_mean(byzantine=2)",
+    "codec": "qsgd(levels=16)",
+    "attack": "sign_flip()",
+    "clock": "asynchronous(active=4)",
 }
-"""Their types, and a call that makes one."""
+"""For each of them, a call that makes one."""
 SECTIONS = ("data", "model", "split", "algorithm", *BUILDERS)
 """All tables of a file that name a builder."""
+SECTION_HINTS = {key: f"It is a section of its own, [{key}]." for key in SECTIONS}
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,9 @@ class Settings:
                 whole(name, getattr(self, name), 1)
         check_device(self.device)
         kind("partial", self.partial, bool, "true or false")
-        for name, (wanted, example) in EXAMPLES.items():
-            if getattr(self, name) is not None:
-                hint = f"For instance moiety.{name}.{example}."
-                kind(name, getattr(self, name), wanted, f"what moiety.{name} makes", hint)
+        for name, example in EXAMPLES.items():
+            hint = f"For instance moiety.{name}.{example}."
+            kind(name, getattr(self, name), _TYPES[name], f"what moiety.{name} makes", hint)
         if self.attackers is not None and not isinstance(self.attackers, list | tuple | range | np.ndarray):
             hint = "Names and positions make a list, as in attackers=[0, 3]."
             wanted_share = "a share >= 0 and < 1, or a list of clients"
@@ -147,19 +147,9 @@ LEFT_OUT = ("loss", "metric", "start", "evaluate_clients", "workers", "attackers
 """Those that the ``[run]`` of a run's folder may lack; all others are filled in when it begins."""
 
 
-def check_table(where: str, table: Any, types: Mapping[str, Any]) -> Spec:
-    """A table of a file, if its keys are known and their values of the right types."""
-    must(isinstance(table, dict), where, "a table", repr(table))
-    known = [key for key in types if key != "engine_reason"]
-    for key in table:
-        hint = f"It is a section of its own, [{key}]." if key in SECTIONS else nearest(key, known)
-        must(key in types, where, "a table of known keys", key, hint)
-    return check_types(where, types, table, strict=True)
-
-
 def read_options(config: Mapping[str, Any], given: Settings | None = None) -> Options:
     """The options that the tables of a file name; ``given`` has what a file cannot name, as it was given at first."""
-    values = check_table("run", config["run"], RUN_KEYS)
+    values = check_table("run", config["run"], RUN_KEYS, hints=SECTION_HINTS)
     values.pop("engine_reason", None)
     for name, make in BUILDERS.items():
         table, thing = config.get(name), getattr(given, name, None)
@@ -176,14 +166,14 @@ def option_tables(options: Options) -> dict[str, Spec]:
     """The options as a file says them. What no file can hold, and what is None, is left out."""
     values = {**vars(options), **vars(options.settings)}
     things = {name: values.pop(name) for name in BUILDERS}
-    tables = {name: dict(spec_of(thing) or {"own": name}) for name, thing in things.items() if thing is not None}
+    tables = {name: table_of(thing, name) for name, thing in things.items() if thing is not None}
     return {**tables, "run": {k: plain(v) for k, v in values.items() if v is not None and writable(v)}}
 
 
 def change_settings(settings: Settings, given: Settings | None) -> Settings:
     """The settings of a run that is continued: of those ``given`` again, only ``workers`` may differ.
 
-    ``read_options`` compares what a builder makes, ``resume`` the attackers.
+    ``read_options`` compares what a builder makes, ``reopen`` the attackers.
     """
     if given is None:
         return settings
@@ -193,7 +183,8 @@ def change_settings(settings: Settings, given: Settings | None) -> Settings:
         value, began = getattr(given, each.name), getattr(settings, each.name)
         if each.name not in ("workers", "attackers", *BUILDERS) and value != each.default:
             must(plain(value) == plain(began), each.name, f"{plain(began)!r}, as the run began", plain(value), hint)
-    return replace(settings, workers=given.workers or settings.workers)
+    attackers = settings.attackers if given.attackers is None else given.attackers
+    return replace(settings, workers=given.workers or settings.workers, attackers=attackers)
 
 
 def complete_options(options: Options, model: nn.Module | Task, data: FederatedData, algorithm: Algorithm) -> Options:
@@ -266,7 +257,7 @@ def _check_uploads(settings: Settings, algorithm: Algorithm, most: int) -> None:
         got = f"{rule.spec.get('name', 'one')}, which needs at least {rule.least}"
         hint = "Ask more clients in a round, or expect fewer Byzantine ones."
         wanted = f"one that can join {most} uploads, the most that a round has"
-        raise MoietyError(message("aggregator", wanted, got, hint))
+        refuse("aggregator", wanted, got, hint)
 
 
 def pick_attackers(data: FederatedData, attackers: Any, seed: int) -> frozenset[int]:
@@ -291,7 +282,7 @@ def check_device(name: str) -> torch.device:
         must(device.type in DEVICES, "device", "a device to train on", name, hint)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise MoietyError(message("device", "a device of this machine", f"{name!r}: {error}", hint)) from None
+        refuse("device", "a device of this machine", f"{name!r}: {error}", hint)
     return device
 
 
@@ -308,7 +299,6 @@ def check_part(data: FederatedData, part: str | None, name: str = "evaluate_on")
 def check_data(data: FederatedData) -> None:
     """Check that every client has something to train on."""
     empty = np.flatnonzero(data.sizes("train") == 0)
-    if len(empty):
-        names = ", ".join(str(data.ids[int(i)]) for i in empty[:3])
-        got = f"none for client {names}{' and others' if len(empty) > 3 else ''}"
-        raise MoietyError(message("data", "at least one training example for every client", got))
+    names = ", ".join(str(data.ids[int(i)]) for i in empty[:3])
+    got = f"none for client {names}{' and others' if len(empty) > 3 else ''}"
+    must(len(empty) == 0, "data", "at least one training example for every client", got)

@@ -23,8 +23,8 @@ from moiety.engines.problem import Problem
 from moiety.errors import kind, must
 from moiety.run import folder as files
 from moiety.run.build import own_part
-from moiety.run.checkpoint import latest
-from moiety.run.reopen import Given, reopen, stored_options
+from moiety.run.checkpoint import find_checkpoint
+from moiety.run.reopen import Given, read_stored_options, reopen
 from moiety.run.result import Run
 from moiety.run.settings import Options
 from moiety.split import Split
@@ -37,13 +37,8 @@ def open_start(
     """The run to start from; where it is a folder that cannot name its model, split or loss, the given ones serve."""
     kind("start", start, (Run, str, os.PathLike), "a run that has ended, or its folder")
     earlier = start if isinstance(start, Run) else _from_folder(Path(start), model, data, split, options)  # type: ignore[arg-type]
-    _same_clients(data.ids, earlier._loop.problem.data.ids)
+    _check_same_clients(data.ids, earlier._loop.problem.data.ids)
     return earlier
-
-
-def start_place(earlier: Run) -> str:
-    """Where a run is that another started from, as a configuration says it."""
-    return "a run in memory" if earlier.folder is None else str(earlier.folder)
 
 
 def _from_folder(
@@ -56,7 +51,7 @@ def _from_folder(
     if isinstance(config.get("run"), dict):
         config["run"].pop("attackers", None)
         own = Given(**{name: value for name, value in own._asdict().items() if name not in config["run"]})
-    began, newest = stored_options(config, path, own), latest(path)
+    began, newest = read_stored_options(config, path, own), find_checkpoint(path)
     done = int(newest.name.removeprefix("round-")) if newest else 0
     assert began.rounds is not None
     got = f"round {done} of {began.rounds} in {path}"
@@ -75,7 +70,9 @@ def _from_folder(
     return reopen(path, config, began, given)
 
 
-def _same_clients(ours: Sequence[str] | np.ndarray[Any, Any], theirs: Sequence[str] | np.ndarray[Any, Any]) -> None:
+def _check_same_clients(
+    ours: Sequence[str] | np.ndarray[Any, Any], theirs: Sequence[str] | np.ndarray[Any, Any]
+) -> None:
     if ours is theirs:
         return
     wanted, hint = "of the clients of the run it starts from", "Personal values belong to one client."
@@ -84,10 +81,10 @@ def _same_clients(ours: Sequence[str] | np.ndarray[Any, Any], theirs: Sequence[s
     must(odd is None, "data", wanted, "{} in the place of {}".format(*(odd or ("", ""))), hint)
 
 
-def warm(problem: Problem, earlier: Run, model: nn.Module | Task) -> Problem:
+def take_over_values(problem: Problem, earlier: Run, model: nn.Module | Task) -> Problem:
     """The problem of ``model`` with the values of the earlier run's shared model as the first ones."""
     had, init = earlier.shared_parameters(), problem.task.init
-    lost = [name for name in had if name not in init and not _taken_over(name, had[name], problem.split, model)]
+    lost = [name for name in had if name not in init and not _is_taken_over(name, had[name], problem.split, model)]
     hint = "Begin with the model that export() of that run gives, and make the split from it."
     must(not lost, "model", "one with every name of the run it starts from", f"none called {', '.join(lost[:1])}", hint)
     for name in (name for name in had if name in init):
@@ -98,15 +95,15 @@ def warm(problem: Problem, earlier: Run, model: nn.Module | Task) -> Problem:
     return replace(problem, task=replace(problem.task, init=values))
 
 
-def _taken_over(name: str, value: Tensor, split: Split, model: nn.Module | Task) -> bool:
+def _is_taken_over(name: str, value: Tensor, split: Split, model: nn.Module | Task) -> bool:
     """Whether a split that renames (a second model beside the first) was made from a model with that very value."""
     if split.model is None or isinstance(model, Task):
         return False
-    given = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    given = tree.module_tensors(model)
     return name in given and torch.equal(given[name], value.to(given[name]))
 
 
-def own_states(problem: Problem, algorithm: Algorithm, earlier: Run) -> dict[int, Tree]:
+def take_over_states(problem: Problem, algorithm: Algorithm, earlier: Run) -> dict[int, Tree]:
     """First states of the clients that have personal values of their own from the earlier run."""
     if not algorithm.stateful or not tree.leaves(problem.first_state(algorithm)):
         return {}

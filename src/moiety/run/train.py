@@ -25,7 +25,7 @@ def train(run: Run, on_round: OnRound | None) -> Run:
     loop, options, folder = run._loop, run.config["run"], run.folder
     identity = run_identity(loop.problem, loop.algorithm, loop.clock) if folder else {}
     seconds = run.history[-1]["seconds"] if run.history else 0.0
-    with one_thread(), _closed_at_the_end(run, identity):
+    with one_thread(), _close_at_end(run, identity):
         while loop.progress.round < loop.rounds:
             began = time.perf_counter()
             record = loop.run_round()
@@ -50,8 +50,8 @@ def train(run: Run, on_round: OnRound | None) -> Run:
 
 
 @contextlib.contextmanager
-def _closed_at_the_end(run: Run, identity: dict[str, Any]) -> Iterator[None]:
-    """End the engine at the end. An interrupt leaves a checkpoint, unless its round is half done or not evaluated."""
+def _close_at_end(run: Run, identity: dict[str, Any]) -> Iterator[None]:
+    """Close the engine in the end. An interrupt leaves a checkpoint, unless the round is half done or not evaluated."""
     loop, now = run._loop, run._loop.progress
     try:
         yield
@@ -66,7 +66,7 @@ def _closed_at_the_end(run: Run, identity: dict[str, Any]) -> Iterator[None]:
 
 
 def _is_due(loop: Loop, every: int) -> bool:
-    """Whether something that is done every so many rounds, and after the last, is to be done now."""
+    """Whether the round that has just ended is a multiple of ``every``, or the last."""
     done = loop.progress.round
     return done == loop.rounds or done % every == 0
 

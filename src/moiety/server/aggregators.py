@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from moiety.errors import must
 from moiety.server.geometric import geometric_median
 from moiety.server.preaggregation import bucketing, nearest_neighbour_mixing
 from moiety.server.robust import Aggregator, centred_clipping, krum, mean, median, multi_krum, trimmed_mean
@@ -38,16 +37,13 @@ AGGREGATORS: dict[str, Callable[..., Aggregator]] = {
 }
 
 
-def aggregator_from(spec: Spec | str, where: str = "aggregator") -> Aggregator:
-    """The aggregator that the table ``where`` of a configuration file describes.
+def aggregator_from(spec: Spec | str) -> Aggregator:
+    """The aggregator that a table of a configuration file describes.
 
     >>> aggregator_from({"name": "bucketing", "size": 2, "then": "median"}).spec
     {'name': 'bucketing', 'size': 2, 'then': {'name': 'median'}}
     """
-    must(isinstance(spec, str | dict), where, "a name or a table with a name", repr(spec))
-    inner = {"then": lambda table: aggregator_from(table, f"{where}.then")}
-    made: Aggregator = build(where, AGGREGATORS, spec, inner)
-    return made
+    return build("aggregator", AGGREGATORS, spec, {"then": AGGREGATORS})
 
 
 def __dir__() -> list[str]:

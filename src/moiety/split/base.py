@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moiety import tree
 from moiety.errors import must, near, refuse
 from moiety.types import Names, Params
 
@@ -105,7 +106,7 @@ class Split:
         That is the split's own module where it has one; or ``module``, where it has the same names already (it is the
         split's module, or a model exported from a run with this split).
         """
-        if self.model is None or {name for name, _ in _tensors(module)} == self.sizes.keys():
+        if self.model is None or tree.module_tensors(module).keys() == self.sizes.keys():
             return module
         same = fingerprint(module) == self.source
         got = f"a split of another module or of other values than this {type(module).__name__} has"
@@ -144,14 +145,10 @@ class Split:
         return ", ".join(f"{count} {group}" for group, count in counts.items() if count) or "none"
 
 
-def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*module.named_parameters(), *module.named_buffers()]
-
-
 def fingerprint(module: nn.Module) -> str:
     """A digest of a module's names, shapes and values (of its shapes alone where there are no values yet)."""
     digest = hashlib.blake2b(digest_size=16)
-    for name, value in _tensors(module):
+    for name, value in tree.module_tensors(module).items():
         digest.update(repr((name, tuple(value.shape), str(value.dtype))).encode())
         if not value.is_meta:
             flat = value.detach().cpu().contiguous().reshape(-1)

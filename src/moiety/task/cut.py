@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.random import fork_rng
 
+from moiety import tree
 from moiety.types import Params
 
 
@@ -64,7 +65,7 @@ class Call:
 
 def tensor_names(module: nn.Module) -> dict[int, str]:
     """The one name of every parameter and buffer, by the tensor's identity."""
-    return {id(p): n for n, p in [*module.named_parameters(), *module.named_buffers()]}
+    return {id(p): n for n, p in tree.module_tensors(module).items()}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import Tensor, nn
 
+from moiety import tree
 from moiety.errors import choice, must
 from moiety.task import block
 from moiety.task.cut import Call, Divided, divide
@@ -36,7 +37,7 @@ def from_module(
     """
     must(isinstance(model, nn.Module), "model", "an nn.Module", type(model).__name__)
     training, evaluating = (Call(block.for_blocks(copy.deepcopy(model)).train(mode)) for mode in (True, False))
-    init = {n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
+    init = {n: t.detach().clone() for n, t in tree.module_tensors(model).items()}
     buffers = frozenset(n for n, _ in model.named_buffers())
     per_example, metric = _loss(loss), _metric(loss, metric)
 
