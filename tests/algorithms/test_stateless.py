@@ -76,7 +76,7 @@ def test_v_starts_from_its_first_value_in_every_round(algorithm, one_round, engi
         u, _, _ = one_round(u)
         run = fit(algorithm, engine, rounds)
         assert float(run.shared_parameters()["u"]) == pytest.approx(float(u), rel=1e-13)
-        assert run._loop.progress.store.pending == {}
+        assert run._loop.progress.store.owners() == []
 
 
 @ENGINES

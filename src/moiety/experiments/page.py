@@ -33,8 +33,8 @@ def write_page(experiment: Experiment[Any], options: Row, page: Page, results: R
 
         parts += _draw(page, out)
         content = _replace_not_finite({**head, **page.more, "rows": page.rows})
-        write_file(out / "table.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
-        write_file(out / "table.md", ("\n\n".join(parts) + "\n").encode())
+        write_file(out / "table.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode(), private=False)
+        write_file(out / "table.md", ("\n\n".join(parts) + "\n").encode(), private=False)
     sentence = CI_NOTICE if head["scale"] == "ci" else page.sentence
     return Outcome("\n\n".join(parts), sentence, results)
 
