@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -19,7 +20,6 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from moiety import __version__
 from moiety.errors import must, refuse, report_errors
 
 try:
@@ -224,6 +224,8 @@ def digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
+# Not by an import: the package itself names modules of all layers.
+VERSION: str = sys.modules["moiety"].__version__
 FORMAT = 2
 """The format of a run's folder. Format 1 had neither checksums nor the run's id in its files."""
 JSON_END, TOML_END, LINE_END = b'"\n}\n', b"\n", b'"}'
@@ -242,7 +244,7 @@ def is_sealed(content: bytes, end: bytes, run: str = "") -> bool:
 
 def write_sealed(path: Path, content: Mapping[str, Any], run: str) -> None:
     """Write a table as JSON with the format, moiety's version, the run's id and a checksum of all of it."""
-    table = {"format": FORMAT, "moiety": __version__, "run": run, **content}
+    table = {"format": FORMAT, "moiety": VERSION, "run": run, **content}
     write_file(path, seal(json.dumps(table, indent=1).removesuffix("\n}").encode() + b',\n "check": "', JSON_END))
 
 
@@ -278,7 +280,7 @@ def check_seal(whole: bool, path: Path, got: object, run: str | None, hint: str 
 
 def write_sealed_toml(path: Path, text: str, run: str) -> None:
     """Write a TOML file whose last line is a comment with what ``write_sealed`` adds."""
-    line = f"# moiety {__version__}, format {FORMAT}, run {run}, check "
+    line = f"# moiety {VERSION}, format {FORMAT}, run {run}, check "
     write_file(path, seal(f"{text.rstrip()}\n\n{line}".encode(), TOML_END))
 
 

@@ -29,6 +29,7 @@ from moiety.files import (
     report_failure,
     sync_file,
     sync_folder,
+    system_call,
     write_at,
     write_sealed,
 )
@@ -136,10 +137,12 @@ def create_records(folder: Path, layout: Mapping[str, Any], size: int, run: str)
     """Make the files, all empty."""
     make_folder(folder)
     with report_failure(folder):
+        if (folder / LAYOUT).exists():
+            system_call(os.unlink, folder / LAYOUT)
         for name, length in file_lengths(int(layout["clients"]), size).items():
             make_empty(folder / name, length)
         sync_folder(folder)
-    # Last: a folder without it was cut off while being made, and is made anew.
+    # Removed first and written last: a folder without it was cut off while being made, and is made anew.
     write_sealed(folder / LAYOUT, {**layout, "bytes": size}, run)
 
 

@@ -145,13 +145,10 @@ def append_history(folder: Path, row: Row, run: str) -> None:
     append_line(folder / HISTORY, _seal_row(row, run))
 
 
-def read_history(folder: Path, run: str, until: int | None = None, every: int = 1) -> tuple[list[Row], list[int]]:
-    """The rows of ``history.jsonl`` up to round ``until``, and the rounds up to there that have lost theirs.
-
-    There must be a row for every multiple of ``every``, and for ``until``. Without ``until``, the last row that is
-    there stands for it. What a kill cut short is after the last checkpoint, so it is none of these.
-    """
+def read_history(folder: Path, run: str | None = None) -> list[Row]:
+    """The rows of ``history.jsonl`` that are whole and of the run, by round; others are passed over."""
     path, rows = folder / HISTORY, {}
+    run = read_id(folder) if run is None else run
     with report_unreadable(path):
         lines = path.read_bytes().splitlines() if path.exists() else []
     for line in lines:
@@ -159,9 +156,16 @@ def read_history(folder: Path, run: str, until: int | None = None, every: int = 
             row = json.loads(line)
             del row["check"]
             rows[int(row["round"])] = row
-    last = max(rows, default=0) if until is None else until
-    wanted = {*range(every, last + 1, every)}
-    return [rows[t] for t in sorted(rows) if t <= last], sorted(wanted - rows.keys())
+    return [rows[t] for t in sorted(rows)]
+
+
+def read_history_until(folder: Path, run: str, until: int, every: int) -> tuple[list[Row], list[int]]:
+    """The rows up to round ``until``, and the rounds up to there that have lost theirs.
+
+    Every multiple of ``every`` has a row. What a kill cut short is of a later round.
+    """
+    rows = [row for row in read_history(folder, run) if row["round"] <= until]
+    return rows, sorted({*range(every, until + 1, every)} - {row["round"] for row in rows})
 
 
 def warn_of_lost_rows(folder: Path, lost: list[int]) -> None:
@@ -205,3 +209,8 @@ def read_results(folder: Path, run: str, keys: Iterable[str] = ()) -> tuple[list
     with report_unreadable(path, NOT_ENDED):
         rows: list[Row] = pq.read_table(pa.BufferReader(content)).to_pylist()
     return rows, {key: value for key, value in ledger.items() if key != "run"}
+
+
+def read_clients(folder: Path) -> list[Row]:
+    """The rows of ``clients.parquet``."""
+    return read_results(folder, read_id(folder))[0]

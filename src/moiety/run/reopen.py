@@ -72,7 +72,7 @@ def continue_run(
         done = run._loop.progress.round
         must(run._loop.rounds >= done, "rounds", f">= {done}, the rounds already trained", options.rounds)
         now = run._loop.progress.run
-        run.history, lost = files.read_history(path, now, done, config["run"]["evaluate_every"])
+        run.history, lost = files.read_history_until(path, now, done, config["run"]["evaluate_every"])
         files.warn_of_lost_rows(path, lost)
         files.remove_leftovers(path)
         files.write_history(path, run.history, now)
@@ -140,6 +140,7 @@ def reopen(path: Path, config: dict[str, Any], options: Options, given: Given) -
     if newest is not None:
         load_checkpoint(newest, progress, identity)
     else:
+        states = files.read_start(path, digests["start"], progress.store.first())
         progress.store.start_again()
-        store_first_states(progress, files.read_start(path, digests["start"], progress.store.first()))
+        store_first_states(progress, states)
     return make_run(config, path, model, problem, algorithm, progress, options)
