@@ -4,7 +4,7 @@ BIN := .venv/bin
 # The data sets that are too large to ship; tests that need them skip where the folder is absent.
 export MOIETY_DATA ?= $(wildcard $(CURDIR)/../shared/data)
 
-.PHONY: demo test pins deviations bench install format clean
+.PHONY: demo test nightly pins deviations bench install format clean
 
 demo: install
 	$(BIN)/moiety run quickstart
@@ -16,6 +16,10 @@ test: install
 	$(BIN)/lint-imports
 	$(BIN)/python docs/deviations.py --check
 	$(BIN)/pytest -n 2
+
+# What is too long for the gate: every call of the disk fails once, a thousand flipped bits and cut files.
+nightly: install
+	MOIETY_NIGHTLY=1 $(BIN)/pytest -n 2 tests/engines/test_storage_faults.py tests/engines/test_storage_damage.py
 
 # Where numbers change on purpose: writes them to tests/golden/pins and says which changed.
 pins: install

@@ -112,14 +112,15 @@ def read_pipeline(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
-    """What makes a run this one and no other, as ``create_run`` wrote it, and its id as ``run``."""
-    return read_sealed(folder / IDENTITY)
+    """What makes a run this one and no other, as ``create_run`` wrote it."""
+    return {key: value for key, value in read_sealed(folder / IDENTITY).items() if key != "run"}
 
 
 def read_id(folder: Path) -> str:
     """The id of the run, or of the pipeline, in a folder."""
-    pipeline = (folder / PIPELINE).exists()
-    return read_pipeline(folder)[1] if pipeline else str(read_identity(folder)["run"])
+    if (folder / PIPELINE).exists():
+        return read_pipeline(folder)[1]
+    return str(read_sealed(folder / IDENTITY, keys=["run"])["run"])
 
 
 def read_initial(folder: Path, wanted: str, order: Iterable[str]) -> Params:

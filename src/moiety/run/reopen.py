@@ -130,13 +130,13 @@ def reopen(path: Path, config: dict[str, Any], options: Options, given: Given) -
     problem = make_problem(model, data, algorithm, split, options)
     clock = options.settings.clock
     identity, stored = run_identity(problem, algorithm, clock), files.read_identity(path)
-    began, digests = stored.pop("run"), {name: stored.pop(name, "") for name in ("initial", "start")}
+    digests = {name: stored.pop(name, "") for name in ("initial", "start")}
     check_identity(stored, identity, path)
     device = torch.device(options.settings.device)
     initial = files.read_initial(path, digests["initial"], problem.task.init)
     problem = replace(problem, task=replace(problem.task, init={name: p.to(device) for name, p in initial.items()}))
     newest = find_checkpoint(path)
-    progress = begin_progress(problem, algorithm, path, clock, began, resumed=newest is not None)
+    progress = begin_progress(problem, algorithm, path, clock, files.read_id(path), resumed=newest is not None)
     if newest is not None:
         load_checkpoint(newest, progress, identity)
     else:

@@ -66,7 +66,7 @@ def _verify_run(folder: Path, check: _Check) -> None:
     identity = check.ask(files.read_identity, folder)
     if identity is None:  # without the run's id nothing else can be compared
         return
-    run: str = identity["run"]
+    run = files.read_id(folder)
     config = check.ask(files.read_config, folder) or {}
     for name in ("initial", "start"):
         if name in identity:
