@@ -167,7 +167,7 @@ def one_line_error(errors: Sequence[Mapping[str, Any]], above: Sequence[str] = (
     first = errors[0]
     alike = [each for each in errors if each["loc"][:1] == first["loc"][:1]]
     place = [str(part + 1) if isinstance(part, int) else part for part in first["loc"]]
-    wanted = list(dict.fromkeys(map(_wanted, alike)))
+    wanted = list(dict.fromkeys(map(_describe_constraint, alike)))
     if len(alike) > 1:  # the rest of the place says which kind was tried
         place = place[:1]
     got = first["input"]
@@ -176,7 +176,7 @@ def one_line_error(errors: Sequence[Mapping[str, Any]], above: Sequence[str] = (
     return MoietyError(message(".".join([*above, *place]), " or ".join(wanted), repr(got)))
 
 
-def _wanted(error: Mapping[str, Any]) -> str:
+def _describe_constraint(error: Mapping[str, Any]) -> str:
     if error["type"] == "is_instance_of":
         wanted = str(error["ctx"]["class"])
         return "a list" if wanted in ("Sequence", "Iterable") else f"a {wanted}"
