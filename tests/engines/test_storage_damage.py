@@ -72,28 +72,45 @@ def test_damage_is_found_by_verify_and_never_used(folders: tuple[Path, Path], tm
         before = tree_hash(out)
         problems = mo.verify(out)
         assert tree_hash(out) == before, what
-        assert problems, what
+        if not problems:  # the checkpoint holds that entry of the index too, and resuming writes it again
+            assert "index.bin bit" in what, what
+            (check_resumed if turn % 2 else check_results)(out, ended, wanted, what)
+            continue
         assert all("\n" not in problem for problem in problems), what
         name = Path(what.split()[0]).name
         named = {"index.bin": "clients", "state.json": "state.json"}.get(name, name)
         assert any(named in problem for problem in problems), (what, problems)
-        lost = _go_on(out, bool(turn % 2))
-        if lost is not None:  # it went on: then with the same models, and all rows that are not named as lost
-            got = kind_contents(out)
-            for one, other in zip(wanted, got, strict=True):
-                assert [part for part in one if part != "history" and one[part] != other[part]] == [], what
-            assert name in ("history.jsonl", "ledger.json", "clients.parquet", "command.json", "index.bin"), what
+        (check_resumed if turn % 2 else check_results)(out, ended, wanted, what)
 
 
-def _go_on(out: Path, resume: bool) -> Any:
-    """Resume the run, or read the results of one that ended: the warnings, or None where it was refused in one line."""
+def check_resumed(out: Path, ended: Path, wanted: Any, what: str) -> None:
+    """A resumed run is refused in one line, or ends with the same models, without rows that a warning names."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            mo.resume(out, data=FED) if resume else read_result(out, "run")
+            mo.resume(out, data=FED)
         except mo.MoietyError:
-            return None
-    return caught
+            return
+    (one,), (other,) = wanted, kind_contents(out)
+    differs = [part for part in one if one[part] != other[part]]
+    assert differs == (["history"] if "history.jsonl" in what else []), what
+    assert bool(differs) == any("has lost the rows of" in str(each.message) for each in caught), what
+    assert any(name in what for name in ("history.jsonl", "command.json", "index.bin")), what
+
+
+def check_results(out: Path, ended: Path, wanted: Any, what: str) -> None:
+    """The results of an ended run are refused in one line, or as they were, without rows that a warning names."""
+    whole = read_result(ended, "run")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            got = read_result(out, "run")
+        except mo.MoietyError:
+            return
+    assert (got.config, got.clients, got.ledger) == (whole.config, whole.clients, whole.ledger), what
+    lost = [row for row in whole.history if row not in got.history]
+    assert len(got.history) == len(whole.history) - len(lost), what
+    assert bool(lost) == any("has lost the rows of" in str(each.message) for each in caught), what
 
 
 def test_the_command(folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,8 +84,7 @@ def read_result(path: Path, name: str) -> Result:
     must(not lacking, "config.toml", "a whole configuration", f"no [{', '.join(lacking)}] in {path}")
     run = folder.read_id(path)
     rows, ledger = folder.read_results(path, run, (*_LEDGER, "rounds"))
-    every = config["run"].get("evaluate_every", ledger["rounds"])
-    history, lost = folder.read_history_until(path, run, ledger["rounds"], every)
+    history, lost = folder.read_history_until(path, run, ledger["rounds"], config["run"])
     ended = bool(history) and history[-1]["round"] == ledger["rounds"]
     must(ended, "history.jsonl", f"whole in its last row, of round {ledger['rounds']}", f"none in {path}")
     folder.warn_of_lost_rows(path, lost)

@@ -149,7 +149,7 @@ def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) ->
 
 def read_checkpoint(path: Path, run: str) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
     """The state and the tensors by file of a checkpoint of that run, each compared with its checksum."""
-    state = read_sealed(path / STATE, run, (*KEYS, "index", "before"), AGAIN, "checkpoint")
+    state = read_sealed(path / STATE, run, (*KEYS, "index", "before"), AGAIN)
     odd = [key for key, wanted in KEYS.items() if not isinstance(state[key], wanted)]
     odd = odd or [f"ledger.{key}" for key in Ledger().as_dict().keys() ^ state["ledger"].keys()]
     must(not odd, "checkpoint", "as it was written", f"another {''.join(odd[:1])} in {path / STATE}", AGAIN)

@@ -160,13 +160,16 @@ def read_history(folder: Path, run: str | None = None) -> list[Row]:
     return [rows[t] for t in sorted(rows)]
 
 
-def read_history_until(folder: Path, run: str, until: int, every: int) -> tuple[list[Row], list[int]]:
+def read_history_until(folder: Path, run: str, until: int, options: Mapping[str, Any]) -> tuple[list[Row], list[int]]:
     """The rows up to round ``until``, and the rounds up to there that have lost theirs.
 
-    Every multiple of ``every`` has a row. What a kill cut short is of a later round.
+    Every multiple of ``evaluate_every`` has a row, and the last of all ``rounds``; ``options`` has both. What a kill
+    cut short is of a later round.
     """
     rows = [row for row in read_history(folder, run) if row["round"] <= until]
-    return rows, sorted({*range(every, until + 1, every)} - {row["round"] for row in rows})
+    every = options.get("evaluate_every", until) or 1
+    wanted = {*range(every, until + 1, every), *([until] if until and until == options.get("rounds") else [])}
+    return rows, sorted(wanted - {row["round"] for row in rows})
 
 
 def warn_of_lost_rows(folder: Path, lost: list[int]) -> None:
@@ -195,6 +198,7 @@ def write_results(folder: Path, clients: list[Row], ledger: dict[str, Any], run:
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(clients), sink)
     content = sink.getvalue().to_pybytes()
+    remove_file(folder / LEDGER)  # that of an earlier end, which would not fit
     write_file(folder / ROWS, content)
     write_sealed(folder / LEDGER, {**ledger, "clients": digest(content)}, run)
 

@@ -72,7 +72,7 @@ def continue_run(
         done = run._loop.progress.round
         must(run._loop.rounds >= done, "rounds", f">= {done}, the rounds already trained", options.rounds)
         now = run._loop.progress.run
-        run.history, lost = files.read_history_until(path, now, done, config["run"]["evaluate_every"])
+        run.history, lost = files.read_history_until(path, now, done, config["run"])
         files.warn_of_lost_rows(path, lost)
         files.remove_leftovers(path)
         files.write_history(path, run.history, now)

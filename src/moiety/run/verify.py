@@ -42,9 +42,9 @@ def verify(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def list_runs(folder: Path) -> list[Path]:
-    """The folders of runs in a folder: itself, or those below it."""
-    marks = [mark for name in (CONFIG, files.IDENTITY) for mark in sorted(folder.rglob(name))]
-    return list(dict.fromkeys(mark.parent for mark in marks))
+    """The folders of runs in a folder: itself, or those below it. One that was cut off while being made is none."""
+    places = {mark.parent for name in (CONFIG, files.IDENTITY) for mark in folder.rglob(name)}
+    return sorted(place for place in places if any((place / name).exists() for name in files.OURS))
 
 
 class _Check:
@@ -77,8 +77,8 @@ def _verify_run(folder: Path, check: _Check) -> None:
         changes = tensors[INDEX]["changes"].numpy() if tensors else np.zeros((0, 4), dtype=np.int64)
         check.ask(_verify_clients, folder, run, state, changes, check)
     if state:
-        check.ask(_verify_history, folder, run, state["round"], config.get("run", {}).get("evaluate_every", 1))
-    if any((folder / name).exists() for name in (files.LEDGER, files.ROWS)):
+        check.ask(_verify_history, folder, run, state["round"], config.get("run", {}))
+    if (folder / files.LEDGER).exists():  # without it the run has not ended, and its results are written again
         check.ask(files.read_results, folder, run)
     if (folder / files.COMMAND).exists():
         check.ask(read_sealed, folder / files.COMMAND, run)
@@ -97,8 +97,8 @@ def _verify_clients(folder: Path, run: str, state: dict[str, Any], changes: Any,
         check.ask(records.read, client)
 
 
-def _verify_history(folder: Path, run: str, done: int, every: int) -> None:
-    _, lost = files.read_history_until(folder, run, done, every)
+def _verify_history(folder: Path, run: str, done: int, options: dict[str, Any]) -> None:
+    _, lost = files.read_history_until(folder, run, done, options)
     if lost:
         got = f"none of round {', '.join(map(str, lost[:10]))} in {folder / files.HISTORY}"
         raise MoietyError(message(files.HISTORY, "whole, with a row for each evaluation", got))
