@@ -76,7 +76,7 @@ class Disk:
         self.calls: list[str] = []
 
     def __call__(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        at, name = len(self.calls), "fsync" if call is os.fsync else call.__name__  # tests have another fsync
+        at, name = len(self.calls), call.__name__
         self.calls.append(name)
         writes = name in ("write", "pwrite")
         if self.only_short:
