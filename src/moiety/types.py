@@ -128,7 +128,11 @@ class Work:
 
 
 class ClientUpdate(NamedTuple):
-    """What one client's local work gives: ``upload`` leaves the client, ``info`` is for the record."""
+    """What one client's local work gives: all of it leaves the client.
+
+    ``upload`` is what the server joins, by the ``weight``, which must be >= 0. ``info`` is for the record: single
+    numbers, one of them the ``loss``. The guard sees to it.
+    """
 
     upload: Params
     weight: Tensor
@@ -181,10 +185,12 @@ class Codec(Recorded):
     """How uploads are written for the wire.
 
     ``encode(upload, generator)`` gives tensors to pack, ``decode(packed, like)`` what arrives, laid out as ``like``.
+    ``names`` are the beginnings of the names that a message may have besides those of the upload; no other is sent.
     """
 
     encode: Callable[[Params, np.random.Generator], Params]
     decode: Callable[[Params, Params], Params]
+    names: Names = ()
 
 
 class Traffic(NamedTuple):

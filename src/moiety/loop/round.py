@@ -101,8 +101,8 @@ class Loop:
         return draw(len(self.problem.data), self.cohort, seed=self.problem.seed, round=self.progress.round)
 
     def broadcast(self) -> Params:
-        """What the server sends now, checked by the guard."""
-        received = self.algorithm.broadcast(self.progress.server)
+        """What the server sends now, copied, and checked by the guard."""
+        received = self.problem.broadcast(self.algorithm, self.progress.server)
         check(received, self.exchange.down, where=f"round {self.progress.round + 1}", what="broadcast")
         return received
 
@@ -196,4 +196,6 @@ def mean_train_loss(arrivals: list[Arrival]) -> float:
     if not arrivals:
         return math.nan
     weights = [float(a.update.weight) for a in arrivals]
-    return float(np.average([float(a.update.info["loss"]) for a in arrivals], weights=weights))
+    return float(
+        np.average([float(a.update.info["loss"]) for a in arrivals], weights=weights if any(weights) else None)
+    )
