@@ -302,10 +302,11 @@ class Algorithm(Recorded):
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What one round did. ``dropped`` names clients whose update was not finite.
+    """What one round did. ``dropped`` names clients whose update was not finite, ``reasons`` says why, one by one.
 
-    With a clock, ``time`` is the virtual time at its end, and ``staleness`` has for each upload that arrived the number
-    of steps that the server made since the broadcast it was computed with.
+    ``left_out`` is true where too few updates were left for the aggregator, so that nothing moved. With a clock,
+    ``time`` is the virtual time at its end, and ``staleness`` has for each upload that arrived the number of steps that
+    the server made since the broadcast it was computed with.
     """
 
     round: int
@@ -315,3 +316,5 @@ class RoundRecord:
     evaluation: Mapping[str, Any] | None
     time: float | None = None
     staleness: tuple[int, ...] = ()
+    reasons: tuple[str, ...] = ()
+    left_out: bool = False

@@ -121,6 +121,7 @@ def make_run(
         workers=options.settings.workers,
         uploads=_upload_options(problem.data, options),
         clock=clock,
+        on_divergence=options.settings.on_divergence,
     )
     # A task of plain functions has no module to export.
     return Run(config, folder, loop, problem.split.module_for(model) if isinstance(model, nn.Module) else None)
