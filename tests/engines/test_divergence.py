@@ -48,14 +48,9 @@ def test_a_loss_that_rises_without_end_stops_the_run(tmp_path):
         descend(101.0, 10, out=tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert checkpoints(tmp_path / "run") == ["round-00000001"]
-    again = mo.resume(
-        tmp_path / "run",
-        model=scalar_task(u=0.0),
-        data=numbers(1.0),
-        split=split_of(["u", "v"]),
-        settings=WARN,
-        rounds=6,
-    )
+    given = {"model": scalar_task(u=0.0), "data": numbers(1.0), "split": split_of(["u", "v"])}
+    with pytest.warns(UserWarning, match="^`train_loss` must be at most"):
+        again = mo.resume(tmp_path / "run", settings=WARN, rounds=6, **given)
     assert float(again.shared_parameters()["u"]) == pytest.approx(1 - 1e12, rel=1e-12)
 
 
