@@ -113,8 +113,10 @@ def _evaluate(run: Run, train_loss: float, seconds: float) -> Row:
     run.clients = run._score_clients(part)
     row: Row = {"round": now.round, "part": part, "train_loss": train_loss}
     row |= summarise(run.clients, higher_is_better=metric.higher_is_better)
-    dropped = {"dropped": [name for name, _ in now.dropped], "dropped_reasons": [why for _, why in now.dropped]}
-    row |= {"metric_name": metric.name, **dropped, **now.ledger.as_dict(), **loop.history_fields()}
+    row |= {"metric_name": metric.name, "dropped": [name for name, _ in now.dropped]}
+    if now.dropped:
+        row["dropped_reasons"] = [why for _, why in now.dropped]
+    row |= {**now.ledger.as_dict(), **loop.history_fields()}
     row["seconds"] = seconds
     now.dropped.clear()
     # JSON has no infinities: a number that is not finite is null.
