@@ -78,7 +78,7 @@ class Settings:
         on_divergence: what happens to a run that cannot be right any more: the server or the aggregate is not finite,
             nobody's update is finite in three rounds in a row, or the training loss (where it is never negative) rises
             above 1,000 times the first in three evaluations in a row. ``stop`` raises an error and keeps a checkpoint
-            of the last good round; ``warn`` says so once and goes on. A resumed run may turn from the first to the second.
+            of the last good round; ``warn`` says so once and goes on. On resume, ``stop`` may become ``warn``.
 
     >>> Settings(evaluate_every=0)
     Traceback (most recent call last):
