@@ -79,6 +79,7 @@ def continue_run(
         if options.engine != began.engine:
             config["run"]["engine_reason"] = "as asked"
         config["run"].update(rounds=options.rounds, engine=options.engine)
+        config["run"]["on_divergence"] = options.settings.on_divergence
         files.write_config(path, config, now)
         return train(run, on_round)
 
