@@ -14,8 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from moiety.cli.folders import part_name
 from moiety.cli.output import NARROW, console, on_terminal, say
 from moiety.errors import MoietyError
-from moiety.evaluation import format_score
-from moiety.reports.words import format_metric, make_printable
+from moiety.reports.words import format_metric, format_score, make_printable
 from moiety.run.folder import read_config
 from moiety.run.pipeline import Watch
 from moiety.run.train import OnRound

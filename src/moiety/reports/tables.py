@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moiety.errors import must
-from moiety.evaluation import format_score
+from moiety.reports.words import format_score
 
 Row = Mapping[str, Any]
 

@@ -80,3 +80,14 @@ def format_amount(number: float, unit: str) -> str:
     while float(f"{number:.3g}") >= 1000 and power < len(_PREFIXES) - 1:
         number, power = number / 1000, power + 1
     return f"{number:.3g} {_PREFIXES[power]}{unit}"
+
+
+def format_score(number: float | None, missing: str = "-", digits: int = 4) -> str:
+    """A number for a reader, with ``digits`` decimals while it is small; ``missing`` where it is not finite.
+
+    >>> format_score(0.5), format_score(1234.5678), format_score(2.6e46), format_score(None)
+    ('0.5000', '1234.5678', '2.6e+46', '-')
+    """
+    if number is None or not math.isfinite(number):
+        return missing
+    return f"{number:.{digits}f}" if abs(number) < 1e6 else f"{number:.4g}"
