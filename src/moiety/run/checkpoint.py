@@ -21,33 +21,19 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from moiety import tree
-from moiety.clients.clock import Clock, trace_digests
-from moiety.engines.problem import Problem
 from moiety.errors import must
 from moiety.files import digest, make_folder, new_folder, read_json, report_failure, report_unreadable, write_file
 from moiety.loop.in_transit import FILES, pack_in_transit, unpack_in_transit
 from moiety.loop.round import Progress
+from moiety.run.identity import check_identity
 from moiety.transport import Ledger
-from moiety.types import Algorithm, Tree
+from moiety.types import Tree
 
 FORMAT, VERSION, CLOCKED = "moiety-checkpoint", 1, 2
 """The second version is that of runs with a clock, which say what is under way."""
 SERVER, CLIENTS = "server.safetensors", "clients.safetensors"
 KEYS = {"round": int, "numbers": dict, "ledger": dict, "dropped": list, "identity": dict, "files": dict}
 """The keys of ``state.json`` and the types of their values."""
-
-
-def run_identity(problem: Problem, algorithm: Algorithm, clock: Clock | None) -> dict[str, Any]:
-    """What must be the same for a checkpoint to be continued."""
-    identity = {
-        "algorithm": algorithm.spec or {"name": algorithm.name},
-        "personal": list(problem.split.personal),
-        "model": {name: list(p.shape) for name, p in problem.task.init.items()},
-        "seed": problem.seed,
-        "data": problem.data.fingerprint(),
-    }
-    # A file of times may have changed though its name has not.
-    return identity if clock is None else {**identity, "clock": clock.spec, "traces": trace_digests(clock)}
 
 
 def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) -> None:
@@ -120,13 +106,6 @@ def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) ->
     progress.store.settle(state["round"])
     progress.server, progress.round = server, state["round"]
     progress.ledger, progress.dropped = Ledger(**state["ledger"]), list(state["dropped"])
-
-
-def check_identity(stored: dict[str, Any], identity: dict[str, Any], path: Path) -> None:
-    """Raise unless what is stored in ``path`` belongs to the problem at hand."""
-    for key in sorted({*stored, *identity}):
-        was, wanted = stored.get(key), identity.get(key)
-        must(was == wanted, "folder", f"of this run, with {key} {wanted!s:.40}", f"{was!s:.40} in {path}")
 
 
 def pack_states(states: Mapping[int, Tree]) -> dict[str, Tensor]:

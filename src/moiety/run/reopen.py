@@ -18,8 +18,9 @@ from moiety.loop.round import begin_progress
 from moiety.models import MODELS
 from moiety.run import folder as files
 from moiety.run.build import algorithm_from, make_problem, make_run, own_part, split_from
-from moiety.run.checkpoint import check_identity, find_checkpoint, load_checkpoint, run_identity, store_first_states
+from moiety.run.checkpoint import find_checkpoint, load_checkpoint, store_first_states
 from moiety.run.checks import check_kinds
+from moiety.run.identity import check_identity, run_identity
 from moiety.run.result import Run
 from moiety.run.settings import (
     LEFT_OUT,

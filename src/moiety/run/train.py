@@ -12,7 +12,8 @@ from typing import Any
 from moiety.evaluation import Row, summarise
 from moiety.loop.round import Loop
 from moiety.run import folder as files
-from moiety.run.checkpoint import run_identity, save_checkpoint
+from moiety.run.checkpoint import save_checkpoint
+from moiety.run.identity import run_identity
 from moiety.run.result import Run, one_thread
 from moiety.types import RoundRecord
 
