@@ -147,8 +147,8 @@ def explain_difference(was: Digest, now: Digest, bounds: Array, ids: Sequence[st
 def _odd_clients(was: Digest, now: Digest, bounds: Array, ids: Sequence[str] | Array) -> str:
     """The clients of the first block of a column that differs, in words."""
     edges = block_edges(bounds, now["shape"][0])
-    places = range(len(edges) - 1)
-    at = next(i for i in places if was["blocks"][HASH * i : HASH * (i + 1)] != now["blocks"][HASH * i : HASH * (i + 1)])
+    blocks = [slice(HASH * i, HASH * (i + 1)) for i in range(len(edges) - 1)]
+    at = next((i for i, block in enumerate(blocks) if was["blocks"][block] != now["blocks"][block]), 0)
     clients = np.flatnonzero((bounds[:, 0] >= edges[at]) & (bounds[:, 3] <= edges[at + 1]))
     names = [str(ids[int(clients[place])]) for place in (0, -1)] if len(clients) else ["", ""]
     if len(clients) < 2:

@@ -15,7 +15,7 @@ from moiety.run import folder as files
 from moiety.run.build import make_problem, make_run
 from moiety.run.checkpoint import store_first_states
 from moiety.run.checks import check_kinds
-from moiety.run.identity import run_identity
+from moiety.run.identity import new_identity
 from moiety.run.result import Run
 from moiety.run.settings import Options, Settings, complete_options, option_tables
 from moiety.run.start import open_start, take_over_states, take_over_values
@@ -89,7 +89,7 @@ def fit(
     with lock_folder(None if out is None else files.make_run_folder(out)):
         states = {} if earlier is None else take_over_states(problem, algorithm, earlier)
         if out is not None:
-            folder = files.create_run(out, config, problem.task.init, run_identity(problem, algorithm, clock), states)
+            folder = files.create_run(out, config, problem.task.init, new_identity(problem, algorithm, options), states)
         progress = begin_progress(problem, algorithm, folder, clock)
         store_first_states(progress, states)
         return train(make_run(config, folder, model, problem, algorithm, progress, options), on_round)

@@ -13,7 +13,6 @@ from moiety.evaluation import Row, summarise
 from moiety.loop.round import Loop
 from moiety.run import folder as files
 from moiety.run.checkpoint import save_checkpoint
-from moiety.run.identity import run_identity
 from moiety.run.result import Run, one_thread
 from moiety.types import RoundRecord
 
@@ -24,7 +23,7 @@ OnRound = Callable[[RoundRecord, int], None]
 def train(run: Run, on_round: OnRound | None) -> Run:
     """Train the rounds that are left, on one thread per process, and complete the run."""
     loop, options, folder = run._loop, run.config["run"], run.folder
-    identity = run_identity(loop.problem, loop.algorithm, loop.clock) if folder else {}
+    identity = files.read_identity(folder) if folder else {}
     seconds = run.history[-1]["seconds"] if run.history else 0.0
     with one_thread(), _close_at_end(run, identity):
         while loop.progress.round < loop.rounds:
