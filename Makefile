@@ -2,9 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # The data sets that are too large to ship; tests that need them skip where the folder is absent.
-export MOIETY_DATA ?= $(wildcard $(CURDIR)/../shared/data)
+DATA := $(wildcard $(CURDIR)/../shared/data)
+ifneq ($(DATA),)
+export MOIETY_DATA ?= $(DATA)
+endif
 
-.PHONY: demo test pins deviations bench install format clean
+.PHONY: demo test nightly pins deviations bench install format clean
 
 demo: install
 	$(BIN)/moiety run quickstart
@@ -16,6 +19,11 @@ test: install
 	$(BIN)/lint-imports
 	$(BIN)/python docs/deviations.py --check
 	$(BIN)/pytest -n 2
+
+# What takes too long for the gate: planted faults, and runs that are killed again and again.
+nightly: install
+	$(BIN)/python -m benchmarks.faults
+	$(BIN)/python tests/engines/kill_kinds.py --kills 200
 
 # Where numbers change on purpose: writes them to tests/golden/pins and says which changed.
 pins: install
