@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moiety.data import FederatedData
+from moiety.data import FederatedData, digest
 from moiety.data.federated import Numbered
 from moiety.errors import MoietyError
 
@@ -124,8 +124,9 @@ def test_fingerprint_sees_every_kind_of_change() -> None:
     assert make(columns={"x": x.astype(">f4"), "y": y}).fingerprint() == fed.fingerprint()
 
 
-def test_every_single_value_of_a_large_column_counts() -> None:
+def test_every_single_value_of_a_large_column_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a million numbers, one is changed at each of many places, among them the edges of blocks and chunks."""
+    monkeypatch.setattr(digest, "CHUNK_BYTES", 1 << 20)
     x = np.zeros(1_000_000)
     fed = FederatedData({"x": x}, np.array([[0, 10, 10, 10], [10, 1_000_000, 1_000_000, 1_000_000]]), ["ann", "bob"])
     was = fed.digest()

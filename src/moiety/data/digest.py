@@ -32,6 +32,7 @@ BLOCKS = 64
 HASH = 16
 """Letters of a block's hash."""
 CHUNK_BYTES = 1 << 24
+"""How much of a column is read at a time."""
 SETTLED = 50_000_000
 """Nanoseconds after a change in which another may leave a file's times as they are: clocks of file systems tick."""
 
@@ -120,10 +121,10 @@ def _read_beside(beside: Path, state: list[int], edges: str) -> Digest | None:
 def _file_state(path: Path) -> list[int]:
     """Device, inode, size, and the times of the last change to content and to the inode; nothing where it is gone."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return []
-    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def explain_difference(was: Digest, now: Digest, bounds: Array, ids: Sequence[str] | Array) -> str:
