@@ -26,8 +26,12 @@ def _one_thread():
 @pytest.fixture(autouse=True, scope="session")
 def _without_fsync():
     """Leave out the flush to disk, which takes most of the time of a small run; the order of writes is the same."""
+
+    def fsync(handle):
+        pass
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)
+        patch.setattr(os, "fsync", fsync)
         yield
 
 

@@ -128,7 +128,11 @@ class Work:
 
 
 class ClientUpdate(NamedTuple):
-    """What one client's local work gives: ``upload`` leaves the client, ``info`` is for the record."""
+    """What one client's local work gives: all of it leaves the client.
+
+    ``upload`` is what the server joins, by the ``weight``, which must be >= 0. ``info`` is for the record: single
+    numbers, one of them the ``loss``. The guard sees to it.
+    """
 
     upload: Params
     weight: Tensor
@@ -181,10 +185,12 @@ class Codec(Recorded):
     """How uploads are written for the wire.
 
     ``encode(upload, generator)`` gives tensors to pack, ``decode(packed, like)`` what arrives, laid out as ``like``.
+    ``names`` are the beginnings of the names that a message may have besides those of the upload; no other is sent.
     """
 
     encode: Callable[[Params, np.random.Generator], Params]
     decode: Callable[[Params, Params], Params]
+    names: Names = ()
 
 
 class Traffic(NamedTuple):
@@ -296,10 +302,11 @@ class Algorithm(Recorded):
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What one round did. ``dropped`` names clients whose update was not finite.
+    """What one round did. ``dropped`` names clients whose update was not finite, ``reasons`` says why, one by one.
 
-    With a clock, ``time`` is the virtual time at its end, and ``staleness`` has for each upload that arrived the number
-    of steps that the server made since the broadcast it was computed with.
+    ``left_out`` is true where too few updates were left for the aggregator, so that nothing moved. With a clock,
+    ``time`` is the virtual time at its end, and ``staleness`` has for each upload that arrived the number of steps that
+    the server made since the broadcast it was computed with.
     """
 
     round: int
@@ -309,3 +316,5 @@ class RoundRecord:
     evaluation: Mapping[str, Any] | None
     time: float | None = None
     staleness: tuple[int, ...] = ()
+    reasons: tuple[str, ...] = ()
+    left_out: bool = False

@@ -383,7 +383,12 @@ def fit_options(setting: Setting, fed: mo.FederatedData, step: Step, seed: int, 
         "rounds": step.rounds,
         "cohort": step.cohort,
         "seed": seed,
-        "settings": mo.Settings(partial=not step.dropout, evaluate_on=part, evaluate_every=max(10, step.rounds // 8)),
+        "settings": mo.Settings(
+            partial=not step.dropout,
+            evaluate_on=part,
+            evaluate_every=max(10, step.rounds // 8),
+            on_divergence="warn",  # a rate that is tried may be too large
+        ),
         **setting.fit,
     }
 

@@ -100,7 +100,7 @@ def fit_options(plan: Plan, fed: mo.FederatedData, method: str, form: str, seed:
         "algorithm": algorithm,
         "split": split,
         "rounds": plan.rounds * updates,
-        "settings": mo.Settings(clock=clock, evaluate_every=max(1, plan.rounds // 30) * updates),
+        "settings": mo.Settings(on_divergence="warn", clock=clock, evaluate_every=max(1, plan.rounds // 30) * updates),
         "cohort": plan.active if waits else None,
         "seed": seed,
     }

@@ -139,7 +139,9 @@ def fit_options(plan: Plan, fed: mo.FederatedData, attack: str, aggregator: str,
         "split": mo.split.output_layer(model),
         "rounds": plan.rounds,
         "seed": seed,
-        "settings": mo.Settings(aggregator=aggregators[aggregator], evaluate_every=plan.rounds, **attackers),
+        "settings": mo.Settings(
+            on_divergence="warn", aggregator=aggregators[aggregator], evaluate_every=plan.rounds, **attackers
+        ),
     }
 
 

@@ -151,7 +151,9 @@ def fit_options(plan: Plan, problem: Quadratics, line: Line, seed: int) -> dict[
         "split": build_split(problem, personal=line.personal),
         "rounds": line.rounds,
         "seed": seed,
-        "settings": mo.Settings(evaluate_on="train", evaluate_every=max(1, line.rounds // plan.points)),
+        "settings": mo.Settings(
+            on_divergence="warn", evaluate_on="train", evaluate_every=max(1, line.rounds // plan.points)
+        ),
     }
 
 

@@ -18,6 +18,6 @@ def test_warnings_are_one_line(tmp_path):
     words = [sys.executable, "-m", "moiety", "run", "wild.toml", "-q"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("moiety: In some round no client's update was finite")
+    assert done.stderr.startswith("moiety: `updates` must be finite for some client")
     assert len(done.stderr.splitlines()) == 1
     assert "updates were dropped" in done.stdout

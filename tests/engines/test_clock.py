@@ -257,7 +257,7 @@ def test_the_next_client_is_drawn_uniformly_from_those_not_active():
     assert draw_idle(4, {0, 1, 2}, 1, seed=0, round=9) == [3]
 
 
-@pytest.mark.filterwarnings("ignore:In some round no client's update was finite")
+@pytest.mark.filterwarnings("ignore:.updates. must be finite for some client")
 def test_an_update_that_is_not_finite_is_dropped_and_the_server_makes_no_step():
     """Clients of 1, 2 and 3 rows and seconds, all active; the second sends NaN.
 

@@ -13,7 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_cases import StopHereError, dropout_net, federation, refused, same_runs, seeded, stop_after, tree_hash
+from engine_cases import (
+    StopHereError,
+    dropout_net,
+    federation,
+    refused,
+    reseal,
+    same_runs,
+    seeded,
+    stop_after,
+    tree_hash,
+)
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -153,6 +163,7 @@ def test_another_setting_in_the_file_is_named(tmp_path: Path) -> None:
     begin(tmp_path / "run")
     config = tmp_path / "run/config.toml"
     config.write_text(config.read_text().replace("cohort = 3", "cohort = 2"))
+    reseal(config)
     refused(lambda: go_on(tmp_path / "run"), "`cohort` must be 3, as the run in .* began, got 2")
 
 

@@ -65,7 +65,7 @@ MEDIAN, TRIMMED = mo.aggregator.median(), mo.aggregator.trimmed_mean(byzantine=1
         (mo.attack.sign_flip(scale=2.0), MEDIAN, 2.0),
         (mo.attack.mimic(client=3), MEDIAN, 3.0),
         (mo.attack.label_flip(), TRIMMED, 2.0),
-        (mo.attack.not_finite(), TRIMMED, 2.5),
+        (mo.attack.not_finite(), TRIMMED, 3.0),
         (mo.attack.not_finite(), MEDIAN, 2.5),
     ],
     ids=lambda value: value.spec["name"] if hasattr(value, "spec") else None,
@@ -126,28 +126,41 @@ def test_what_is_not_finite_never_reaches_an_aggregator():
     assert u == 1.5
 
 
-def test_a_round_with_too_few_uploads_is_left_out():
-    """Trimming one at either end needs three uploads. Of four clients two attack: a cohort of three has two at most.
+def test_a_dropped_upload_is_a_known_byzantine():
+    """The smallest cohort that trimming one at either end allows, and one client that always sends NaN.
 
-    In cohorts of four of six, a round with one attacker loses it alone; one with both is left out, and all are named.
+    Honest clients send (y - u) / 2, so their mean takes u half of the way to the mean of 4 and 6 in every round.
     """
-    attack = {"attack": mo.attack.not_finite(), "attackers": [0, 1], "aggregator": TRIMMED}
-    with pytest.warns(UserWarning, match="A round with fewer than 3 finite uploads, which the aggregator needs, is"):
-        run, u = one_round([2, 4, 6, 8], rounds=3, cohort=3, **attack)
+    run, u = one_round([2, 4, 6], rounds=3, attack=mo.attack.not_finite(), attackers=[0], aggregator=TRIMMED)
+    assert u == pytest.approx(5 * (1 - 1 / 2**3), abs=1e-14)
+    assert run.history[-1]["dropped"] == ["3:client-0"]
+    assert run.history[-1]["dropped_reasons"] == ["not finite: upload"]
+
+
+def test_a_round_with_too_few_uploads_is_left_out():
+    """Multi-Krum that keeps three, of a cohort of four: two that attack leave two, too few for the mean of three.
+
+    A round with one attacker loses it alone. One with both is left out: nothing moves, and the attackers alone are
+    named as dropped.
+    """
+    rule = mo.aggregator.multi_krum(byzantine=0, keep=3)
+    attack = {"attack": mo.attack.not_finite(), "attackers": [0, 1], "aggregator": rule}
+    with pytest.warns(UserWarning, match="Round 1 is left out: 2 finite uploads, 3 are needed"):
+        run, u = one_round([2, 4, 6, 8], **attack)
     assert u == 0
-    assert len(run.history[-1]["dropped"]) == 3
+    assert run.history[-1]["dropped"] == ["1:client-0", "1:client-1"]
     assert run.history[-1]["train_loss"] is None
-    records, expected = [], []
+    records, expected, heard = [], [], set()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         some = two_parts(rounds=8, cohort=4, on_round=lambda record, of: records.append(record), **attack)
     for t in range(8):
         cohort = [int(c) for c in uniform_cohort(6, 4, seed=1, round=t)]
         evil = [c for c in cohort if c in (0, 1)]
-        expected.append(tuple(f"c{c}" for c in (cohort if len(evil) == 2 else evil)))
-    assert [record.dropped for record in records] == expected
-    assert {len(names) for names in expected} >= {1, 4}
-    heard = {c for record in records for c in record.cohort if f"c{c}" not in record.dropped}
+        expected.append((tuple(f"c{c}" for c in evil), len(evil) == 2))
+        heard |= set() if len(evil) == 2 else set(cohort) - set(evil)
+    assert [(record.dropped, record.left_out) for record in records] == expected
+    assert {left_out for _, left_out in expected} == {True, False}
     assert set(some._loop.progress.store.owners()) == heard
 
 

@@ -34,6 +34,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "attack": ({}, "`attack` must be what moiety.attack makes"),
     "attackers": ("c1", "`attackers` must be a share >= 0 and < 1, or a list of clients"),
     "clock": (1.0, "`clock` must be what moiety.clock makes"),
+    "on_divergence": ("halt", "`on_divergence` must be one of the known names"),
 }
 
 
@@ -68,6 +69,7 @@ ALL = mo.Settings(
     attack=mo.attack.sign_flip(scale=2.0),
     attackers=["c1", "c4"],
     clock=mo.clock.delayed(up=1),
+    on_divergence="warn",
 )
 
 
@@ -108,7 +110,10 @@ def test_on_resume_only_workers_may_change(tmp_path: Path) -> None:
     with pytest.raises(StopHereError):
         begin(out=tmp_path / "run", on_round=stop_after(1))
     for given, words in (
-        (mo.Settings(evaluate_every=2), "`evaluate_every` must be 1, as the run began, got 2. Only workers may change"),
+        (
+            mo.Settings(evaluate_every=2),
+            "`evaluate_every` must be 1, as the run began, got 2. Only workers and on_divergence",
+        ),
         (mo.Settings(codec=mo.codec.qsgd(levels=3)), "`codec` must be as the run began with"),
         (mo.Settings(aggregator=mo.aggregator.median()), "`aggregator` must be as the run began with"),
         (mo.Settings(attackers=0.5), "`attackers` must be given with an attack, and only then, got 0.5"),

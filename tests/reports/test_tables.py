@@ -33,3 +33,11 @@ def test_other_columns_and_values():
 def test_bad_input():
     with pytest.raises(MoietyError, match="`columns` must be at least one"):
         markdown(ROWS, columns={})
+
+
+def test_numbers_of_a_run_that_diverged_can_be_read():
+    shown = markdown(
+        [{"row": "mean", "ours": 2.6e46, "low": -1.5, "high": 12345678.9}], columns={"ours": "ours", "interval": "95%"}
+    )
+    assert "| 2.6e+46 | -1.50 to 1.235e+07 |" in shown
+    assert "| 99999.25 |" in markdown([{"ours": 99999.25}], columns={"ours": "ours"})

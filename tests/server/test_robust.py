@@ -436,3 +436,45 @@ def test_a_configuration_can_say_it(aggregator):
     again = aggregator_from(aggregator.spec)
     assert again.spec == aggregator.spec
     np.testing.assert_array_equal(aggregate(again, ROWS, generator(1)), aggregate(aggregator, ROWS, generator(1)))
+
+
+FINITE = np.random.default_rng(5).normal(size=(5, 3))
+
+
+@pytest.mark.parametrize(
+    ("rule", "dropped", "least", "expected"),
+    [
+        (mo.aggregator.trimmed_mean(byzantine=2), 1, 3, lambda x: np.sort(x, 0)[1:4].mean(0)),
+        (mo.aggregator.trimmed_mean(byzantine=2), 2, 1, lambda x: x.mean(0)),
+        (mo.aggregator.trimmed_mean(byzantine=1), 3, 1, lambda x: x.mean(0)),
+        (mo.aggregator.median(), 3, 1, lambda x: np.median(x, 0)),
+        (mo.aggregator.krum(byzantine=2), 1, 5, lambda x: x[krum_scores(x, 1).argmin()]),
+        (mo.aggregator.krum(byzantine=2), 2, 3, lambda x: x[krum_scores(x, 0).argmin()]),
+        (mo.aggregator.multi_krum(byzantine=2, keep=2), 1, 5, lambda x: x[krum_scores(x, 1).argsort()[:2]].mean(0)),
+        (
+            mo.aggregator.bucketing(size=1, then=mo.aggregator.trimmed_mean(byzantine=2)),
+            1,
+            3,
+            lambda x: np.sort(x, 0)[1:4].mean(0),
+        ),
+        (
+            mo.aggregator.nearest_neighbour_mixing(byzantine=1, then=mo.aggregator.trimmed_mean(byzantine=1)),
+            1,
+            1,
+            lambda x: x.mean(0),
+        ),
+    ],
+)
+def test_dropped_uploads_are_expected_no_more(rule, dropped, least, expected):
+    """The rule for f minus the number dropped, never below 0, in NumPy."""
+    rest = rule.without(dropped)
+    assert rest.least == least
+    joined = rest.join(torch.from_numpy(FINITE), np.random.default_rng(0))
+    np.testing.assert_allclose(joined.numpy(), expected(FINITE), rtol=1e-12)
+    assert rule.without(0) is rule
+
+
+def krum_scores(x, byzantine):
+    """The squared distances of each row to its n - f - 2 nearest others, summed."""
+    squares = ((x[:, None] - x[None]) ** 2).sum(-1)
+    return np.sort(squares, 1)[:, 1 : len(x) - byzantine - 1].sum(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from moiety.cli.folders import part_name
 from moiety.cli.output import NARROW, console, on_terminal, say
 from moiety.errors import MoietyError
+from moiety.evaluation import format_score
 from moiety.reports.words import format_metric, make_printable
 from moiety.run.folder import read_config
 from moiety.run.pipeline import Watch
@@ -97,12 +97,14 @@ def status(train_loss: float, evaluation: Mapping[str, Any], *, short: bool = Fa
     'loss 1.2500  test 0.5000  accuracy 25.0%  1 dropped'
     >>> status(1.25, {"part": "test", "loss": None, "metric": None, "metric_name": "mse"})  # not finite
     'train loss 1.2500  test loss -  mse -'
+    >>> status(2.6e46, {})
+    'train loss 2.6e+46'
     """
-    words = [f"{'' if short else 'train '}loss {_loss(train_loss)}"]
+    words = [f"{'' if short else 'train '}loss {format_score(train_loss)}"]
     if "metric" in evaluation:
         metric, part = evaluation["metric_name"], str(evaluation["part"])
         part = "train-set" if part == "train" else part  # not the loss of the cohort while it trains
-        words.append(f"{part} {'' if short else 'loss '}{_loss(evaluation['loss'])}")
+        words.append(f"{part} {'' if short else 'loss '}{format_score(evaluation['loss'])}")
         words.append(f"{metric} {format_metric(evaluation['metric'], metric)}")
     if evaluation.get("dropped"):
         words.append(f"{len(evaluation['dropped'])} dropped")
@@ -119,7 +121,3 @@ def heading(name: str, folder: Path | None) -> str:
     what = f"{'' if name == algorithm else f'{make_printable(name)}: '}{algorithm} on {data}"
     how = [f"split {split}", f"{run['cohort']} clients a round", f"seed {run['seed']}"]
     return ", ".join([what, *how, f"engine {run['engine']}", f"in {folder}"])
-
-
-def _loss(number: float | None) -> str:
-    return f"{number:.4f}" if number is not None and math.isfinite(number) else "-"

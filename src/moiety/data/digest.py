@@ -102,7 +102,7 @@ def open_mapped(path: Path, column: Array, bounds: Array, *, read_all: bool = Fa
     entry: dict[str, Any] = {"state": state, "read": time.time_ns(), "digest": digest_column(column, edges)}
     if _file_state(path) == state:
         with contextlib.suppress(MoietyError):  # the folder may be read-only: then all is read at every start
-            write_json(beside, {**entry, "check": fingerprint_of(entry)})
+            write_json(beside, {**entry, "check": fingerprint_of(entry)}, private=False)
     return MappedFile(column, path, state, entry["digest"])
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
+from torch import Tensor
+
+from moiety import tree
 from moiety.engines.problem import Problem
 from moiety.engines.rows import Job
-from moiety.errors import MoietyError, message
+from moiety.errors import MoietyError, message, must
 from moiety.types import Params, Tree, Work
 
 ClientCall = Callable[[Work, Params, Tree], Tree]
@@ -56,8 +59,21 @@ class Engine:
     def close(self) -> None:
         """End the processes that the engine started. Most engines start none."""
 
+    def refuse_writes(self, before: list[int], given: Tree, jobs: Sequence[Job], info: RoundInfo) -> None:
+        """Raise where an algorithm wrote into what its clients were given; ``before`` is what was counted earlier."""
+        if count_writes(given) != before:
+            clients = ", ".join(str(self.problem.data.ids[job.client]) for job in jobs[:5])
+            got = f"a write in place (client {clients}, round {info.round + 1})"
+            wanted = "one that leaves what clients receive, and their states, as they are"
+            must(False, "algorithm", wanted, got, "Write p + step in the place of p.add_(step), or clone p first.")
+
     def explain_deaths(self, jobs: Sequence[Job], info: RoundInfo, wanted: str, hint: str) -> MoietyError:
         """The error for clients whose workers died ``tries`` times."""
         clients = ", ".join(str(self.problem.data.ids[job.client]) for job in jobs[:5])
         got = f"{self.tries} that died in round {info.round + 1} while serving clients {clients}"
         return MoietyError(message("workers", wanted, got, hint))
+
+
+def count_writes(given: Tree) -> list[int]:
+    """For each tensor, how often it was written to in place, as PyTorch counts it for autograd."""
+    return [x._version for x in tree.values(given) if isinstance(x, Tensor)]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from moiety import tree
 from moiety.data import FederatedData
 from moiety.engines.rows import Job, phase_rows
 from moiety.random import hash_words, torch_seed
@@ -51,6 +52,11 @@ class Problem:
         """The server of ``algorithm`` before the first round."""
         shared, statistics = self.first_shared()
         return algorithm.init_server(shared, statistics, self.first_personal())
+
+    def broadcast(self, algorithm: Algorithm, server: Tree) -> Params:
+        """What the server sends, copied: nothing that is done with it reaches the server."""
+        sent: Params = tree.clone(algorithm.broadcast(server))
+        return sent
 
     def shared_model(self, algorithm: Algorithm, received: Params) -> Params:
         """The model of a client without personal values: the server's part, and the first personal part."""

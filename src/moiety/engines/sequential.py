@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from moiety.engines.base import Engine, RoundInfo
+from moiety.engines.base import Engine, RoundInfo, count_writes
 from moiety.engines.rows import Job
 from moiety.engines.work import Batches, job_numbers, make_work
 from moiety.errors import MoietyError, message
@@ -37,9 +37,13 @@ class Sequential(Engine):
 
         numbers = {name: column[0] for name, column in job_numbers([job]).items()}
         work = make_work(problem, batches, autograd_gradient, numbers, job.turn, info)
+        given = (received, job.state)
+        before = count_writes(given)
         try:
             with torch.no_grad(), torch_seed(problem.seed, "forward", function, info.round, job.client):
-                return self.functions[function].call(work, received, job.state)
+                result = self.functions[function].call(work, received, job.state)
+            self.refuse_writes(before, given, [job], info)
+            return result
         except (RuntimeError, ValueError, IndexError) as error:
             if isinstance(error, MoietyError):
                 raise

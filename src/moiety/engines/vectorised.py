@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moiety import tree
-from moiety.engines.base import Engine, Functions, RoundInfo
+from moiety.engines.base import Engine, Functions, RoundInfo, count_writes
 from moiety.engines.problem import Problem
 from moiety.engines.rows import Job, own_rows, pad_rows
 from moiety.engines.work import Batches, job_numbers, make_work
@@ -126,9 +126,12 @@ class Vectorised(Engine):
 
         plans = {phase: self._plan(jobs, phase) for phase in jobs[0].rows}
         states = tree.stack([job.state for job in jobs])
+        before = count_writes(received)
         try:
             with torch.no_grad():
-                return torch.func.vmap(serve_one, randomness="error")(plans, job_numbers(jobs), states)
+                results = torch.func.vmap(serve_one, randomness="error")(plans, job_numbers(jobs), states)
+            self.refuse_writes(before, received, jobs, info)
+            return results
         except RuntimeError as error:
             if "randomness" in str(error):
                 got = "random numbers drawn while training (dropout)"

@@ -98,3 +98,14 @@ def worst_decile(metric: np.ndarray, *, higher_is_better: bool) -> float:
 def _weight(row: Row) -> float:
     """How much a client's metric counts."""
     return float(row["weight"] if "weight" in row else row["n_test"])
+
+
+def format_score(number: float | None, missing: str = "-", digits: int = 4) -> str:
+    """A number for a reader, with ``digits`` decimals while it is small; ``missing`` where it is not finite.
+
+    >>> format_score(0.5), format_score(1234.5678), format_score(2.6e46), format_score(None)
+    ('0.5000', '1234.5678', '2.6e+46', '-')
+    """
+    if number is None or not math.isfinite(number):
+        return missing
+    return f"{number:.{digits}f}" if abs(number) < 1e6 else f"{number:.4g}"

@@ -15,6 +15,7 @@ from moiety.data import FederatedData
 from moiety.engines.base import ClientFunction, Engine, RoundInfo
 from moiety.engines.problem import Problem
 from moiety.evaluation import Row, client_rows
+from moiety.transport import copy_out
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Task, Tree, Work
 
 EVALUATION_BATCH, STATES_AT_ONCE = 256, 64
@@ -31,7 +32,7 @@ def client_functions(algorithm: Algorithm) -> dict[str, ClientFunction]:
     def train(work: Work, received: Params, state: Tree) -> tuple[ClientUpdate, Tree, Tensor]:
         """Local work, and whether all its results are finite, which is checked where the work is done."""
         update, state = algorithm.client_update(work, received, state)
-        return update, state, tree.is_finite((update, state))
+        return copy_out(update), state, tree.is_finite((update, state))
 
     return {
         "train": ClientFunction(train, tuple(algorithm.phases)),
@@ -87,7 +88,7 @@ def evaluate(
     data = problem.data
     sizes = data.sizes(part)
     tested = clients[sizes[clients] > 0]
-    received = algorithm.broadcast(server)
+    received = problem.broadcast(algorithm, server)
     shared = score_pooled(problem, problem.shared_model(algorithm, received), tested, part)
     if not tree.leaves(problem.first_state(algorithm)):
         personal = shared  # the very same model

@@ -9,7 +9,7 @@ from moiety.engines.problem import Problem
 from moiety.engines.rows import Job
 from moiety.loop.uploads import UploadOptions
 from moiety.random import generator
-from moiety.transport import Ledger, check, message_bytes
+from moiety.transport import Ledger, check, check_layout, check_message, check_numbers, message_bytes
 from moiety.types import Algorithm, ClientUpdate, Params, Tree
 
 
@@ -37,7 +37,13 @@ class Exchange:
 
     def check_upload(self, update: ClientUpdate, client: int, t: int) -> None:
         """Raise unless an upload holds exactly what the algorithm declares."""
-        check(update.upload, self.up, where=f"client {self.problem.data.ids[client]}, round {t + 1}")
+        where = self._place(client, t)
+        check(update.upload, self.up, where=where)
+        check_numbers(update, where=where)
+
+    def _place(self, client: int, t: int) -> str:
+        """Client and round, for a message."""
+        return f"client {self.problem.data.ids[client]}, round {t + 1}"
 
     def count_broadcast(self, received: Params, jobs: list[Job]) -> None:
         """Enter a broadcast to the clients of these jobs into the ledger."""
@@ -70,7 +76,10 @@ class Exchange:
         plain = {name: p for name, p in update.upload.items() if self._uncompressed(name)}
         rest = {name: p for name, p in update.upload.items() if name not in plain}
         packed = codec.encode(rest, generator(self.problem.seed, "codec", t, client))
-        arrived = {**codec.decode(packed, rest), **plain}
+        check_message(packed, rest, codec.names, where=self._place(client, t))
+        decoded = codec.decode(packed, rest)
+        check(decoded, rest, where=self._place(client, t), what="upload after the codec")
+        arrived = {**decoded, **plain}
         ledger.up(*message_bytes({**packed, **plain}))
         if traffic is not None:
             ledger.up(0, traffic.extra(update))
@@ -82,8 +91,11 @@ class Exchange:
 
 
 def declare_layouts(problem: Problem, algorithm: Algorithm) -> tuple[Params, Params]:
-    """What goes down and what goes up, as layouts: only names, shapes and types count."""
+    """What goes down and what goes up, as layouts: only names, shapes and types count; no name is a personal one."""
     shared, statistics = problem.first_shared()
     if algorithm.wire.layout is not None:
-        return algorithm.wire.layout({**shared, **statistics}, problem.first_personal())
+        down, up = algorithm.wire.layout({**shared, **statistics}, problem.first_personal())
+        for way, declared in {"down": down, "up": up}.items():
+            check_layout(declared, problem.split.personal, way)
+        return down, up
     return {**shared, **statistics}, {} if algorithm.aggregator is None else {**shared, **statistics}

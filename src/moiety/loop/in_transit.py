@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -63,11 +63,14 @@ class InTransit:
         """Take out the message that arrives first."""
         return heapq.heappop(self.messages)
 
-    def count_turn(self, client: int) -> int:
-        """The number of this turn of a client, counted from 0."""
-        turn = self.turns.get(client, 0)
-        self.turns[client] = turn + 1
-        return turn
+    def count_turn(self, client: int) -> None:
+        """Count a turn of a client."""
+        self.turns[client] = self.turns.get(client, 0) + 1
+
+    def copy(self) -> InTransit:
+        """What to go back to where a round comes to nothing. Turns are counted only for rounds that do not."""
+        messages, versions, staleness = list(self.messages), dict(self.versions), list(self.staleness)
+        return replace(self, messages=messages, versions=versions, staleness=staleness)
 
 
 FILES = ("in_transit.safetensors", "working.safetensors")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,16 +19,13 @@ from moiety.engines.base import Engine, RoundInfo
 from moiety.engines.problem import Problem
 from moiety.engines.rows import Job
 from moiety.loop.costs import Flops, flops_per_example, job_flops, memory_on_device
+from moiety.loop.divergence import BARREN_ROUNDS, DivergenceError, explain_barren, explain_drop, explain_server
 from moiety.loop.evaluate import client_functions
 from moiety.loop.exchange import Arrival, Exchange
 from moiety.loop.in_transit import InTransit
 from moiety.loop.uploads import UploadOptions
 from moiety.transport import Ledger, check
 from moiety.types import Algorithm, Params, RoundRecord, Tree
-
-NOTHING_FINITE = (
-    "In some round no client's update was finite: all were left out, and nothing moved. Smaller steps may help."
-)
 
 
 @dataclass
@@ -41,23 +38,40 @@ class Progress:
     round: int = 0
     consistent: bool = True
     """False while a round is being closed: an interrupt at that moment must not be written as a checkpoint."""
-    dropped: list[str] = field(default_factory=list)
-    """Clients left out since the last evaluation, as ``round:client``."""
+    dropped: list[list[str]] = field(default_factory=list)
+    """Clients left out since the last evaluation: ``round:client``, and why."""
+    barren: int = 0
+    """How many rounds in a row had no client whose update was finite. No checkpoint is written meanwhile."""
     in_transit: InTransit | None = None
     """Uploads under way, where the run has a clock."""
+    run: str = ""
+    """The id that all files of the run carry, where it has a folder."""
 
 
-def begin_progress(problem: Problem, algorithm: Algorithm, folder: Path | None, clock: Clock | None = None) -> Progress:
-    """Everything as it is before the first round; with a folder, personal states live there."""
+def begin_progress(
+    problem: Problem,
+    algorithm: Algorithm,
+    folder: Path | None,
+    clock: Clock | None = None,
+    run: str = "",
+    *,
+    resumed: bool = False,
+) -> Progress:
+    """Everything as it is before the first round; with the folder of a run of that id, personal states live there.
+
+    They must be there already where the run is ``resumed`` from a checkpoint.
+    """
 
     def first() -> Tree:
         return problem.first_state(algorithm)
 
-    on_disk = folder is not None and algorithm.stateful and bool(tree.leaves(first()))
-    store = DiskStore(first, Path(str(folder)) / "clients", len(problem.data)) if on_disk else Store(first)
+    on_disk = algorithm.stateful and bool(tree.leaves(first()))
+    store = Store(first)
+    if folder is not None and on_disk:
+        store = DiskStore(first, folder / "clients", len(problem.data), run, resumed=resumed)
     ledger = Ledger(device_memory=memory_on_device(problem, first()))
     transit = None if clock is None else InTransit()
-    return Progress(problem.first_server(algorithm), store, ledger, in_transit=transit)
+    return Progress(problem.first_server(algorithm), store, ledger, in_transit=transit, run=run)
 
 
 @dataclass
@@ -73,6 +87,7 @@ class Loop:
     workers: int | None = None
     uploads: UploadOptions = field(default_factory=UploadOptions)
     clock: Clock | None = None
+    on_divergence: str = "stop"
     reason: str = "as asked"
     on_engine: Callable[[Engine], None] = lambda engine: None
     """Called with the engine for local work before it serves: what was chosen by measuring must be written down."""
@@ -103,8 +118,8 @@ class Loop:
         return draw(len(self.problem.data), self.cohort, seed=self.problem.seed, round=self.progress.round)
 
     def broadcast(self) -> Params:
-        """What the server sends now, checked by the guard."""
-        received = self.algorithm.broadcast(self.progress.server)
+        """What the server sends now, copied, and checked by the guard."""
+        received = self.problem.broadcast(self.algorithm, self.progress.server)
         check(received, self.exchange.down, where=f"round {self.progress.round + 1}", what="broadcast")
         return received
 
@@ -140,10 +155,20 @@ class Loop:
 
     @contextlib.contextmanager
     def mark_inconsistent(self) -> Iterator[None]:
-        """Mark the progress as inconsistent in between; an error or an interrupt leaves the mark."""
-        self.progress.consistent = False
-        yield
-        self.progress.consistent = True
+        """Mark the progress as inconsistent in between; an error or an interrupt leaves the mark.
+
+        A run that diverged goes back to where it was before.
+        """
+        now = self.progress
+        now.consistent = False
+        ledger, transit = replace(now.ledger), now.in_transit and now.in_transit.copy()
+        try:
+            yield
+        except DivergenceError:
+            now.ledger = self.exchange.ledger = ledger
+            now.in_transit, now.consistent = transit, True
+            raise
+        now.consistent = True
 
     def count(self, jobs: list[Job], received: Params) -> None:
         """Enter a broadcast to clients and their local work into the ledger."""
@@ -162,23 +187,60 @@ class Loop:
         problem, algorithm, now = self.problem, self.algorithm, self.progress
         t, received = now.round, self.exchange.receive(arrivals, now.round)
         usable = [a for a in received if a.finite]
-        if usable and len(usable) < self.uploads.least:
-            problem.warn_once([self.uploads.explain_too_few()])
+        dropped = {self.name_client(a.client): explain_drop(a) for a in received if not a.finite}
+        needed = self.uploads.count_needed(len(dropped))
+        left_out = 0 < len(usable) < needed
+        if left_out:
+            self.warn_first("too few", f"Round {t + 1} is left out: {len(usable)} finite uploads, {needed} are needed.")
             usable = []
-        elif arrivals and not usable:
-            problem.warn_once([NOTHING_FINITE])
+        barren = now.barren + self._is_barren(received) if not (usable or left_out) else 0
+        if barren > now.barren:
+            self.report_divergence("barren", explain_barren(dropped, t + 1, barren), stop=barren >= BARREN_ROUNDS)
         if usable:
-            aggregate = self.uploads.join(algorithm, [a.update for a in usable], problem.seed, t)
+            aggregate = self.uploads.join(algorithm, [a.update for a in usable], problem.seed, t, len(dropped))
             if algorithm.aggregator is not None:
-                now.server = algorithm.server_update(now.server, aggregate, len(usable) / len(problem.data))
+                server = algorithm.server_update(now.server, aggregate, len(usable) / len(problem.data))
+                if not bool(tree.is_finite((aggregate, server))):
+                    uploads = {self.name_client(a.client): a.update.upload for a in usable}
+                    self.report_divergence("server", explain_server(aggregate, server, uploads, t + 1))
+                now.server = server
             self.store_states([(a.client, a.state) for a in usable if a.state is not None])
-        dropped = tuple(str(problem.data.ids[a.client]) for a in received if not (usable and a.finite))
-        now.round = t + 1
+        now.round, now.barren = t + 1, barren
         now.ledger.rounds += 1
-        now.dropped += [f"{t + 1}:{name}" for name in dropped]
+        now.dropped += [[f"{t + 1}:{name}", why] for name, why in dropped.items()]
         problem.data.release()
-        cohort = tuple(a.client for a in arrivals)
-        return RoundRecord(t + 1, cohort, mean_train_loss(usable), dropped, None, time, staleness)
+        cohort, why = tuple(a.client for a in arrivals), tuple(dropped.values())
+        return RoundRecord(
+            t + 1,
+            cohort,
+            mean_train_loss(usable),
+            tuple(dropped),
+            None,
+            time,
+            staleness,
+            reasons=why,
+            left_out=left_out,
+        )
+
+    def name_client(self, client: int) -> str:
+        """The name of the client at a position."""
+        return str(self.problem.data.ids[client])
+
+    def _is_barren(self, received: list[Arrival]) -> bool:
+        """Whether somebody honest sent something: an attack that is not finite is no sign of a diverging run."""
+        return any(a.client not in self.uploads.attackers for a in received)
+
+    def report_divergence(self, kind: str, text: str, *, stop: bool = True) -> None:
+        """Stop the run where it is to ``stop`` and the settings say so; else warn, the first time of each kind."""
+        if stop and self.on_divergence == "stop":
+            raise DivergenceError(text)
+        self.warn_first(kind, text)
+
+    def warn_first(self, kind: str, text: str) -> None:
+        """Show the first warning of each kind."""
+        if kind not in self.problem.warned:
+            self.problem.warned.add(kind)
+            self.problem.warn_once([text])
 
     def store_states(self, states: list[tuple[int, Tree]]) -> None:
         """Keep new states of clients, where the algorithm has any."""
@@ -201,4 +263,6 @@ def mean_train_loss(arrivals: list[Arrival]) -> float:
     if not arrivals:
         return math.nan
     weights = [float(a.update.weight) for a in arrivals]
-    return float(np.average([float(a.update.info["loss"]) for a in arrivals], weights=weights))
+    return float(
+        np.average([float(a.update.info["loss"]) for a in arrivals], weights=weights if any(weights) else None)
+    )

@@ -25,10 +25,9 @@ class UploadOptions:
     bernoulli: bool = False
     """Whether each client takes part independently, with the probability cohort / clients."""
 
-    @property
-    def least(self) -> int:
-        """The fewest uploads that can be joined."""
-        return 1 if self.aggregator is None else self.aggregator.least
+    def count_needed(self, dropped: int) -> int:
+        """The fewest uploads that can be joined where so many others of the round were dropped."""
+        return 1 if self.aggregator is None else self.aggregator.without(dropped).least
 
     def poison_labels(self, problem: Problem) -> Problem:
         """The problem with the labels of attackers' training rows as the attack has them; those of other rows stay."""
@@ -56,12 +55,11 @@ class UploadOptions:
                 forged[i] = update
         return forged
 
-    def explain_too_few(self) -> str:
-        """The warning for a round with too few uploads."""
-        return f"A round with fewer than {self.least} finite uploads, which the aggregator needs, is left out."
+    def join(self, algorithm: Algorithm, updates: Sequence[ClientUpdate], seed: int, t: int, dropped: int) -> Params:
+        """The aggregate: by the run's aggregator where there is one, else by the algorithm's own.
 
-    def join(self, algorithm: Algorithm, updates: Sequence[ClientUpdate], seed: int, t: int) -> Params:
-        """The aggregate: by the run's aggregator where there is one, else by the algorithm's own."""
+        Uploads that were ``dropped`` count as Byzantine ones that the aggregator need not expect any more.
+        """
         if self.aggregator is None:
             return {} if algorithm.aggregator is None else algorithm.aggregator(updates)
-        return self.aggregator.aggregate(updates, generator(seed, "aggregate", t))
+        return self.aggregator.without(dropped).aggregate(updates, generator(seed, "aggregate", t))

@@ -36,8 +36,8 @@ class ClockedLoop(Loop):
 
     def turn_seconds(self, travel: Travel, client: int) -> float:
         """How long the next turn of a client takes."""
-        name, turn = str(self.problem.data.ids[client]), self.in_transit.count_turn(client)
-        return travel.seconds(self.problem.seed, client, name, turn)
+        turn = self.in_transit.turns.get(client, 0)
+        return travel.seconds(self.problem.seed, client, self.name_client(client), turn)
 
     def compute(self, jobs: list[Job], received: Params, t: int) -> list[Tree]:
         """The local work of clients with the batches and the draws of round ``t``."""
@@ -62,7 +62,10 @@ class SynchronousLoop(ClockedLoop):
         """The round is over when the last upload has arrived, whether it can be used or not."""
         transit = self.in_transit
         transit.time += max((self.turn_seconds(self.clock.travel, a.client) for a in arrivals), default=0.0)
-        return super().close_round(arrivals, time=transit.time, staleness=staleness)
+        record = super().close_round(arrivals, time=transit.time, staleness=staleness)
+        for arrival in arrivals:
+            transit.count_turn(arrival.client)
+        return record
 
     def history_fields(self) -> dict[str, Any]:
         """The virtual time."""
@@ -112,6 +115,7 @@ class AsynchronousLoop(ClockedLoop):
             self.count(jobs, received)
             for job, (update, state, finite) in zip(jobs, results, strict=True):
                 due = transit.time + self.turn_seconds(self.clock.travel, job.client)
+                transit.count_turn(job.client)
                 self.exchange.check_upload(update, job.client, now.round)
                 kept = state if self.keeps_states else None
                 transit.send(due, job.client, now.round, transit.steps, bool(finite), update, kept)
@@ -158,9 +162,11 @@ class DelayedLoop(ClockedLoop):
                 transit.send(t + clock.of(job.client)[1], job.client, t, version, bool(finite), upload, before)
             # The loss is of this round's work, not of what arrives now.
             worked = [Arrival(job.client, *result) for job, result in zip(jobs, results, strict=True) if result[2]]
-            self.store_states([(a.client, a.state) for a in worked])
             loss = mean_train_loss(worked)
+            # What is computed on arrival may be written over these states.
+            states = [(a.client, tree.clone(a.state) if late else a.state) for a in worked]
             record = replace(self._receive_due(t), train_loss=loss)
+            self.store_states(states)
             oldest = t + 1 - clock.longest()[0]
             transit.versions = {version: each for version, each in transit.versions.items() if version >= oldest}
         return record

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moiety.errors import must
+from moiety.evaluation import format_score
 
 Row = Mapping[str, Any]
 
@@ -41,10 +41,8 @@ def markdown(rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, d
 def _format_cell(row: Row, key: str, digits: int) -> str:
     if key == "interval" and key not in row:
         low, high = row.get("low"), row.get("high")
-        return "-" if low is None or high is None else f"{low:.{digits}f} to {high:.{digits}f}"
+        return "-" if low is None or high is None else " to ".join(format_score(x, digits=digits) for x in (low, high))
     value = row.get(key)
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.{digits}f}"
+    if value is None or isinstance(value, float):
+        return format_score(value, digits=digits)
     return " ".join(str(value).split()).replace("|", "\\|")

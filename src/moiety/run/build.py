@@ -17,6 +17,7 @@ from moiety.errors import must
 from moiety.local.priors import PRIORS
 from moiety.local.schedules import SCHEDULES
 from moiety.local.work import LOCAL_WORK
+from moiety.loop.exchange import declare_layouts
 from moiety.loop.round import Progress
 from moiety.loop.uploads import UploadOptions
 from moiety.loop.virtual_time import choose_loop
@@ -85,6 +86,7 @@ def make_problem(
     problem = Problem(task, split, data, to_tensors(data.columns, task, device), options.seed, partial=settings.partial)
     check_model(problem, inputs, loss)
     check_clients(problem, algorithm)
+    declare_layouts(problem, algorithm)  # refuses personal names
     return _upload_options(data, options).poison_labels(problem)
 
 
@@ -119,6 +121,7 @@ def make_run(
         workers=options.settings.workers,
         uploads=_upload_options(problem.data, options),
         clock=clock,
+        on_divergence=options.settings.on_divergence,
     )
     # A task of plain functions has no module to export.
     return Run(config, folder, loop, problem.split.module_for(model) if isinstance(model, nn.Module) else None)

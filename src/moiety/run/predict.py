@@ -30,7 +30,7 @@ SMALLER = "Smaller steps may help."
 def current_state(loop: Loop, at: int, algorithm: Algorithm) -> Tree:
     """The state of the client at a position; where clients keep none, what the algorithm's rule makes for it now."""
     problem, now = loop.problem, loop.progress
-    engine, received = Sequential(problem, client_functions(algorithm)), algorithm.broadcast(now.server)
+    engine, received = Sequential(problem, client_functions(algorithm)), problem.broadcast(algorithm, now.server)
     (state,) = current_states(problem, algorithm, engine, received, now.store, [at], now.round)
     return state
 
@@ -55,7 +55,7 @@ def newcomer_state(loop: Loop, loss: str | None, data: Mapping[str, Any] | None,
     without data has draws from the population.
     """
     problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
-    received, first = algorithm.broadcast(now.server), problem.first_state(algorithm)
+    received, first = problem.broadcast(algorithm, now.server), problem.first_state(algorithm)
     if data is None:
         if algorithm.posterior is None:
             hint = "A client needs data for a model of its own; run.export() gives the shared model."
@@ -87,7 +87,7 @@ def newcomer_key(seed: int, columns: Mapping[str, np.ndarray]) -> int:
 def predict_draws(loop: Loop, state: Tree, columns: Batch) -> Predictive:
     """The outputs of a client's model for each draw of its personal part; for its one model where it has no draws."""
     problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
-    received = algorithm.broadcast(now.server)
+    received = problem.broadcast(algorithm, now.server)
     shared, personal = algorithm.personal_model(received, state)
     draws: Params = {name: p.unsqueeze(0) for name, p in personal.items()}
     if algorithm.posterior is not None:

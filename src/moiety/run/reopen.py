@@ -72,13 +72,16 @@ def continue_run(
         run = reopen(path, config, options, given)
         done = run._loop.progress.round
         must(run._loop.rounds >= done, "rounds", f">= {done}, the rounds already trained", options.rounds)
-        run.history = files.read_history(path, done, config["run"]["evaluate_every"])
+        now = run._loop.progress.run
+        run.history, lost = files.read_history_until(path, now, done, config["run"])
+        files.warn_of_lost_rows(path, lost)
         files.remove_leftovers(path)
-        files.write_history(path, run.history)
+        files.write_history(path, run.history, now)
         if options.engine != began.engine:
             config["run"]["engine_reason"] = "as asked"
         config["run"].update(rounds=options.rounds, engine=options.engine)
-        files.write_config(path, config)
+        config["run"]["on_divergence"] = options.settings.on_divergence
+        files.write_config(path, config, now)
         return train(run, on_round)
 
 
@@ -138,13 +141,14 @@ def reopen(path: Path, config: dict[str, Any], options: Options, given: Given, *
     initial = files.read_initial(path, stored.get("initial", ""), problem.task.init)
     problem = replace(problem, task=replace(problem.task, init={name: p.to(device) for name, p in initial.items()}))
     check_probe(stored, problem, path, only_model=not to_train)
-    progress = begin_progress(problem, algorithm, path, clock)
     newest = find_checkpoint(path)
+    progress = begin_progress(problem, algorithm, path, clock, files.read_id(path), resumed=newest is not None)
     if newest is not None:
         load_checkpoint(newest, progress, stored)
     else:
-        progress.store.restart(0)
-        store_first_states(progress, files.read_start(path, stored.get("start", ""), progress.store.first()))
+        states = files.read_start(path, stored.get("start", ""), progress.store.first())
+        progress.store.start_again()
+        store_first_states(progress, states)
     if to_train:
         warn_elsewhere(stored, options.settings.device, path)
     return make_run(config, path, model, problem, algorithm, progress, options)

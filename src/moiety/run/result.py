@@ -15,7 +15,7 @@ from torch import nn
 
 from moiety import tree
 from moiety.errors import kind, refuse, whole
-from moiety.evaluation import Row
+from moiety.evaluation import Row, format_score
 from moiety.evaluation.calibration import calibration_rows
 from moiety.evaluation.predictive import Predictive
 from moiety.loop.evaluate import choose_evaluated, evaluate
@@ -48,7 +48,7 @@ class Run:
         if not self.history:
             return f"Run({size}; not evaluated)"
         last = self.history[-1]
-        metric = "not finite" if last["metric"] is None else f"{last['metric']:.4f}"
+        metric = format_score(last["metric"], "not finite")
         return f"Run({size}; {last['part']} {last['metric_name']} {metric})"
 
     @property
@@ -64,14 +64,14 @@ class Run:
     def shared_parameters(self) -> Params:
         """The shared model alone: the server's part, with the personal part as it was first."""
         problem, algorithm, now = self._loop.problem, self._loop.algorithm, self._loop.progress
-        return _copies(problem.shared_model(algorithm, algorithm.broadcast(now.server)))
+        return _copies(problem.shared_model(algorithm, problem.broadcast(algorithm, now.server)))
 
     def broadcast(self) -> Params:
         """What goes down to clients now, by name: the shared parameters and what the algorithm sends with them.
 
         FedPop's learned prior, for instance, is ``prior:mean`` and ``prior:log_scale``.
         """
-        return _copies(self._loop.algorithm.broadcast(self._loop.progress.server))
+        return self._loop.problem.broadcast(self._loop.algorithm, self._loop.progress.server)
 
     def export(self, client: int | str | None = None) -> nn.Module:
         """A copy of the model with that client's parameters in it, in evaluation mode; the shared model without one."""
@@ -175,7 +175,7 @@ class Run:
     def _model_of(self, state: Tree) -> Params:
         """The whole model of a client with that state, in tensors that the caller may change."""
         problem, algorithm = self._loop.problem, self._loop.algorithm
-        received = algorithm.broadcast(self._loop.progress.server)
+        received = problem.broadcast(algorithm, self._loop.progress.server)
         return _copies(problem.compose(*algorithm.personal_model(received, state)))
 
     def _module(self, params: Params) -> nn.Module:

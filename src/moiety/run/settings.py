@@ -30,6 +30,7 @@ from moiety.types import Algorithm, Codec, Metric, Task
 
 PARTS = ("test", "validation", "train")
 PARTICIPATION = ("fixed", "bernoulli")
+ON_DIVERGENCE = ("stop", "warn")
 DEVICES = ("cpu", "cuda", "mps")
 BUILDERS: dict[str, Callable[[Spec], Any]] = {
     "aggregator": aggregator_from,
@@ -74,6 +75,10 @@ class Settings:
         attackers: who they are, as a list of clients (names or positions) or as a share of all, drawn.
         clock: when broadcasts and uploads arrive, for instance ``moiety.clock.asynchronous(active=4)``; at once by
             default.
+        on_divergence: what happens to a run that cannot be right any more: the server or the aggregate is not finite,
+            nobody's update is finite in three rounds in a row, or the training loss (where it is never negative) rises
+            above 1,000 times the first in three evaluations in a row. ``stop`` raises an error and keeps a checkpoint
+            of the last good round; ``warn`` says so once and goes on. On resume, ``stop`` may become ``warn``.
 
     >>> Settings(evaluate_every=0)
     Traceback (most recent call last):
@@ -94,10 +99,12 @@ class Settings:
     attack: Attack | None = None
     attackers: float | Sequence[int | str] | None = None
     clock: Clock | None = None
+    on_divergence: str = "stop"
 
     def __post_init__(self) -> None:
         """Check what can be checked without the data."""
         choice("participation", self.participation, PARTICIPATION)
+        choice("on_divergence", self.on_divergence, ON_DIVERGENCE)
         kind("inputs", self.inputs, (list, tuple), "a list of column names")
         must(len(self.inputs) > 0, "inputs", "at least one column of the data", "none")
         if self.evaluate_on is not None:
@@ -171,20 +178,23 @@ def option_tables(options: Options) -> dict[str, Spec]:
 
 
 def change_settings(settings: Settings, given: Settings | None) -> Settings:
-    """The settings of a run that is continued: of those ``given`` again, only ``workers`` may differ.
+    """The settings of a run that is continued: of those ``given`` again, ``workers`` and ``on_divergence`` may differ.
 
     ``read_options`` compares what a builder makes, ``reopen`` the attackers.
     """
     if given is None:
         return settings
     kind("settings", given, Settings, "moiety.Settings(...)")
-    hint = "Only workers may change; begin another run for the rest."
+    hint = "Only workers and on_divergence may change; begin another run for the rest."
     for each in fields(Settings):
         value, began = getattr(given, each.name), getattr(settings, each.name)
-        if each.name not in ("workers", "attackers", *BUILDERS) and value != each.default:
+        if each.name not in ("workers", "on_divergence", "attackers", *BUILDERS) and value != each.default:
             must(plain(value) == plain(began), each.name, f"{plain(began)!r}, as the run began", plain(value), hint)
     attackers = settings.attackers if given.attackers is None else given.attackers
-    return replace(settings, workers=given.workers or settings.workers, attackers=attackers)
+    warn = "warn" in (settings.on_divergence, given.on_divergence)
+    on_divergence = "warn" if warn else "stop"
+    workers = given.workers or settings.workers
+    return replace(settings, workers=workers, attackers=attackers, on_divergence=on_divergence)
 
 
 def complete_options(options: Options, model: nn.Module | Task, data: FederatedData, algorithm: Algorithm) -> Options:

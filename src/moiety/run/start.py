@@ -108,7 +108,7 @@ def take_over_states(problem: Problem, algorithm: Algorithm, earlier: Run) -> di
     if not algorithm.stateful or not tree.leaves(problem.first_state(algorithm)):
         return {}
     before, store = earlier._loop.algorithm, earlier._loop.progress.store
-    received = before.broadcast(earlier._loop.progress.server)
+    received = earlier._loop.problem.broadcast(before, earlier._loop.progress.server)
     shared, statistics = problem.first_shared()
     first = problem.first_personal()
     states: dict[int, Tree] = {}

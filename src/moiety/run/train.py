@@ -12,9 +12,10 @@ from typing import Any
 from moiety.engines.base import Engine
 from moiety.engines.processes import Processes
 from moiety.evaluation import Row, summarise
+from moiety.loop.divergence import DivergenceError, explain_losses, is_too_large
 from moiety.loop.round import Loop
 from moiety.run import folder as files
-from moiety.run.checkpoint import save_checkpoint
+from moiety.run.checkpoint import find_checkpoint, save_checkpoint
 from moiety.run.result import Run, one_thread
 from moiety.types import RoundRecord
 
@@ -36,10 +37,17 @@ def train(run: Run, on_round: OnRound | None) -> Run:
             if _is_due(loop, options["evaluate_every"]):
                 row = _evaluate(run, record.train_loss, seconds)
                 if folder:
-                    files.append_history(folder, row)
+                    files.append_history(folder, row, loop.progress.run)
                 run.history.append(row)
                 record = replace(record, evaluation=row)
-            if folder and _is_due(loop, options["checkpoint_every"]):
+                diverged = explain_losses(run.history)
+                if diverged:
+                    loop.report_divergence("losses", diverged)
+            if (
+                folder
+                and _is_due(loop, options["checkpoint_every"])
+                and (_is_good(run) or loop.progress.round == loop.rounds)
+            ):
                 save_checkpoint(folder, loop.progress, identity)
             if on_round:
                 on_round(record, loop.rounds)
@@ -47,24 +55,42 @@ def train(run: Run, on_round: OnRound | None) -> Run:
             _evaluate(run, math.nan, seconds)
     run.ledger = loop.progress.ledger.as_dict()
     if folder:
-        files.write_results(folder, run.clients, run.ledger)
+        files.write_results(folder, run.clients, run.ledger, loop.progress.run)
     return run
 
 
 @contextlib.contextmanager
 def _close_at_end(run: Run, identity: dict[str, Any]) -> Iterator[None]:
-    """Close the engine in the end. An interrupt leaves a checkpoint, unless the round is half done or not evaluated."""
+    """Close the engine in the end.
+
+    An interrupt leaves a checkpoint, unless the round is half done or not evaluated. A run that stops because it
+    diverged leaves one of its last good round.
+    """
     loop, now = run._loop, run._loop.progress
     try:
         yield
     except KeyboardInterrupt:
         evaluated = bool(run.history) and run.history[-1]["round"] == now.round
         complete = now.consistent and (evaluated or not _is_due(loop, run.config["run"]["evaluate_every"]))
-        if run.folder and now.round and complete:
+        if run.folder and now.round and complete and _is_good(run):
             save_checkpoint(run.folder, now, identity)
         raise
+    except DivergenceError as error:
+        if run.folder is None:
+            raise
+        if now.round and not is_too_large(run.history):
+            save_checkpoint(run.folder, now, identity)
+        newest = find_checkpoint(run.folder)
+        kept = f"a checkpoint of {newest.name}" if newest else "no checkpoint"
+        raise DivergenceError(f"{error} There is {kept} in {run.folder}.") from None
     finally:
         loop.close()
+
+
+def _is_good(run: Run) -> bool:
+    """Whether nothing speaks against a checkpoint now. A run that may be about to stop keeps the one it has."""
+    loop = run._loop
+    return loop.on_divergence == "warn" or not (loop.progress.barren or is_too_large(run.history))
 
 
 def _is_due(loop: Loop, every: int) -> bool:
@@ -85,7 +111,7 @@ def _write_engine(run: Run, engine: Engine) -> None:
     if isinstance(engine, Processes):
         options["workers"] = engine.count
     if run.folder and options != before:
-        files.write_config(run.folder, run.config)
+        files.write_config(run.folder, run.config, loop.progress.run)
 
 
 def _evaluate(run: Run, train_loss: float, seconds: float) -> Row:
@@ -95,7 +121,10 @@ def _evaluate(run: Run, train_loss: float, seconds: float) -> Row:
     run.clients = run._score_clients(part)
     row: Row = {"round": now.round, "part": part, "train_loss": train_loss}
     row |= summarise(run.clients, higher_is_better=metric.higher_is_better)
-    row |= {"metric_name": metric.name, "dropped": list(now.dropped), **now.ledger.as_dict(), **loop.history_fields()}
+    row |= {"metric_name": metric.name, "dropped": [name for name, _ in now.dropped]}
+    if now.dropped:
+        row["dropped_reasons"] = [why for _, why in now.dropped]
+    row |= {**now.ledger.as_dict(), **loop.history_fields()}
     row["seconds"] = seconds
     now.dropped.clear()
     # JSON has no infinities: a number that is not finite is null.

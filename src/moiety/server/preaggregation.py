@@ -34,7 +34,10 @@ def bucketing(*, size: int, then: Aggregator) -> Aggregator:
         order = torch.from_numpy(require_generator(generator).permutation(len(vectors)))
         return then.join(bucket_means(vectors, order.to(vectors.device), size), generator)
 
-    return Aggregator(join, least=size * (then.least - 1) + 1)
+    def fewer(dropped: int) -> Aggregator:
+        return bucketing(size=size, then=then.without(dropped))
+
+    return Aggregator(join, least=size * (then.least - 1) + 1, expecting_fewer=fewer)
 
 
 def bucket_means(vectors: Tensor, order: Tensor, size: int) -> Tensor:
@@ -61,7 +64,10 @@ def nearest_neighbour_mixing(*, byzantine: int, then: Aggregator) -> Aggregator:
     def join(vectors: Tensor, generator: np.random.Generator | None) -> Tensor:
         return then.join(mix_with_nearest(vectors, byzantine), generator)
 
-    return Aggregator(join, least=max(2 * byzantine + 1, then.least))
+    def fewer(dropped: int) -> Aggregator:
+        return nearest_neighbour_mixing(byzantine=max(0, byzantine - dropped), then=then.without(dropped))
+
+    return Aggregator(join, least=max(2 * byzantine + 1, then.least), expecting_fewer=fewer)
 
 
 def mix_with_nearest(vectors: Tensor, byzantine: int) -> Tensor:

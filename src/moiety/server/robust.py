@@ -19,6 +19,8 @@ What all of them do here:
 4. Vectors are first put in lexicographic order, so the result does not depend, bit for bit, on the order of the
    updates. Ties, which Blanchard et al. 2017 give to the smallest client number, go to the first in that order.
 5. A NaN or an infinity is refused. Finite values beyond 1e100 are cut to it: squares of distances stay finite.
+6. An upload that a round dropped is a Byzantine one that is known. The others are joined by the rule for f minus the
+   number dropped (``Aggregator.without``), so that a client that sends NaN costs no more than one that lies.
 """
 
 from __future__ import annotations
@@ -49,11 +51,17 @@ class Aggregator(Recorded):
 
     ``join`` is the rule on stacked vectors; ``least`` is how many of them it needs. Where it draws (``bucketing``),
     ``aggregate`` must be given a generator, one for each round: ``moiety.random.generator(seed, "aggregate", round)``.
+    ``expecting_fewer(k)`` makes the same rule for k Byzantine clients less; None where the rule counts none.
     """
 
     join: Join
     weighted: bool = False
     least: int = 1
+    expecting_fewer: Callable[[int], Aggregator] | None = None
+
+    def without(self, dropped: int) -> Aggregator:
+        """The rule for the rest of a round's uploads where so many were dropped."""
+        return self.expecting_fewer(dropped) if self.expecting_fewer and dropped else self
 
     def aggregate(self, updates: Sequence[ClientUpdate], generator: np.random.Generator | None = None) -> Params:
         """One upload from many; no update is changed."""
@@ -154,7 +162,10 @@ def trimmed_mean(*, byzantine: int) -> Aggregator:
         require_clients(n, 2 * byzantine + 1, f"trimmed_mean(byzantine={byzantine})")
         return vectors.sort(0).values[byzantine : n - byzantine].mean(0)
 
-    return Aggregator(join, least=2 * byzantine + 1)
+    def fewer(dropped: int) -> Aggregator:
+        return trimmed_mean(byzantine=max(0, byzantine - dropped))
+
+    return Aggregator(join, least=2 * byzantine + 1, expecting_fewer=fewer)
 
 
 @recorded
@@ -171,8 +182,14 @@ def krum(*, byzantine: int) -> Aggregator:
     [1.0]
     """
     whole("byzantine", byzantine, 0)
-    least = 2 * byzantine + 3
-    return Aggregator(lambda vectors, generator: vectors[_order_by_krum(vectors, byzantine, "krum")[0]], least=least)
+
+    def fewer(dropped: int) -> Aggregator:
+        return krum(byzantine=max(0, byzantine - dropped))
+
+    def join(vectors: Tensor, generator: np.random.Generator | None) -> Tensor:
+        return vectors[_order_by_krum(vectors, byzantine, "krum")[0]]
+
+    return Aggregator(join, least=2 * byzantine + 3, expecting_fewer=fewer)
 
 
 @recorded
@@ -191,7 +208,10 @@ def multi_krum(*, byzantine: int, keep: int) -> Aggregator:
         require_clients(len(vectors), keep + byzantine, f"multi_krum(byzantine={byzantine}, keep={keep})")
         return vectors[_order_by_krum(vectors, byzantine, "multi_krum")[:keep]].mean(0)
 
-    return Aggregator(join, least=max(2 * byzantine + 3, keep + byzantine))
+    def fewer(dropped: int) -> Aggregator:
+        return multi_krum(byzantine=max(0, byzantine - dropped), keep=keep)
+
+    return Aggregator(join, least=max(2 * byzantine + 3, keep + byzantine), expecting_fewer=fewer)
 
 
 def _order_by_krum(vectors: Tensor, byzantine: int, name: str) -> Tensor:

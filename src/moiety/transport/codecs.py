@@ -27,7 +27,7 @@ from moiety.local import from_vector, take_floats, to_vector
 from moiety.random import generator
 from moiety.spec import recorded
 from moiety.transport.sparse import sparse
-from moiety.types import Codec, Params
+from moiety.types import Codec, Names, Params
 
 NORMS, CODES = "qsgd:norms", "qsgd:codes"
 SEED, VALUES = "rand_k:seed", "rand_k:values"
@@ -73,7 +73,7 @@ def qsgd(*, levels: int) -> Codec:
             sizes = [p.numel() for p in like.values()]
             return _lay_out(np.repeat(norms.double().cpu().numpy(), sizes) * (signed / levels), like)
 
-    return _codec_of_floats(encode, decode)
+    return _codec_of_floats(encode, decode, (NORMS, CODES))
 
 
 @recorded
@@ -118,11 +118,13 @@ def rand_k(*, k: int | float) -> Codec:
         flat[draw_places(int(seed), count, many)] = values.double().cpu().numpy() * (count / many)
         return _lay_out(flat, like)
 
-    return _codec_of_floats(encode, decode)
+    return _codec_of_floats(encode, decode, (SEED, VALUES))
 
 
 def _codec_of_floats(
-    encode: Callable[[Params, np.random.Generator], Params], decode: Callable[[Params, Params], Params]
+    encode: Callable[[Params, np.random.Generator], Params],
+    decode: Callable[[Params, Params], Params],
+    names: Names,
 ) -> Codec:
     """A codec that compresses floating-point tensors, in an order that both sides know; the others pass as they are."""
 
@@ -140,7 +142,7 @@ def _codec_of_floats(
         arrived |= decode(packed, floats) if floats else {}
         return {name: arrived[name] for name in like}
 
-    return Codec(encode_all, decode_all)
+    return Codec(encode_all, decode_all, names)
 
 
 def draw_places(seed: int, count: int, many: int) -> np.ndarray:

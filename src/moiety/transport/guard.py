@@ -1,9 +1,19 @@
-"""The guard at a client's door: nothing leaves but what the algorithm declares as shared."""
+"""The guard at a client's door: nothing leaves but what the algorithm declares as shared.
+
+It looks at the layout: names, shapes, types and memory. It does not look at values: no check of this kind can tell a
+shared number from a personal one that an algorithm wrote in its place.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
+
+from torch import Tensor
+
+from moiety import tree
 from moiety.errors import MoietyError
-from moiety.types import Params
+from moiety.types import ClientUpdate, Params
 
 
 class PrivacyError(MoietyError):
@@ -19,14 +29,56 @@ def check(payload: Params, declared: Params, *, where: str, what: str = "upload"
         where: client and round, for the message.
         what: ``upload`` or ``broadcast``, likewise.
     """
-    extra, missing = sorted(payload.keys() - declared.keys()), sorted(declared.keys() - payload.keys())
-    if extra:
-        raise PrivacyError(f"`{what}` must be the declared shared parameters alone, got {extra[0]} too ({where}).")
-    if missing:
-        raise PrivacyError(f"`{what}` must be all declared shared parameters, got none named {missing[0]} ({where}).")
+    if payload.keys() != declared.keys():
+        extra, missing = sorted(payload.keys() - declared.keys()), sorted(declared.keys() - payload.keys())
+        wanted = "the declared shared parameters alone" if extra else "all declared shared parameters"
+        got = f"{extra[0]} too" if extra else f"none named {missing[0]}"
+        raise PrivacyError(f"`{what}` must be {wanted}, got {got} ({where}).")
     for name, tensor in payload.items():
-        wanted = declared[name]
-        if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
-            got = f"{name} of shape {tuple(tensor.shape)}, {tensor.dtype}"
-            layout = f"of shape {tuple(wanted.shape)}, {wanted.dtype}"
-            raise PrivacyError(f"`{what}` must be {layout}, got {got} ({where}).")
+        like = declared[name]
+        if not isinstance(tensor, Tensor) or tensor.shape != like.shape or tensor.dtype != like.dtype:
+            raise PrivacyError(f"`{what}` must be {_describe(like)}, got {name} {_describe(tensor)} ({where}).")
+
+
+def check_numbers(update: ClientUpdate, *, where: str) -> None:
+    """Raise unless what goes with an upload is single numbers: a weight that is not negative, and ``info``."""
+    if "loss" not in update.info:
+        raise MoietyError(f"`info` must be numbers for the record with a loss among them, got none ({where}).")
+    for name, number in {"weight": update.weight, **update.info}.items():
+        if not isinstance(number, Tensor) or number.dim():
+            got = f"{name} {_describe(number)}"
+            raise PrivacyError(
+                f"`info` and `weight` must be single numbers, tensors without axes, got {got} ({where})."
+            )
+    weight = float(update.weight)
+    # One that is not finite is dropped with its upload, as any number that is not finite.
+    if weight < 0 and math.isfinite(weight):
+        raise MoietyError(f"`weight` must be >= 0, got {weight:g} ({where}).")
+
+
+def check_layout(declared: Params, personal: Collection[str], what: str) -> None:
+    """Raise where what an algorithm declares for a crossing has the name of a personal parameter or buffer."""
+    named = sorted(declared.keys() & set(personal))
+    if named:
+        text = f"`wire.layout` must be without names of the personal part, got {named[0]} in what goes {what}."
+        raise PrivacyError(f"{text} Leave it out, or make it shared.")
+
+
+def check_message(packed: Params, upload: Params, names: tuple[str, ...], *, where: str) -> None:
+    """Raise where a codec's message holds a tensor that is neither of the upload nor among its declared ``names``."""
+    for name in packed:
+        if name not in upload and not name.startswith(names):
+            text = f"`codec` must be one that adds no tensor but those it declares, got {name} ({where})."
+            raise PrivacyError(f"{text} Codec(names=...) declares them.")
+
+
+def copy_out(update: ClientUpdate) -> ClientUpdate:
+    """The update in memory of its own: a view would carry along whatever else lies in its storage."""
+    copy: ClientUpdate = tree.map_leaves(lambda x: x.clone() if isinstance(x, Tensor) else x, update)
+    return copy
+
+
+def _describe(thing: object) -> str:
+    return (
+        f"of shape {tuple(thing.shape)}, {thing.dtype}" if isinstance(thing, Tensor) else f"of {type(thing).__name__}"
+    )

@@ -29,7 +29,7 @@ def sparse() -> Codec:
         masks = {name: p != 0 for name, p in upload.items() if p.is_floating_point()}
         return sparse_pack(upload, {name: mask for name, mask in masks.items() if _is_shorter(mask, upload[name])})
 
-    return Codec(encode, lambda packed, like: sparse_unpack(packed, like)[0])
+    return Codec(encode, lambda packed, like: sparse_unpack(packed, like)[0], (BITS, PLACES))
 
 
 def _is_shorter(mask: Tensor, like: Tensor) -> bool:
