@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from moiety.data import FederatedData
+from moiety.data import FederatedData, digest
 from moiety.data.federated import Numbered
 from moiety.errors import MoietyError
 
@@ -122,16 +124,43 @@ def test_fingerprint_sees_every_kind_of_change() -> None:
     assert make(columns={"x": x.astype(">f4"), "y": y}).fingerprint() == fed.fingerprint()
 
 
-def test_fingerprint_of_a_large_column_reads_its_ends() -> None:
+def test_every_single_value_of_a_large_column_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a million numbers, one is changed at each of many places, among them the edges of blocks and chunks."""
+    monkeypatch.setattr(digest, "CHUNK_BYTES", 1 << 20)
     x = np.zeros(1_000_000)
-    bounds = np.array([[0, 1_000_000, 1_000_000, 1_000_000]])
-    prints = set()
-    for at in (None, 0, -1):
-        changed = x.copy()
-        if at is not None:
-            changed[at] = 1.0
-        prints.add(FederatedData({"x": changed}, bounds, Numbered(1)).fingerprint())
-    assert len(prints) == 3
+    fed = FederatedData({"x": x}, np.array([[0, 10, 10, 10], [10, 1_000_000, 1_000_000, 1_000_000]]), ["ann", "bob"])
+    was = fed.digest()
+    assert fed.explain_difference(was) == ""
+    for at in (0, 9, 10, 63, 4096, 333_333, 524_288, 777_777, 999_999):
+        x[at] = 1e-300
+        assert fed.explain_difference(was) == f"other values in column x, client {'ann' if at < 10 else 'bob'}"
+        x[at] = 0.0
+
+
+def test_a_difference_has_a_place() -> None:
+    """Clients share a block where they are many."""
+    rows = np.arange(1000)
+    bounds = np.stack([rows, rows + 1, rows + 1, rows + 1], axis=1)
+    x, y = np.zeros((1000, 2), np.float32), np.zeros(1000, np.int64)
+    fed = FederatedData({"x": x, "y": y}, bounds, Numbered(1000))
+    was = fed.digest()
+    for at in (0, 500, 999):
+        y[at] = 1
+        place = re.fullmatch(
+            r"other values in column y, (?:one of the clients (\d+) to (\d+)|client (\d+))", fed.explain_difference(was)
+        )
+        assert place, fed.explain_difference(was)
+        first, last, alone = place.groups()
+        assert int(first or alone) <= at <= int(last or alone) <= int(first or alone) + 20
+        y[at] = 0
+    for other, text in [
+        ({"columns": {"x": x, "z": y}}, "no column y"),
+        ({"columns": {"x": x, "y": y, "z": y}}, "a new column z"),
+        ({"columns": {"x": x, "y": y.astype(np.int32)}}, "column y of type <i4 and shape [1000]"),
+        ({"bounds": bounds - [[0, 1, 0, 0]]}, "other rows for clients or parts"),
+        ({"ids": [str(i) for i in range(999)] + ["last"]}, "other names of clients"),
+    ]:
+        assert replace(fed, **other).explain_difference(was) == text
 
 
 def test_summary_by_hand() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from moiety.data import FederatedData, from_arrays, from_spec, open_folder
+from moiety.data import FederatedData, digest, from_arrays, from_spec, open_folder
 from moiety.errors import MoietyError
 
 
@@ -97,8 +98,103 @@ def test_missing_and_foreign_files(tmp_path: Path) -> None:
 def test_a_replaced_column_is_noticed(tmp_path: Path) -> None:
     make().save(tmp_path / "d")
     np.save(tmp_path / "d" / "columns" / "x.npy", np.zeros((5, 2)))
-    with pytest.raises(MoietyError, match="`folder` must be as it was saved"):
+    with pytest.raises(MoietyError, match="`folder` must be as it was saved, got other values in column x, client ann"):
         open_folder(tmp_path / "d")
+
+
+@pytest.fixture
+def read_columns(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of columns that were read to the end, one after the other. Files count as settled at once."""
+    shapes: list[tuple[int, ...]] = []
+    plain = digest.digest_column
+
+    def watched(column: np.ndarray, edges: np.ndarray) -> digest.Digest:
+        shapes.append(column.shape)
+        return plain(column, edges)
+
+    monkeypatch.setattr(digest, "digest_column", watched)
+    monkeypatch.setattr(digest, "SETTLED", -1)
+    return shapes
+
+
+def test_a_folder_is_read_once(tmp_path: Path, read_columns: list[tuple[int, ...]]) -> None:
+    """The second start reads nothing, nor does a question for the digest; a copy is read again."""
+    make().save(tmp_path / "d")
+    read_columns.clear()
+    first = open_folder(tmp_path / "d")
+    assert read_columns == [(5, 2), (5,)]
+    again = open_folder(tmp_path / "d")
+    prints = {first.fingerprint(), again.fingerprint(), again.with_validation_in_train().fingerprint()}
+    assert read_columns == [(5, 2), (5,)]
+    assert prints == {make().fingerprint()}
+    open_folder(tmp_path / "d", read_all=True)
+    shutil.copytree(tmp_path / "d", tmp_path / "copy")
+    open_folder(tmp_path / "copy")
+    assert read_columns == 4 * [(5, 2), (5,)]  # one of them for make()
+
+
+def test_a_file_that_may_still_change_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change within one tick of the file system's clock leaves its times as they were."""
+    monkeypatch.setattr(digest, "SETTLED", 10**18)
+    make().save(tmp_path / "d")
+    open_folder(tmp_path / "d")
+    state = digest._file_state(tmp_path / "d/columns/y.npy")
+    y = np.load(tmp_path / "d/columns/y.npy", mmap_mode="r+")
+    y[4] += 1
+    y.flush()
+    monkeypatch.setattr(digest, "_file_state", lambda path: state)
+    with pytest.raises(MoietyError, match="other values in column y, client zoë"):
+        open_folder(tmp_path / "d")
+
+
+def change_in_place(path: Path) -> None:
+    x = np.load(path, mmap_mode="r+")
+    x[4, 1] += 1
+    x.flush()
+
+
+def exchange(path: Path) -> None:
+    x = np.load(path)
+    x[4, 1] += 1
+    np.save(path.with_name("new.npy"), x)
+    os.replace(path.with_name("new.npy"), path)
+
+
+@pytest.mark.parametrize("change", [change_in_place, exchange])
+def test_a_change_is_noticed_though_the_digest_is_kept(
+    tmp_path: Path, read_columns: list[tuple[int, ...]], change: object
+) -> None:
+    """Also where the file has the size and the time that it had."""
+    make().save(tmp_path / "d")
+    opened, path = open_folder(tmp_path / "d"), tmp_path / "d/columns/x.npy"
+    before, was = os.stat(path), opened.digest()
+    change(path)  # type: ignore[operator]
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert os.stat(path).st_size == before.st_size
+    # What is mapped already is what counts for who has it: the changed file, or the one that was there before.
+    seen = "other values in column x, client zoë" if change is change_in_place else ""
+    assert opened.explain_difference(was) == seen
+    for _ in range(2):
+        with pytest.raises(MoietyError, match="must be as it was saved, got other values in column x, client zoë"):
+            open_folder(tmp_path / "d")
+
+
+def test_a_digest_that_cannot_be_kept_or_is_damaged_is_made_again(
+    tmp_path: Path, read_columns: list[tuple[int, ...]]
+) -> None:
+    """As in a read-only folder: here a folder stands in the file's place, which root cannot write either."""
+    make().save(tmp_path / "d")
+    beside = tmp_path / "d/columns/x.npy.digest"
+    beside.mkdir()
+    for _ in range(2):
+        assert open_folder(tmp_path / "d").fingerprint() == make().fingerprint()
+    assert read_columns.count((5, 2)) == 1 + 2 + 2  # saving, two times opening, and the two of make()
+    beside.rmdir()
+    open_folder(tmp_path / "d")
+    content = beside.read_bytes()
+    for at in range(0, len(content), 7):
+        beside.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        assert open_folder(tmp_path / "d").fingerprint() == make().fingerprint()
 
 
 def test_pickled_objects_are_refused(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_resuming(ended: Path) -> None:
     refused(lambda: mo.fit(mlp(), FED, AVG, rounds=1, start=ended), "a run folder with a config.toml")
     assert tree_hash(ended) == before
     other = federation(seed=1)
-    refused(lambda: mo.resume(ended, data=other), "`folder` must be of this run, with data")
+    refused(lambda: mo.resume(ended, data=other), "`data` must be as the run in .* began, got ")
 
 
 @pytest.mark.parametrize(

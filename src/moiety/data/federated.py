@@ -10,10 +10,8 @@ cannot run code.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
-import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +20,15 @@ from typing import Any, NoReturn, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from moiety.data.digest import (
+    Digest,
+    MappedFile,
+    digest_data,
+    explain_difference,
+    fingerprint_of,
+    open_mapped,
+    release_pages,
+)
 from moiety.errors import choice, is_whole, must, near, refuse
 from moiety.files import new_folder
 
@@ -32,9 +39,7 @@ Columns = Mapping[str, Array]
 PARTS = ("train", "validation", "test")
 FOLDER = "folder"
 """Stands for a data set's name in a specification: the data lies in the folder ``path``."""
-_FORMAT = "moiety data 1"
-_SAMPLE = 64 * 1024  # bytes of each column that a fingerprint reads
-_CHUNK = 1024
+_FORMAT = "moiety data 2"
 _NAMES_SEARCHED = 10_000  # an unknown name is compared with this many: comparing it with all could take minutes
 
 
@@ -81,8 +86,9 @@ class FederatedData:
 
     ``columns`` have a common leading axis of rows. ``bounds`` is int64 [clients, 4]: where a client's rows start, and
     where its train, validation and test rows end. ``ids`` are the clients' names, ``classes`` is the number of label
-    classes where ``y`` holds labels, and ``spec`` says how ``load`` made it (empty for a user's own data). A str means
-    the client of that name, an int the client at that position; see ``index`` for names that are numbers.
+    classes where ``y`` holds labels, and ``spec`` says how ``load`` made it (empty for a user's own data). ``mapped``
+    says which columns ``open_folder`` mapped from files. A str means the client of that name, an int the client at that
+    position; see ``index`` for names that are numbers.
 
     >>> columns = {"x": np.arange(5.0), "y": np.array([0, 1, 0, 1, 1])}
     >>> fed = FederatedData(columns, np.array([[0, 2, 2, 3], [3, 4, 4, 5]]), ["ann", "bob"], classes=2)
@@ -97,6 +103,7 @@ class FederatedData:
     ids: Names
     classes: int | None = None
     spec: dict[str, Any] = field(default_factory=dict)
+    mapped: Mapping[str, MappedFile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         must(len(self.columns) > 0, "columns", "at least one named column", "none")
@@ -200,21 +207,24 @@ class FederatedData:
         Without this the resident memory of a long run grows to the size of the data.
         """
         for column in self.columns.values():
-            mapped: Any = getattr(column, "_mmap", None)
-            # In other modes pages may hold changes that are nowhere else.
-            shared = isinstance(mapped, mmap.mmap) and getattr(column, "mode", "") in ("r", "r+")
-            if shared and hasattr(mmap, "MADV_DONTNEED"):
-                mapped.madvise(mmap.MADV_DONTNEED)
+            release_pages(column)
+
+    def digest(self) -> Digest:
+        """A table of hashes of everything: of all rows of all columns, of clients, names and parts.
+
+        All columns are read, except those of a folder whose files are as they were when it was opened.
+        """
+        named = not isinstance(self.ids, Numbered)
+        ids = np.asarray(self.ids, dtype=np.str_) if named else len(self.ids)
+        return digest_data(self.columns, self.bounds, ids, self.mapped)
 
     def fingerprint(self) -> str:
-        """A short hash that tells this data from other data; it reads at most 64 KiB of each column."""
-        digest = hashlib.blake2b(np.ascontiguousarray(self.bounds, dtype="<i8").data, digest_size=16)
-        for name in sorted(self.columns):
-            column = self.columns[name]
-            digest.update(f"{name} {column.dtype.newbyteorder('<').str} {column.shape};".encode())
-            for piece in _sample_bytes(column):
-                digest.update(piece)
-        return digest.hexdigest()
+        """A short hash that tells this data from other data: that of ``digest``."""
+        return fingerprint_of(self.digest())
+
+    def explain_difference(self, was: Digest) -> str:
+        """Where this data differs from the data with the digest ``was``, in words; empty where it does not."""
+        return explain_difference(was, self.digest(), self.bounds, self.ids)
 
     def summary(self) -> str:
         """A short table: clients, examples per client in each part, and classes per client."""
@@ -241,7 +251,7 @@ class FederatedData:
             "classes": self.classes,
             "spec": {} if self.spec.get("name") == FOLDER else self.spec,  # it lies in another folder now
             "named": not isinstance(self.ids, Numbered),
-            "fingerprint": self.fingerprint(),
+            "digest": self.digest(),
         }
         arrays = {f"columns/{name}.npy": column for name, column in self.columns.items()}
         arrays["bounds.npy"] = self.bounds
@@ -254,10 +264,13 @@ class FederatedData:
             (path / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
 
-def open_folder(folder: str | Path) -> FederatedData:
+def open_folder(folder: str | Path, *, read_all: bool = False) -> FederatedData:
     """The data that ``FederatedData.save`` wrote, memory-mapped: rows are read from disk when they are used.
 
     A configuration file can name it: ``[data]`` with ``name = "folder"`` and ``path``.
+
+    The first time all columns are read, to see whether they are as they were saved. After that only a file that was
+    changed, exchanged or copied is read again, or all of them with ``read_all``.
     """
     path = Path(folder)
     must(path.is_dir(), "folder", "a folder written by FederatedData.save", f"{path}, which is no folder")
@@ -266,19 +279,26 @@ def open_folder(folder: str | Path) -> FederatedData:
     except (OSError, ValueError):
         _refuse_folder(path, "meta.json is missing or damaged")
     known = isinstance(meta, dict) and meta.get("format") == _FORMAT
-    if not known or not {"columns", "named", "classes", "spec", "fingerprint"} <= set(meta):
+    if not known or not {"columns", "named", "classes", "spec", "digest"} <= set(meta):
         _refuse_folder(path, f"meta.json is not of format '{_FORMAT}'")
     bounds = np.asarray(_map_file(path, "bounds.npy"))
+    columns = {str(name): _map_file(path, f"columns/{name}.npy") for name in meta["columns"]}
     fed = FederatedData(
-        columns={str(name): _map_file(path, f"columns/{name}.npy") for name in meta["columns"]},
+        columns=columns,
         bounds=bounds,
         ids=_map_file(path, "ids.npy") if meta["named"] else Numbered(len(bounds)),
         classes=meta["classes"],
         spec=meta["spec"] or {"name": FOLDER, "path": str(path)},
     )
-    got, hint = f"{fed.fingerprint()} in {path}", "A file was changed or replaced: save the data again."
-    same = fed.fingerprint() == meta["fingerprint"]
-    must(same, "folder", f"as it was saved ({meta['fingerprint']})", got, hint)
+    files = {n: open_mapped(path / f"columns/{n}.npy", c, bounds, read_all=read_all) for n, c in columns.items()}
+    fed = replace(fed, mapped=files)
+    try:
+        odd = fed.explain_difference(meta["digest"])
+    except (KeyError, TypeError, AttributeError):
+        _refuse_folder(path, "meta.json is missing or damaged")
+    must(
+        not odd, "folder", "as it was saved", f"{odd} in {path}", "A file was changed or replaced: save the data again."
+    )
     return fed
 
 
@@ -305,12 +325,3 @@ def describe_array(array: Array, skip: int = 0) -> str:
 
 def _format_line(name: str, values: Ints, total: int) -> str:
     return f"{name:20}{total:>10}{values.min():>8}{np.median(values):>9.1f}{values.max():>8}"
-
-
-def _sample_bytes(column: Array) -> list[bytes]:
-    """The column's bytes, or evenly spaced pieces of them from the first to the last."""
-    flat = np.ascontiguousarray(column, dtype=column.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
-    if len(flat) <= _SAMPLE:
-        return [flat.tobytes()]
-    starts = np.linspace(0, len(flat) - _CHUNK, _SAMPLE // _CHUNK).astype(np.int64)
-    return [flat[s : s + _CHUNK].tobytes() for s in starts]

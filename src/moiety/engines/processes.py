@@ -34,6 +34,8 @@ from moiety.types import Params, Tree
 
 ARENA_BYTES = 1 << 28
 """Memory for the states or results of one batch of clients; a larger cohort is served in several batches."""
+SLOTS = 1024
+"""How many clients such a batch has at most."""
 KEPT_BYTES = 1 << 30
 """How much freed memory a worker may keep."""
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
@@ -72,7 +74,7 @@ class Processes(Engine):
         if not jobs:
             return []
         if not self.workers:
-            self._start(jobs[0], received, len(jobs))
+            self._start(jobs[0], received)
         self.received.write(0, received)
         slots = min(self.states.slots, self.results[function].slots)
         results: list[Tree] = []
@@ -93,18 +95,19 @@ class Processes(Engine):
         self.workers[w].process.kill()
         self.workers[w].process.join()
 
-    def _start(self, job: Job, received: Params, cohort: int) -> None:
+    def _start(self, job: Job, received: Params) -> None:
         """Lay out the shared memory by trying every function on two rows, then fork the workers."""
         start, _ = job.rows[next(iter(job.rows))].span()
         self.received = Arena(received, 1)
-        # The first call may be for a few clients only, as when engines are tried out; later ones are for more.
-        cohort = max(cohort, 256)
-        self.states = Arena(job.state, count_slots(job.state, cohort))
+        # The first call may be for a few clients only, as when engines are tried out. What is served together must not
+        # depend on it: workers that vectorise would round differently.
+        most = min(len(self.problem.data), SLOTS)
+        self.states = Arena(job.state, count_slots(job.state, most))
         quiet = Sequential(replace(self.problem, quiet=True, warned=set()), self.functions)
         for name, function in self.functions.items():
             rows = {phase: Rows(np.array([start, start]), np.array([2])) for phase in function.phases}
             (result,) = quiet.map(name, [Job(job.client, rows, 2, job.state)], received, RoundInfo())
-            self.results[name] = Arena(result, count_slots(result, cohort))
+            self.results[name] = Arena(result, count_slots(result, most))
         self.workers = [self._fork() for _ in range(self.count)]
 
     def _fork(self) -> _Worker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -89,6 +89,8 @@ class Loop:
     clock: Clock | None = None
     on_divergence: str = "stop"
     reason: str = "as asked"
+    on_engine: Callable[[Engine], None] = lambda engine: None
+    """Called with the engine for local work before it serves: what was chosen by measuring must be written down."""
 
     probe_clients: ClassVar[int | None] = None
     """With how many clients engines are compared where the choice is open; None for all of the first cohort."""
@@ -139,7 +141,10 @@ class Loop:
                 self.engine_name, self.problem, self.functions, sample, received, info, workers=self.workers
             )
             self.engine_name = self.engine.name
-        return self.get_engine()
+        engine = self.get_engine()
+        if jobs:
+            self.on_engine(engine)
+        return engine
 
     def get_engine(self) -> Engine:
         """The engine, made when first needed. While the choice is open, the sequential engine stands in."""

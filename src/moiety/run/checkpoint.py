@@ -20,8 +20,6 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from moiety import tree
-from moiety.clients.clock import Clock, trace_digests
-from moiety.engines.problem import Problem
 from moiety.errors import must
 from moiety.files import (
     aside_of,
@@ -38,27 +36,15 @@ from moiety.files import (
 )
 from moiety.loop.in_transit import FILES, pack_in_transit, unpack_in_transit
 from moiety.loop.round import Progress
+from moiety.run.identity import check_identity
 from moiety.transport import Ledger
-from moiety.types import Algorithm, Tree
+from moiety.types import Tree
 
 SERVER, INDEX, STATE = "server.safetensors", "index.safetensors", "state.json"
 KEYS = {"round": int, "numbers": dict, "ledger": dict, "dropped": list, "identity": dict, "files": dict}
 """The keys of ``state.json`` and the types of their values; it also has ``index`` and ``before``."""
 ROUND = re.compile(r"round-\d{8,}")
 AGAIN = "Restore it from a copy, or remove checkpoint, clients and history.jsonl to start the run again."
-
-
-def run_identity(problem: Problem, algorithm: Algorithm, clock: Clock | None) -> dict[str, Any]:
-    """What must be the same for a checkpoint to be continued."""
-    identity = {
-        "algorithm": algorithm.spec or {"name": algorithm.name},
-        "personal": list(problem.split.personal),
-        "model": {name: list(p.shape) for name, p in problem.task.init.items()},
-        "seed": problem.seed,
-        "data": problem.data.fingerprint(),
-    }
-    # A file of times may have changed though its name has not.
-    return identity if clock is None else {**identity, "clock": clock.spec, "traces": trace_digests(clock)}
 
 
 def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) -> None:
@@ -156,13 +142,6 @@ def read_checkpoint(path: Path, run: str) -> tuple[dict[str, Any], dict[str, dic
     same = state["round"] == round_of(path)
     must(same, "checkpoint", f"of round {round_of(path)}", f"round {state['round']} in {path / STATE}", AGAIN)
     return state, {name: read_tensors(path / name, wanted, AGAIN) for name, wanted in state["files"].items()}
-
-
-def check_identity(stored: dict[str, Any], identity: dict[str, Any], path: Path) -> None:
-    """Raise unless what is stored in ``path`` belongs to the problem at hand."""
-    for key in sorted({*stored, *identity}):
-        was, wanted = stored.get(key), identity.get(key)
-        must(was == wanted, "folder", f"of this run, with {key} {wanted!s:.40}", f"{was!s:.40} in {path}")
 
 
 def pack_states(states: Mapping[int, Tree]) -> dict[str, Tensor]:

@@ -13,8 +13,9 @@ from moiety.files import lock_folder
 from moiety.loop.round import begin_progress
 from moiety.run import folder as files
 from moiety.run.build import make_problem, make_run
-from moiety.run.checkpoint import run_identity, store_first_states
+from moiety.run.checkpoint import store_first_states
 from moiety.run.checks import check_kinds
+from moiety.run.identity import new_identity
 from moiety.run.result import Run
 from moiety.run.settings import Options, Settings, complete_options, option_tables
 from moiety.run.start import open_start, take_over_states, take_over_values
@@ -88,7 +89,7 @@ def fit(
     with lock_folder(None if out is None else files.make_run_folder(out)):
         states = {} if earlier is None else take_over_states(problem, algorithm, earlier)
         if out is not None:
-            identity = run_identity(problem, algorithm, clock)
+            identity = new_identity(problem, algorithm, options)
             folder, run = files.create_run(out, config, problem.task.init, identity, states)
         progress = begin_progress(problem, algorithm, folder, clock, run)
         store_first_states(progress, states)

@@ -18,8 +18,9 @@ from moiety.loop.round import begin_progress
 from moiety.models import MODELS
 from moiety.run import folder as files
 from moiety.run.build import algorithm_from, make_problem, make_run, own_part, split_from
-from moiety.run.checkpoint import check_identity, find_checkpoint, load_checkpoint, run_identity, store_first_states
+from moiety.run.checkpoint import find_checkpoint, load_checkpoint, store_first_states
 from moiety.run.checks import check_kinds
+from moiety.run.identity import OF_TRAINING, check_identity, check_probe, run_identity, warn_elsewhere
 from moiety.run.result import Run
 from moiety.run.settings import (
     LEFT_OUT,
@@ -117,8 +118,11 @@ def remake(config: Mapping[str, Any], given: Given, parts: Sequence[str], what: 
     return given._replace(**{part: MAKERS[part](config[part]) for part in missing})
 
 
-def reopen(path: Path, config: dict[str, Any], options: Options, given: Given) -> Run:
-    """The run in a folder as its newest checkpoint left it; its history is not read."""
+def reopen(path: Path, config: dict[str, Any], options: Options, given: Given, *, to_train: bool = True) -> Run:
+    """The run in a folder as its newest checkpoint left it; its history is not read.
+
+    Settings, loss and metric must be as the run began only where it is ``to_train`` on.
+    """
     given = remake(config, given, ("model", "data", "algorithm"), "run")
     model, data, algorithm, split = given.model, given.data, given.algorithm, given.split
     check_kinds(model, data, algorithm, split)
@@ -130,18 +134,21 @@ def reopen(path: Path, config: dict[str, Any], options: Options, given: Given) -
     must(same, "attackers", "those that the run began with", given.settings and given.settings.attackers, hint)
     problem = make_problem(model, data, algorithm, split, options)
     clock = options.settings.clock
-    identity, stored = run_identity(problem, algorithm, clock), files.read_identity(path)
-    digests = {name: stored.pop(name, "") for name in ("initial", "start")}
-    check_identity(stored, identity, path)
+    stored = files.read_identity(path)
+    ignored = ("initial", "start", "probe", "environment", *(() if to_train else OF_TRAINING))
+    check_identity(stored, run_identity(problem, algorithm, options), path, data, ignored=ignored)
     device = torch.device(options.settings.device)
-    initial = files.read_initial(path, digests["initial"], problem.task.init)
+    initial = files.read_initial(path, stored.get("initial", ""), problem.task.init)
     problem = replace(problem, task=replace(problem.task, init={name: p.to(device) for name, p in initial.items()}))
+    check_probe(stored, problem, path, only_model=not to_train)
     newest = find_checkpoint(path)
     progress = begin_progress(problem, algorithm, path, clock, files.read_id(path), resumed=newest is not None)
     if newest is not None:
-        load_checkpoint(newest, progress, identity)
+        load_checkpoint(newest, progress, stored)
     else:
-        states = files.read_start(path, digests["start"], progress.store.first())
+        states = files.read_start(path, stored.get("start", ""), progress.store.first())
         progress.store.start_again()
         store_first_states(progress, states)
+    if to_train:
+        warn_elsewhere(stored, options.settings.device, path)
     return make_run(config, path, model, problem, algorithm, progress, options)

@@ -59,7 +59,7 @@ def _from_folder(
     hint = "Open it with moiety.resume and start from the run that gives."
     known = own_part(config, "algorithm") is None
     must(known, "start", "a run whose folder names its algorithm", f"one of its own in {path}", hint)
-    same = data.fingerprint() == files.read_identity(path).get("data")
+    same = data.digest() == files.read_identity(path).get("data")
     known = same or own_part(config, "data") is None
     must(known, "start", "a run on this data, or on data that its folder names", path, hint)
     given = Given(
@@ -67,7 +67,7 @@ def _from_folder(
         data if same else from_spec(config["data"]),
         split=split if own_part(config, "split") else None,
     )
-    return reopen(path, config, began, given)
+    return reopen(path, config, began, given, to_train=False)
 
 
 def _check_same_clients(

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from moiety.engines.base import Engine
+from moiety.engines.processes import Processes
 from moiety.evaluation import Row, summarise
 from moiety.loop.divergence import DivergenceError, explain_losses, is_too_large
 from moiety.loop.round import Loop
 from moiety.run import folder as files
-from moiety.run.checkpoint import find_checkpoint, run_identity, save_checkpoint
+from moiety.run.checkpoint import find_checkpoint, save_checkpoint
 from moiety.run.result import Run, one_thread
 from moiety.types import RoundRecord
 
@@ -24,14 +26,14 @@ OnRound = Callable[[RoundRecord, int], None]
 def train(run: Run, on_round: OnRound | None) -> Run:
     """Train the rounds that are left, on one thread per process, and complete the run."""
     loop, options, folder = run._loop, run.config["run"], run.folder
-    identity = run_identity(loop.problem, loop.algorithm, loop.clock) if folder else {}
+    identity = files.read_identity(folder) if folder else {}
     seconds = run.history[-1]["seconds"] if run.history else 0.0
+    loop.on_engine = lambda engine: _write_engine(run, engine)
     with one_thread(), _close_at_end(run, identity):
         while loop.progress.round < loop.rounds:
             began = time.perf_counter()
             record = loop.run_round()
             seconds += time.perf_counter() - began
-            _write_engine(run)
             if _is_due(loop, options["evaluate_every"]):
                 row = _evaluate(run, record.train_loss, seconds)
                 if folder:
@@ -97,13 +99,19 @@ def _is_due(loop: Loop, every: int) -> bool:
     return done == loop.rounds or done % every == 0
 
 
-def _write_engine(run: Run) -> None:
-    """Write the engine that serves the run, and why it was chosen, into its configuration."""
+def _write_engine(run: Run, engine: Engine) -> None:
+    """Write the engine that is to serve the run, and why it was chosen, into its configuration.
+
+    The number of its processes is written too: which clients are vectorised together depends on it.
+    """
     loop, options = run._loop, run.config["run"]
+    before = dict(options)
     if options["engine"] != loop.engine_name or "engine_reason" not in options:
         options.update(engine=loop.engine_name, engine_reason=loop.reason)
-        if run.folder:
-            files.write_config(run.folder, run.config, loop.progress.run)
+    if isinstance(engine, Processes):
+        options["workers"] = engine.count
+    if run.folder and options != before:
+        files.write_config(run.folder, run.config, loop.progress.run)
 
 
 def _evaluate(run: Run, train_loss: float, seconds: float) -> Row:
