@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import math
 import numbers
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -132,11 +133,36 @@ def kind(name: str, value: object, wanted: type | tuple[type, ...], described: s
         refuse(name, described, f"{value!r:.60} ({type(value).__name__})", hint)
 
 
-def as_array(name: str, values: object, described: str = "an array", where: str = "") -> NDArray[Any]:
-    """The values as a NumPy array; raise where NumPy refuses them."""
+def as_array(
+    name: str,
+    values: object,
+    described: str = "an array",
+    where: str = "",
+    place: Callable[[int], str] = "row {}".format,
+) -> NDArray[Any]:
+    """The values as a NumPy array; raise where NumPy refuses them, and where values are masked.
+
+    ``where`` ends messages, as in " in client 'ann'"; ``place`` says where a row is.
+    """
     import numpy as np  # here, so that the command's help need not load it
 
+    rows = values if isinstance(values, list | tuple) else ()
     try:
-        return np.asarray(values)
-    except (ValueError, TypeError, RuntimeError) as error:
+        partly = any(isinstance(row, np.ma.MaskedArray) for row in rows)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that a masked element becomes NaN, which is refused as well
+            array: NDArray[Any] = np.ma.array(values) if partly else np.asanyarray(values)
+        # A masked value is missing: NumPy would show what lies under the mask, -9999 for instance.
+        masked = np.argwhere(np.ma.getmaskarray(array)) if isinstance(array, np.ma.MaskedArray) else np.empty((0, 0))
+        array = np.asarray(array)
+    except (ValueError, TypeError, RuntimeError, OverflowError, RecursionError, MemoryError) as error:
         refuse(name, described, f"values that NumPy refuses{where} ({error})")
+    if len(masked):
+        row, *rest = masked[0].tolist() or [0]
+        at = f"{place(row)}, place {rest}" if rest else place(row)
+        refuse(name, "without missing values", f"{len(masked)} masked, the first at {at}{where}", FILL)
+    return array
+
+
+FILL = "Remove or fill such rows."
+"""What to do about values that are missing or not finite."""
