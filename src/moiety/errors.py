@@ -23,7 +23,10 @@ class MoietyError(ValueError):
 
 def message(name: str, constraint: str, got: object, hint: str = "") -> str:
     """The one-line text of an error."""
-    value = " ".join(str(got).split())
+    try:
+        value = " ".join(str(got).split())
+    except ValueError:  # Python refuses to write whole numbers of more than 4300 digits
+        value = f"{type(got).__name__} of too many digits to write"
     value = value if len(value) <= 160 else value[:157] + "..."
     return " ".join(f"`{name}` must be {constraint}, got {value}. {hint}".split())
 
@@ -104,16 +107,26 @@ def is_real(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def whole(name: str, value: object, least: float = -math.inf, most: float = math.inf) -> None:
+COUNT = 10**9
+"""The largest count, where nothing narrower is said: more would never end, or fill the memory."""
+SEED = 2**63
+"""The largest seed; the smallest is as far below 0 where seeds may be negative."""
+
+
+def whole(name: str, value: object, least: float = -math.inf, most: float = COUNT) -> None:
     """Raise unless ``value`` is a whole number from ``least`` to ``most``."""
-    must(is_whole(value), name, "a whole number", repr(value))
+    if not is_whole(value):  # the text of a large value takes a while to make
+        refuse(name, "a whole number", f"{value!r:.200}")
     must(int(value) >= least, name, f">= {least}", value)  # type: ignore[call-overload]
     must(int(value) <= most, name, f"<= {most}", value)  # type: ignore[call-overload]
 
 
 def number(name: str, value: object, constraint: str, holds: Callable[[float], bool], hint: str = "") -> None:
     """Raise unless ``value`` is a real number for which ``holds`` is true, as ``constraint`` says."""
-    ok = is_real(value) and holds(float(value))  # type: ignore[arg-type]
+    try:
+        ok = is_real(value) and holds(float(value))  # type: ignore[arg-type]
+    except OverflowError:  # a whole number that no float can hold
+        ok = False
     must(ok, name, constraint, repr(value) if isinstance(value, str) else value, hint)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import shutil
 import tomllib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -51,7 +53,7 @@ def read_json(path: Path, keys: Iterable[str] = (), hint: str = "", name: str = 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file."""
-    with report_errors(path.name, "readable TOML in UTF-8", (OSError, ValueError), f" at {path}"):
+    with report_errors(path.name, "readable TOML in UTF-8", (OSError, ValueError, RecursionError), f" at {path}"):
         return tomllib.loads(path.read_bytes().decode())
 
 
@@ -129,6 +131,12 @@ def digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
+@functools.cache
+def warn_of_no_lock() -> None:
+    """Warn, once in a process, that nothing keeps two processes from training in one folder."""
+    warnings.warn("Folders cannot be locked here: do not train in one folder from two processes.", stacklevel=2)
+
+
 @contextlib.contextmanager
 def lock_folder(folder: Path | None) -> Iterator[None]:
     """Keep other processes from training in the folder: two that write one history would spoil it.
@@ -137,6 +145,8 @@ def lock_folder(folder: Path | None) -> Iterator[None]:
     ``release_locks``.
     """
     if folder is None or fcntl is None:
+        if folder is not None:
+            warn_of_no_lock()
         yield
         return
     with report_failure(folder):
@@ -149,7 +159,7 @@ def lock_folder(folder: Path | None) -> Iterator[None]:
             hint = "Wait until it has ended, or stop it."
             refuse("folder", "one that nobody trains in now", f"{folder}, in use", hint)
         except OSError:  # a file system without locks
-            pass
+            warn_of_no_lock()
         yield
     finally:
         _locks.discard(file)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from moiety.errors import must
+
 MEMORY = Path("/proc/meminfo")
 GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUP = Path("/proc/self/cgroup")
@@ -17,6 +19,25 @@ def free_memory() -> int | None:
     """
     rooms = [room for room in (_machine_room(), *map(_group_room, _group_folders())) if room is not None]
     return min(rooms, default=None)
+
+
+def check_room(name: str, size: float, hint: str = "") -> None:
+    """Raise where ``size`` bytes are more than there is room for."""
+    room = free_memory()
+    fits = room is None or size <= room
+    must(fits, name, f"such that it fits the free memory, {format_bytes(room or 0)}", f"{format_bytes(size)}", hint)
+
+
+def format_bytes(size: float) -> str:
+    """As people read it: "3.2 GB".
+
+    >>> format_bytes(3_210_000_000), format_bytes(1500)
+    ('3.2 GB', '1.5 kB')
+    """
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= factor:
+            return f"{size / factor:,.1f} {unit}"
+    return f"{size:.0f} B"
 
 
 def _machine_room() -> int | None:

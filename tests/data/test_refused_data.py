@@ -215,8 +215,8 @@ def test_an_archive_that_unpacks_to_more_than_the_memory(
     write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(more=np.zeros(1_000_000))  # eight megabytes, packed to some kilobytes
-    monkeypatch.setattr("moiety.data.sources.files.free_memory", lambda: 4_000_000)
-    with pytest.raises(MoietyError, match="an archive of at most the free memory, 4,000,000 bytes, got 8,"):
+    monkeypatch.setattr("moiety.machine.free_memory", lambda: 4_000_000)
+    with pytest.raises(MoietyError, match=r"such that it fits the free memory, 4.0 MB, got 8.2 MB"):
         load("isolet")
 
 

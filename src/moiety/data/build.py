@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from moiety.data.apportion import assign_parts
 from moiety.data.checks import as_column, check_column_names, check_finite, check_fractions
 from moiety.data.federated import Array, Columns, FederatedData, Ints, Names, Numbered, check_names, describe_array
-from moiety.errors import as_array, must, refuse, whole
+from moiety.errors import SEED, as_array, must, refuse, whole
 from moiety.random import generator
 
 _ROWS_AT_ONCE = 65_536
@@ -118,7 +118,7 @@ def make(
         seed: as in ``from_arrays``.
         more: rows of other columns, with their clients and parts, that are added.
     """
-    whole("seed", seed)
+    whole("seed", seed, -SEED, SEED)
     labels, rows = labels_of(columns), np.flatnonzero(owner >= 0)
     labels, owner = None if labels is None else labels[rows], owner[rows]
     by_row = np.ndim(test) > 0

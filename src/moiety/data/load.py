@@ -15,7 +15,7 @@ from moiety.data.checks import check_finite, check_fractions
 from moiety.data.federated import FOLDER, Columns, FederatedData, Ints, Names, Numbered, open_folder
 from moiety.data.partition import PARTITIONS, Partition, deal, iid, natural
 from moiety.data.sources import SOURCES, Source
-from moiety.errors import choice, kind, must, near, refuse, whole
+from moiety.errors import SEED, choice, kind, must, near, refuse, whole
 from moiety.random import generator
 from moiety.spec import build, check_arguments
 
@@ -64,7 +64,7 @@ def load(
     FederatedData(50 clients, 1750 rows; x float32 [64], y int64)
     """
     choice("name", name, SOURCES)
-    whole("seed", seed)
+    whole("seed", seed, -SEED, SEED)
     got = type(partition).__name__
     must(isinstance(partition, Partition | None), "partition", "one such as iid() or dirichlet(0.3)", got)
     check_fractions(0.0, validation)

@@ -15,11 +15,11 @@ from moiety.data import from_spec
 from moiety.errors import must
 from moiety.files import CONFIG, lock_folder
 from moiety.loop.round import begin_progress
-from moiety.models import MODELS
 from moiety.run import folder as files
-from moiety.run.build import algorithm_from, make_problem, make_run, own_part, split_from
+from moiety.run.build import algorithm_from, make_problem, make_run, model_from, own_part, split_from
 from moiety.run.checkpoint import check_identity, find_checkpoint, load_checkpoint, run_identity, store_first_states
 from moiety.run.checks import check_kinds
+from moiety.run.memory import check_memory
 from moiety.run.result import Run
 from moiety.run.settings import (
     LEFT_OUT,
@@ -31,7 +31,7 @@ from moiety.run.settings import (
     read_options,
 )
 from moiety.run.train import OnRound, train
-from moiety.spec import Spec, build
+from moiety.spec import Spec
 from moiety.split import Split
 from moiety.types import Metric
 
@@ -49,7 +49,7 @@ class Given(NamedTuple):
 
 
 MAKERS: dict[str, Callable[[Spec], Any]] = {
-    "model": lambda table: build("model", MODELS, table),
+    "model": model_from,
     "data": from_spec,
     "algorithm": algorithm_from,
 }
@@ -126,6 +126,7 @@ def reopen(path: Path, config: dict[str, Any], options: Options, given: Given) -
     same = options.settings.attackers == config["run"].get("attackers")  # the folder names them
     must(same, "attackers", "those that the run began with", given.settings and given.settings.attackers, hint)
     problem = make_problem(model, data, algorithm, split, options)
+    check_memory(problem, algorithm, options, on_disk=True)
     clock = options.settings.clock
     identity, stored = run_identity(problem, algorithm, clock), files.read_identity(path)
     digests = {name: stored.pop(name, "") for name in ("initial", "start")}

@@ -18,7 +18,7 @@ import numpy as np
 from moiety.data.federated import Array, Columns, FederatedData
 from moiety.data.sources.digests import DIGESTS
 from moiety.errors import MoietyError, message, must, refuse
-from moiety.machine import free_memory
+from moiety.machine import check_room
 
 AGAIN = "Get the file again."
 DAMAGE = (
@@ -102,10 +102,7 @@ def digest_arrays(arrays: Mapping[str, Array]) -> str:
 
 def _check_room(file: str, archive: zipfile.ZipFile) -> None:
     """Raise where what the archive unpacks to is more than there is memory for, or less than its arrays claim."""
-    size, room = sum(member.file_size for member in archive.infolist()), free_memory()
-    hint = "It is damaged, or made to fill the memory."
-    fits = room is None or size <= room
-    must(fits, file, f"an archive of at most the free memory, {room or 0:,} bytes", f"{size:,} bytes", hint)
+    check_room(file, sum(member.file_size for member in archive.infolist()), "It may be made to fill the memory.")
     for member in archive.infolist():
         with archive.open(member) as stream:
             version = np.lib.format.read_magic(stream)
