@@ -11,7 +11,7 @@ import inspect
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args, get_origin
 
 from pydantic import ConfigDict, ValidationError, create_model
 
@@ -126,10 +126,16 @@ def check_arguments(
     """
     parameters = {k: p for k, p in inspect.signature(builder, eval_str=True).parameters.items() if k not in extra}
     types = {k: Any if p.annotation is p.empty else p.annotation for k, p in parameters.items()}
-    checked = check_table(kind, arguments, types, user=f" for {builder.__name__}")
+    # A file has lists only, which stand for tuples, too.
+    values = {k: tuple(v) if isinstance(v, list) and _takes_tuple(types.get(k)) else v for k, v in arguments.items()}
+    checked = check_table(kind, values, types, user=f" for {builder.__name__}")
     missing = [k for k, p in parameters.items() if p.default is p.empty and k not in arguments]
     must(not missing or not complete, kind, f"complete for {builder.__name__}", f"no {', '.join(missing)}")
     return checked
+
+
+def _takes_tuple(annotation: Any) -> bool:
+    return any(each is tuple or get_origin(each) is tuple for each in (annotation, *get_args(annotation)))
 
 
 def check_table(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,17 +173,6 @@ def test_an_index_that_the_model_has_no_entry_for(value: int, row: int) -> None:
     )
     with pytest.raises(MoietyError, match=wanted):
         fit(fed=data(x=x), model=Words())
-
-
-def test_an_algorithm_whose_info_has_no_loss() -> None:
-    plain = mo.fedavg(shared=mo.sgd(0.1, batch_size=2))
-
-    def client_update(work: Any, received: Any, state: Any) -> Any:
-        update, state = plain.client_update(work, received, state)
-        return update._replace(info={}), state
-
-    with pytest.raises(MoietyError, match="`client_update` must be a function whose `info` has a `loss`"):
-        fit(replace(plain, client_update=client_update))
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan")])

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from moiety import tree
 from moiety.engines.problem import Problem
 from moiety.engines.rows import Job
-from moiety.errors import must
 from moiety.loop.uploads import UploadOptions
 from moiety.random import generator
 from moiety.transport import Ledger, check, message_bytes
@@ -39,8 +38,6 @@ class Exchange:
     def check_upload(self, update: ClientUpdate, client: int, t: int) -> None:
         """Raise unless an upload holds exactly what the algorithm declares."""
         check(update.upload, self.up, where=f"client {self.problem.data.ids[client]}, round {t + 1}")
-        hint = "Give the mean training loss, or 0 where there is none."
-        must("loss" in update.info, "client_update", "a function whose `info` has a `loss`", sorted(update.info), hint)
 
     def count_broadcast(self, received: Params, jobs: list[Job]) -> None:
         """Enter a broadcast to the clients of these jobs into the ledger."""
