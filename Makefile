@@ -2,9 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # The data sets that are too large to ship; tests that need them skip where the folder is absent.
-export MOIETY_DATA ?= $(wildcard $(CURDIR)/../shared/data)
+DATA := $(wildcard $(CURDIR)/../shared/data)
+ifneq ($(DATA),)
+export MOIETY_DATA ?= $(DATA)
+endif
 
-.PHONY: demo test pins deviations bench install format clean
+.PHONY: demo test nightly pins deviations bench install format clean
 
 demo: install
 	$(BIN)/moiety run quickstart
@@ -16,6 +19,13 @@ test: install
 	$(BIN)/lint-imports
 	$(BIN)/python docs/deviations.py --check
 	$(BIN)/pytest -n 2
+
+# What is too long for the gate: planted faults; every call of the disk fails once; a thousand flipped bits and cut
+# files; runs that are killed again and again; six thousand fuzzed inputs.
+nightly: install
+	$(BIN)/python -m benchmarks.faults
+	MOIETY_NIGHTLY=1 $(BIN)/pytest -n 2 tests/engines/test_storage_faults.py tests/engines/test_storage_damage.py tests/fuzz
+	$(BIN)/python tests/engines/kill_kinds.py --kills 200
 
 # Where numbers change on purpose: writes them to tests/golden/pins and says which changed.
 pins: install

@@ -11,6 +11,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent / "oracles"))
 from recipe_runs import RecipeRun, run_recipe_once
 
+if not os.environ.get("MOIETY_DATA"):  # set to nothing is not set
+    os.environ.pop("MOIETY_DATA", None)
+
 # A shell that starts us in the background has Ctrl-C ignored, and what tests start and interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -23,8 +26,12 @@ def _one_thread():
 @pytest.fixture(autouse=True, scope="session")
 def _without_fsync():
     """Leave out the flush to disk, which takes most of the time of a small run; the order of writes is the same."""
+
+    def fsync(handle):
+        pass
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)
+        patch.setattr(os, "fsync", fsync)
         yield
 
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from moiety.run.result import Run as Run
     from moiety.run.resume import resume as resume
     from moiety.run.settings import Settings as Settings
+    from moiety.run.verify import verify as verify
     from moiety.server import aggregators as aggregator  # noqa: F401
     from moiety.server import attacks as attack  # noqa: F401
     from moiety.split import Split as Split
@@ -88,6 +89,7 @@ _WHERE = {
     "solver": "moiety.local.solvers",
     "split": "moiety.split",
     "task": "moiety.task",
+    "verify": "moiety.run.verify:verify",
 }
 """Where public names are; those of algorithms stand in the table of ``moiety.algorithms``."""
 

@@ -1,4 +1,8 @@
-"""The only code that writes files: whole or not at all, flushed, locked, with a digest to check them by."""
+"""The only code that writes files: whole or not at all, flushed, locked, with a checksum that is compared before use.
+
+Every system call that changes a disk goes through ``system_call``. Tests put another function in its place, which
+fails the n-th call or writes only a part.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ import functools
 import hashlib
 import json
 import os
-import shutil
+import re
+import sys
 import tomllib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -29,6 +34,11 @@ CONFIG, PIPELINE, RECIPE = "config.toml", "pipeline.toml", "recipe.json"
 LOCK = ".lock"
 _locks: set[int] = set()
 """The files that this process holds a lock on."""
+
+
+def system_call(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Make a system call that changes a disk; tests replace this function to make one fail."""
+    return call(*arguments)
 
 
 def report_failure(target: Path) -> AbstractContextManager[None]:
@@ -53,65 +63,150 @@ def read_json(path: Path, keys: Iterable[str] = (), hint: str = "", name: str = 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file."""
-    with report_errors(path.name, "readable TOML in UTF-8", (OSError, ValueError, RecursionError), f" at {path}"):
+    errors = (OSError, ValueError, RecursionError)
+    with report_errors(path.name, "readable TOML in UTF-8", errors, f" at {path}"):
         return tomllib.loads(path.read_bytes().decode())
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: beside its place first, flushed to disk, then renamed."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+def write_file(path: Path, content: bytes, *, private: bool = True) -> None:
+    """Write a file whole or not at all: beside its place first, flushed to disk, then renamed.
+
+    A private file is for its owner alone. It lies in a folder that one process at a time writes to, so the file
+    beside it has a fixed name; what a killed process left there is written over or removed by that name.
+    """
+    aside = aside_of(path) if private else _public_aside(path)
     with report_failure(path):
         try:
-            with open(aside, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, path)
+            handle = open_file(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, private=private)
+            try:
+                _write_all(handle, content)
+                system_call(os.fsync, handle)
+            finally:
+                os.close(handle)
+            system_call(os.replace, aside, path)
             sync_folder(path.parent)
         except BaseException:
-            aside.unlink(missing_ok=True)
+            remove_file(aside)
             raise
 
 
-def make_folder(folder: Path) -> Path:
-    """The folder, made with those above it where it is not there."""
+def aside_of(path: Path) -> Path:
+    """Where a private file is written before it gets its name."""
+    return path.with_name(f".{path.name}.moiety")
+
+
+def _public_aside(path: Path) -> Path:
+    """The same for a page or for data: two processes may write them at once."""
+    return path.with_name(f".{path.name}.moiety-{os.getpid()}")
+
+
+def open_file(path: Path, flags: int, *, private: bool = True) -> int:
+    """Open a file for writing."""
+    handle: int = system_call(os.open, path, flags, 0o600 if private else 0o666)
+    return handle
+
+
+def _write_all(handle: int, content: bytes) -> None:
+    """Write at the end of a file: a call may stop short, and only the next one says why."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[system_call(os.write, handle, rest) :]
+
+
+def write_at(handle: int, content: bytes, at: int) -> None:
+    """Write all of ``content`` at a place of a file."""
+    rest = memoryview(content)
+    while rest:
+        count = system_call(os.pwrite, handle, rest, at)
+        rest, at = rest[count:], at + count
+
+
+def read_at(handle: int, size: int, at: int) -> bytes:
+    """The bytes at a place of a file; fewer where it ends."""
+    pieces: list[bytes] = []
+    while size and (piece := os.pread(handle, size, at)):
+        pieces.append(piece)
+        size, at = size - len(piece), at + len(piece)
+    return b"".join(pieces)
+
+
+def sync_file(handle: int) -> None:
+    """Flush a file to disk."""
+    system_call(os.fsync, handle)
+
+
+def make_empty(path: Path, size: int) -> None:
+    """Make a private file of zeros that takes no room: no block is taken before it is written."""
+    handle = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        system_call(os.ftruncate, handle, size)
+        system_call(os.fsync, handle)
+    finally:
+        os.close(handle)
+
+
+def make_folder(folder: Path, *, private: bool = True) -> Path:
+    """The folder, made with those above it where it is not there; a private one is for its owner alone."""
     with report_failure(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        missing = [place for place in (*reversed(folder.parents), folder) if not place.is_dir()]
+        for place in missing:
+            try:
+                system_call(os.mkdir, place, 0o700 if private and place == folder else 0o777)
+            except FileExistsError:
+                if not place.is_dir():  # else another process was quicker
+                    raise
+            sync_folder(place.parent)
     return folder
 
 
-def write_json(path: Path, content: Mapping[str, Any], indent: int | None = 1) -> None:
+def write_json(path: Path, content: Mapping[str, Any], indent: int | None = 1, *, private: bool = True) -> None:
     """Write a table as JSON, whole or not at all."""
-    write_file(path, (json.dumps(content, indent=indent) + "\n").encode())
+    write_file(path, (json.dumps(content, indent=indent) + "\n").encode(), private=private)
 
 
 @contextlib.contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
+def new_folder(target: Path, *, private: bool = True) -> Iterator[Path]:
     """Fill a new folder whole or not at all: under another name next to its place, which is renamed at the end."""
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    # A private one has the same name whatever the target's is, so that it can be removed by that name.
+    aside = aside_of(target.parent / "new") if private else _public_aside(target)
     try:
-        shutil.rmtree(aside, ignore_errors=True)  # a process of that number may have been killed
-        aside.mkdir()
+        remove_folder(aside)  # a process may have been killed
+        system_call(os.mkdir, aside, 0o700 if private else 0o777)
         yield aside
-        aside.rename(target)
+        system_call(os.rename, aside, target)
         sync_folder(target.parent)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        remove_folder(aside)
         raise
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file that moiety wrote, if it is there and can be removed."""
+    with contextlib.suppress(OSError):
+        system_call(os.unlink, path)
+
+
+def remove_folder(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Remove these files of a folder (without ``names`` all of them), and the folder unless it holds others."""
+    with contextlib.suppress(OSError):
+        for place in [folder / name for name in names] if names is not None else list(folder.iterdir()):
+            if place.is_dir() and not place.is_symlink():
+                remove_folder(place)
+            else:
+                remove_file(place)
+        system_call(os.rmdir, folder)
+
+
 def append_line(path: Path, line: bytes) -> None:
-    """Add one line to a file and flush it; where that fails, the file stays as it was."""
-    rest = line + b"\n"
+    """Add one line to a private file and flush it; where that fails, the file stays as it was."""
     with report_failure(path):
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        file = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         before = os.fstat(file).st_size
         try:
-            while rest:  # a write may stop short of the end, and only the next one says why
-                rest = rest[os.write(file, rest) :]
-            os.fsync(file)
+            _write_all(file, line + b"\n")
+            system_call(os.fsync, file)
         except OSError:
-            os.ftruncate(file, before)
+            system_call(os.ftruncate, file, before)
             raise
         finally:
             os.close(file)
@@ -121,7 +216,7 @@ def sync_folder(folder: Path) -> None:
     """Flush a folder's list of names, so that a rename survives a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        system_call(os.fsync, handle)
     finally:
         os.close(handle)
 
@@ -137,6 +232,80 @@ def warn_of_no_lock() -> None:
     warnings.warn("Folders cannot be locked here: do not train in one folder from two processes.", stacklevel=2)
 
 
+# Not by an import: the package itself names modules of all layers.
+VERSION: str = sys.modules["moiety"].__version__
+FORMAT = 2
+"""The format of a run's folder. Format 1 had neither checksums nor the run's id in its files."""
+JSON_END, TOML_END, LINE_END = b'"\n}\n', b"\n", b'"}'
+"""What follows the checksum in each kind of file. The checksum is over all bytes before it."""
+
+
+def seal(content: bytes, end: bytes, run: str = "") -> bytes:
+    """The content, its checksum and the ``end``. The checksum of a line is over the run's id too."""
+    return content + digest(run.encode() + content).encode() + end
+
+
+def is_sealed(content: bytes, end: bytes, run: str = "") -> bool:
+    """Whether a checksum of ``seal`` stands at the end and is right."""
+    return content == seal(content[: -len(end) - 2 * 16], end, run)
+
+
+def write_sealed(path: Path, content: Mapping[str, Any], run: str) -> None:
+    """Write a table as JSON with the format, moiety's version, the run's id and a checksum of all of it."""
+    table = {"format": FORMAT, "moiety": VERSION, "run": run, **content}
+    write_file(path, seal(json.dumps(table, indent=1).removesuffix("\n}").encode() + b',\n "check": "', JSON_END))
+
+
+def read_sealed(
+    path: Path, run: str | None = None, keys: Iterable[str] = (), hint: str = "", name: str = ""
+) -> dict[str, Any]:
+    """A table that ``write_sealed`` wrote, with the run's id and without the rest of the seal.
+
+    It must be of this format, whole, and of the run of that id where one is given.
+    """
+    content = read_json(path, hint=hint, name=name)
+    with report_unreadable(path, hint, name):
+        whole = is_sealed(path.read_bytes(), JSON_END)
+    if whole or "check" not in content:
+        check_format(content.get("format", 1), path)
+    check_seal(whole, path, content.get("run"), run, hint, name)
+    missing = sorted(set(keys) - content.keys())
+    must(not missing, name or path.name, "as it was written", f"{path}, which has no {', '.join(missing)}", hint)
+    return {key: value for key, value in content.items() if key not in ("format", "moiety", "check")}
+
+
+def check_format(number: object, path: Path) -> None:
+    """Refuse a file of another format."""
+    hint = "Use the version of moiety that wrote it."
+    must(number == FORMAT, "folder", f"of format {FORMAT}", f"format {number!s:.20} in {path}", hint)
+
+
+def check_seal(whole: bool, path: Path, got: object, run: str | None, hint: str = "", name: str = "") -> None:
+    """Refuse a file whose checksum is wrong, or that is of another run."""
+    must(whole, name or path.name, "as it was written", f"another checksum in {path}", hint)
+    must(run in (None, got), name or path.name, f"a file of run {run}", f"one of run {got!s:.40} in {path}", hint)
+
+
+def write_sealed_toml(path: Path, text: str, run: str) -> None:
+    """Write a TOML file whose last line is a comment with what ``write_sealed`` adds."""
+    line = f"# moiety {VERSION}, format {FORMAT}, run {run}, check "
+    write_file(path, seal(f"{text.rstrip()}\n\n{line}".encode(), TOML_END))
+
+
+def read_sealed_toml(path: Path, run: str | None = None) -> tuple[dict[str, Any], str]:
+    """The tables of a file that ``write_sealed_toml`` wrote, and the run's id."""
+    content = read_toml(path)
+    with report_unreadable(path):
+        raw = path.read_bytes()
+    last = raw.rstrip().rpartition(b"\n")[2].decode(errors="replace")
+    words = re.fullmatch(r"# moiety (\S+), format (\d+), run (\w*), check (\w+)", last)
+    whole = is_sealed(raw, TOML_END)
+    if run is None and (whole or words is None):
+        check_format(int(words[2]) if words else 1, path)
+    check_seal(whole and words is not None, path, words[3] if words else None, run)
+    return content, words[3] if words else ""
+
+
 @contextlib.contextmanager
 def lock_folder(folder: Path | None) -> Iterator[None]:
     """Keep other processes from training in the folder: two that write one history would spoil it.
@@ -150,7 +319,7 @@ def lock_folder(folder: Path | None) -> Iterator[None]:
         yield
         return
     with report_failure(folder):
-        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        file = open_file(folder / LOCK, os.O_RDWR | os.O_CREAT)
     try:
         _locks.add(file)
         try:

@@ -31,8 +31,11 @@ _WANTED = {
     "dict": "a table",
     "model": "a table",
     "dataclass": "a name or a table with a name",
+    "Module": "a name or a table with a name",
+    "Sequence": "a list",
+    "Iterable": "a list",
 }
-"""What pydantic's kinds of errors (``int_parsing``, ``int_type`` ...) require, by the first word of their names."""
+"""What pydantic requires: by the first word of an error's kind (``int_parsing``, ``int_type``), or by a class."""
 
 
 def recorded(builder: Callable[P, R]) -> Callable[P, R]:
@@ -176,7 +179,7 @@ def one_line_error(errors: Sequence[Mapping[str, Any]], above: Sequence[str] = (
     first = errors[0]
     alike = [each for each in errors if each["loc"][:1] == first["loc"][:1]]
     place = [str(part + 1) if isinstance(part, int) else part for part in first["loc"]]
-    wanted = list(dict.fromkeys(map(_wanted, alike)))
+    wanted = list(dict.fromkeys(map(_describe_constraint, alike)))
     if len(alike) > 1:  # the rest of the place says which kind was tried
         place = place[:1]
     got = first["input"]
@@ -185,9 +188,9 @@ def one_line_error(errors: Sequence[Mapping[str, Any]], above: Sequence[str] = (
     return MoietyError(message(".".join([*above, *place]), " or ".join(wanted), repr(got)))
 
 
-def _wanted(error: Mapping[str, Any]) -> str:
+def _describe_constraint(error: Mapping[str, Any]) -> str:
     if error["type"] == "is_instance_of":
         wanted = str(error["ctx"]["class"])
-        return "a list" if wanted in ("Sequence", "Iterable") else f"a {wanted}"
+        return _WANTED.get(wanted, f"a {wanted}")
     text = str(error["msg"])
     return _WANTED.get(error["type"].partition("_")[0], text[:1].lower() + text[1:]).removeprefix("input should be ")

@@ -58,10 +58,10 @@ def _made_up() -> Setting:
         sweeps=(Sweep(option="dropout", split="output", values=(0.0, 0.3)),),
     )
     title = "Sentences of twelve made-up words, which every client counts through with a step of its own."
-    return _setting("made_up_words", title, _counting, sizes, stages)
+    return _setting("made_up_words", title, _load_counting_words, sizes, stages)
 
 
-def _counting(seed: int) -> mo.FederatedData:
+def _load_counting_words(seed: int) -> mo.FederatedData:
     """Client k says every k-th of twelve words, two to six of them; one in ten is out of the vocabulary.
 
     Tokens are numbered as in ``load("shakespeare", unit="word", vocabulary=12, length=6)``.

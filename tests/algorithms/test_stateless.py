@@ -76,7 +76,7 @@ def test_v_starts_from_its_first_value_in_every_round(algorithm, one_round, engi
         u, _, _ = one_round(u)
         run = fit(algorithm, engine, rounds)
         assert float(run.shared_parameters()["u"]) == pytest.approx(float(u), rel=1e-13)
-        assert run._loop.progress.store.pending == {}
+        assert run._loop.progress.store.owners() == []
 
 
 @ENGINES
@@ -103,10 +103,11 @@ def test_personal_models_come_from_the_algorithms_own_rule(algorithm, one_round,
 @CASES
 def test_nothing_personal_is_stored(algorithm, one_round, tmp_path):
     run = fit(algorithm, "sequential", 2, out=tmp_path / "run")
-    (file,) = (tmp_path / "run").glob("checkpoint/*/clients.safetensors")
+    (file,) = (tmp_path / "run").glob("checkpoint/*/index.safetensors")
     held = load_file(file)
-    assert held.keys() == {"clients"}
-    assert len(held["clients"]) == 0
+    assert held.keys() == {"changes"}
+    assert len(held["changes"]) == 0
+    assert not (tmp_path / "run/clients").exists()
     assert torch.equal(run._loop.progress.store.first().personal["v"], torch.tensor(0.0, dtype=torch.float64))
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from cli_command import call, one_line
 
+from moiety.files import write_sealed
 from moiety.run import folder
 
 ONE = {"a": 0.5, "b": 0.6, "c": 0.7, "d": 0.8}
@@ -38,7 +39,8 @@ def made(
         "algorithm": {"name": f"alg_{path.name}"},
         "run": {"rounds": 7, "cohort": 2, "seed": 0, "engine": "sequential"},
     }
-    folder.write_config(path, config)
+    write_sealed(path / "identity.json", {}, "0123")
+    folder.write_config(path, config, "0123")
     sign = 1 if higher else -1
     rows = [
         {
@@ -58,8 +60,9 @@ def made(
     untested = {"loss": nan, "metric": nan, "shared_loss": nan, "shared_metric": nan, "gain": nan, "hurt": False}
     rows.append({"client": "e", "n": 20, "n_test": 0, **untested})
     ledger = {"up_payload": 1_500_000, "down_payload": 500_000, "flops": 1e9, "device_memory": 1000}
-    folder.write_results(path, rows, ledger)
-    folder.append_history(path, {"round": 7, "part": "test", "metric_name": metric, "seconds": 1.5, "dropped": []})
+    folder.write_results(path, rows, {**ledger, "rounds": 7}, "0123")
+    last = {"round": 7, "part": "test", "metric_name": metric, "seconds": 1.5, "dropped": []}
+    folder.append_history(path, last, "0123")
     return path
 
 
@@ -157,8 +160,8 @@ def test_broken_folders(capsys, tmp_path, file, how):
 @pytest.mark.parametrize("key", ["metric", "gain", "n_test"])
 def test_values_that_are_no_numbers(capsys, tmp_path, key, value):
     one, two = made(tmp_path / "one", ONE), made(tmp_path / "two", TWO)
-    rows = [{**row, key: value} for row in folder.read_clients(two)]
-    folder.write_results(two, rows, json.loads((two / "ledger.json").read_text()))
+    rows, ledger = folder.read_results(two, "0123", ())
+    folder.write_results(two, [{**row, key: value} for row in rows], ledger, "0123")
     found = call(capsys, "compare", one, two)
     assert (found.code, found.out) == (2, "")
     assert one_line(found.err)
@@ -168,8 +171,8 @@ def test_values_that_are_no_numbers(capsys, tmp_path, key, value):
 @pytest.mark.parametrize("key", ["n_test", "weight"])
 def test_weights_below_zero(capsys, tmp_path, key):
     one, two = made(tmp_path / "one", ONE), made(tmp_path / "two", TWO)
-    rows = [{**row, key: -3} for row in folder.read_clients(two)]
-    folder.write_results(two, rows, json.loads((two / "ledger.json").read_text()))
+    rows, ledger = folder.read_results(two, "0123", ())
+    folder.write_results(two, [{**row, key: -3} for row in rows], ledger, "0123")
     found = call(capsys, "compare", one, two)
     assert (found.code, found.out) == (2, "")
     assert f"`clients.parquet: {key}` must be a number >= 0, got -3 in" in found.err

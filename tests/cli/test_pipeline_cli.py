@@ -277,7 +277,7 @@ def test_what_no_longer_fits_is_refused_on_resume(capsys, here):
     refused(call(capsys, *again, "--set", "stage.1.algorithm.shared=1"), "`stage.1.algorithm.shared` must be 0.3")
     refused(call(capsys, *again, "--set", "stage.2.split=norms"), "`stage.2.split.name` must be 'output_layer'")
     refused(call(capsys, *again, "--seed", 3), "`run.seed` must be 0, as runs/three began, got 3.")
-    refused(call(capsys, *again, "--out", "runs/small"), "a run folder with a pipeline.toml")
+    refused(call(capsys, *again, "--out", "runs/small"), "a folder with a pipeline.toml")
     refused(call(capsys, "run", "small.toml", "--resume", "--out", "runs/three"), "a run folder with a config.toml")
     (here / "three.toml").write_text(STAGED.rpartition("[[stage]]")[0])
     refused(call(capsys, *again), "`stage` must be 3 stages, as runs/three began, got 2.")

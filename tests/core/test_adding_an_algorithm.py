@@ -29,12 +29,19 @@ rounds = 2
 cohort = 2
 engine = "sequential"
 """
-IN_PYTHON = """
+PROGRAM = """
 import moiety
+from moiety.cli import main
 assert moiety.__file__.startswith({folder!r}), moiety.__file__
 assert "mine" in dir(moiety)
 assert moiety.mine is moiety.algorithms.ALGORITHMS["mine"]
-print(moiety.mine(shared=0.1).spec)
+assert moiety.mine(shared=0.1).spec == {{"name": "mine", "shared": 0.1}}
+assert main(["list", "algorithms"]) == 0
+print("listed")
+run = ["run", "first.toml", "--out", "runs/first", "--quiet"]
+assert main(run) == 0
+assert main([*run, "--set", "algorithm.shared.lr=0.1", "--resume", "--rounds", "3"]) == 0
+assert moiety.resume("runs/first").history[-1]["round"] == 3
 """
 
 
@@ -57,30 +64,15 @@ def house(tmp_path_factory):
     return folder
 
 
-def python(house, *words):
-    """Python with the copied package before the installed one."""
+def test_python_the_command_and_a_file_know_it(house):
+    """One process does all of it, with the copied package before the installed one."""
+    (house / "first.toml").write_text(FILE)
     env = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS")}
     env["PYTHONPATH"] = str(house)
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=house, env=env, timeout=600)
+    words = [sys.executable, "-c", PROGRAM.format(folder=str(house))]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=house, env=env, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
-def test_it_has_a_public_name(house):
-    assert python(house, "-c", IN_PYTHON.format(folder=str(house))) == "{'name': 'mine', 'shared': 0.1}\n"
-
-
-def test_the_command_lists_it(house):
-    rows = [line.split() for line in python(house, "-m", "moiety", "list", "algorithms").splitlines()]
+    rows = [line.split() for line in done.stdout.partition("listed\n")[0].splitlines()]
     assert [row[0] for row in rows if row].count("mine") == 1
-
-
-def test_a_file_trains_it_and_its_folder_is_continued(house):
-    (house / "first.toml").write_text(FILE)
-    python(house, "-m", "moiety", "run", "first.toml", "--out", "runs/first", "--quiet")
-    more = ("--set", "algorithm.shared.lr=0.1", "--resume", "--rounds", "3")
-    python(house, "-m", "moiety", "run", "first.toml", "--out", "runs/first", "--quiet", *more)
     config = tomllib.loads((house / "runs" / "first" / "config.toml").read_text(encoding="utf-8"))
     assert config["algorithm"] == {"name": "mine", "shared": {"name": "sgd", "lr": 0.1, "steps": 2}}
-    code = "import moiety; print(moiety.resume('runs/first').history[-1]['round'])"
-    assert python(house, "-c", code) == "3\n"

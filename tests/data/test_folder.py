@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -60,11 +61,11 @@ def test_a_failed_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_folder_appears_by_one_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(self: Path, target: Path) -> None:
-        assert sorted(p.name for p in self.iterdir()) == ["bounds.npy", "columns", "ids.npy", "meta.json"]
+    def killed(aside: Path, target: Path) -> None:
+        assert sorted(p.name for p in aside.iterdir()) == ["bounds.npy", "columns", "ids.npy", "meta.json"]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "rename", killed)
+    monkeypatch.setattr(os, "rename", killed)
     with pytest.raises(KeyboardInterrupt):
         make().save(tmp_path / "d")
     assert not (tmp_path / "d").exists()

@@ -59,7 +59,7 @@ def main() -> None:
         kill_harness.import_all(json.loads(whole.with_suffix(".modules").read_text()))
         events = whole.with_suffix(".events").read_text().splitlines()
         # The last four are the beginnings of the four checkpoints; uploads are under way in the two in the middle.
-        made = [i for i, event in enumerate(events) if event.startswith("os.mkdir") and "/.round-" in event][-4:]
+        made = [i for i, event in enumerate(events) if event.startswith("os.mkdir") and "/.new.moiety" in event][-4:]
         for number in [*range(made[1], made[2], 5), *range(made[2] + 2, made[3], 5)]:
             out = folder / f"{name}-point{number}"
             end = kill_harness.wait(kill_harness.start(out, 4, kill_harness.at_event(number, out, half=False)))

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor, nn
 
 import moiety as mo
 from moiety import tree
-from moiety.run.folder import read_clients
 
 torch.set_num_threads(1)
 
@@ -86,8 +86,14 @@ def conv_net() -> nn.Module:
 
 
 def without_seconds(history: list[dict[str, Any]]) -> list[str]:
-    """History rows as exact text, all fields but the time they took."""
-    return [json.dumps({k: v for k, v in row.items() if k != "seconds"}, sort_keys=True) for row in history]
+    """History rows as exact text, all fields but the time they took and the checksum."""
+    kept = [{k: v for k, v in row.items() if k not in ("seconds", "check")} for row in history]
+    return [json.dumps(row, sort_keys=True) for row in kept]
+
+
+def without_seal(table: dict[str, Any]) -> dict[str, Any]:
+    """A table of a run's folder, without what two runs that do the same have otherwise: id and checksums."""
+    return {k: v for k, v in table.items() if k not in ("run", "check")}
 
 
 def exact(tensors: dict[str, Tensor]) -> dict[str, tuple[Any, ...]]:
@@ -122,16 +128,29 @@ def folder_contents(folder: Path) -> dict[str, Any]:
     """What a run folder says, without times."""
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     checkpoint = max((folder / "checkpoint").glob("round-*"))
+    state = without_seal(json.loads((checkpoint / "state.json").read_text()))
+    for table, key in ((state, "index"), (state, "before"), (state["files"], "index.safetensors")):
+        del table[key]  # they depend on when checkpoints were made
     return {
-        "config": (folder / "config.toml").read_text(),
+        "config": (folder / "config.toml").read_text().partition("# moiety")[0],
         "history": without_seconds(rows),
-        "clients": [json.dumps(row) for row in read_clients(folder)],
-        "ledger": json.loads((folder / "ledger.json").read_text()),
+        "clients": [json.dumps(row) for row in pq.read_table(folder / "clients.parquet").to_pylist()],
+        "ledger": without_seal(json.loads((folder / "ledger.json").read_text())),
         "initial": (folder / "initial.safetensors").read_bytes(),
         "checkpoint": checkpoint.name,
-        "files": {p.name: p.read_bytes() for p in sorted(checkpoint.glob("*.safetensors"))},
-        "state": json.loads((checkpoint / "state.json").read_text()),
+        "files": {p.name: p.read_bytes() for p in sorted(checkpoint.glob("*.safetensors")) if p.stem != "index"},
+        "state": state,
+        "states": stored_states(folder / "clients"),
     }
+
+
+def stored_states(folder: Path) -> dict[int, bytes]:
+    """The personal states on disk by client: of two slots, the one that the index names, in which a run may differ."""
+    if not folder.exists():
+        return {}
+    entries = np.fromfile(folder / "index.bin", dtype="<u4").reshape(-1, 3)[:, 1]
+    slots = np.fromfile(folder / "states.bin", dtype=np.uint8).reshape(len(entries), 2, -1)
+    return {int(c): slots[c, entries[c] - 1].tobytes() for c in np.flatnonzero(entries)}
 
 
 def same_folders(one: Path, other: Path) -> None:
@@ -139,6 +158,18 @@ def same_folders(one: Path, other: Path) -> None:
     a, b = folder_contents(one), folder_contents(other)
     for part in a:
         assert a[part] == b[part], f"{part} differs"
+
+
+def reseal(path: Path) -> None:
+    """Give a file that a test has changed the checksum that it would have if moiety had written it so."""
+    text, json_file = path.read_text(), path.suffix == ".json"
+    if json_file:
+        table = {k: v for k, v in json.loads(text).items() if k != "check"}
+        text = json.dumps(table, indent=1).removesuffix("\n}") + ',\n "check": "'
+    else:
+        text = text.rpartition(", check ")[0] + ", check "
+    check = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    path.write_text(text + check + ('"\n}\n' if json_file else "\n"))
 
 
 def tree_hash(folder: Path) -> dict[str, str]:

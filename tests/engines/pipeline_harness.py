@@ -67,14 +67,13 @@ def chosen(events: list[str]) -> list[int]:
 def contents(out: Path) -> dict[str, Any]:
     """What the folders of both stages say, without times and without where they lie."""
     names = sorted(p.name for p in out.iterdir() if not p.name.startswith("."))
-    found: dict[str, Any] = {"pipeline": (out / "pipeline.toml").read_text(), "names": names}
+    found: dict[str, Any] = {"pipeline": (out / "pipeline.toml").read_text().partition("# moiety")[0], "names": names}
     for name in NAMES:
         stage = folder_contents(out / name)
         stage["config"] = stage["config"].replace(str(out), "OUT")
         found |= {f"{name} {part}": value for part, value in stage.items()}
-        for file in ("start.safetensors", "clients/states.bin", "clients/present.bin"):
-            path = out / name / file
-            found[f"{name} {file}"] = path.read_bytes() if path.exists() else None
+        path = out / name / "start.safetensors"
+        found[f"{name} start"] = path.read_bytes() if path.exists() else None
     return found
 
 

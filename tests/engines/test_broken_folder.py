@@ -13,8 +13,10 @@ import pytest
 from engine_cases import (
     StopHereError,
     federation,
+    folder_contents,
     mlp,
     refused,
+    reseal,
     same_folders,
     same_runs,
     stop_after,
@@ -34,8 +36,8 @@ def algorithm(**options: Any) -> mo.Algorithm:
     return flat(mo.fedalt, **{"shared_lr": 0.1, "personal_lr": 0.2, "batch_size": 5} | options)
 
 
-def begin(out: Path, **options: Any) -> mo.Run:
-    model = mlp()
+def begin(out: Path, model_seed: int = 3, **options: Any) -> mo.Run:
+    model = mo.models.mlp(4, 3, hidden=(5,), seed=model_seed)
     split = mo.split.by_name(model, personal=["head"])
     options = {"rounds": ROUNDS, "cohort": 3, "seed": 7, "engine": "sequential"} | options
     return mo.fit(model, FED, algorithm(), **with_settings(split=split, evaluate_every=1, out=out, **options))
@@ -103,6 +105,7 @@ def state(change: Callable[[dict[str, Any]], Any]) -> Damage:
         content = json.loads(path.read_text())
         change(content)
         path.write_text(json.dumps(content))
+        reseal(path)
 
     return damage
 
@@ -112,6 +115,7 @@ def config(old: str, new: str) -> Damage:
         text = (folder / "config.toml").read_text()
         assert old in text
         (folder / "config.toml").write_text(text.replace(old, new))
+        reseal(folder / "config.toml")
 
     return damage
 
@@ -122,6 +126,7 @@ def without_section(name: str) -> Damage:
         kept = [p for p in parts if not p.lstrip().startswith((f"[{name}]", f"[{name}."))]
         assert sum(p.lstrip().startswith(f"[{name}]") for p in parts) == 1  # the table, and those within it
         (folder / "config.toml").write_text("\n\n".join(kept))
+        reseal(folder / "config.toml")
 
     return damage
 
@@ -133,6 +138,7 @@ def without_key(name: str) -> Damage:
         at = next(i for i, line in enumerate(lines) if i > run and line.startswith(f"{name} ="))
         end = at + 1 if not lines[at].endswith("[") else lines.index("]", at) + 1
         (folder / "config.toml").write_text("\n".join(lines[:at] + lines[end:]) + "\n")
+        reseal(folder / "config.toml")
 
     return damage
 
@@ -142,13 +148,18 @@ def section_as_text(name: str) -> Damage:
         without_section(name)(folder)
         text = (folder / "config.toml").read_text()
         (folder / "config.toml").write_text(f'{name} = "digits"\n\n{text}')
+        reseal(folder / "config.toml")
 
     return damage
 
 
-SERVER, CLIENTS, INITIAL = "server.safetensors", "clients.safetensors", "initial.safetensors"
+def clear(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+SERVER, INDEX, INITIAL = "server.safetensors", "index.safetensors", "initial.safetensors"
 CASES: dict[str, tuple[Damage, str]] = {}
-for tensors in (SERVER, CLIENTS, INITIAL):
+for tensors in (SERVER, INDEX, INITIAL):
     for share in (0, 0.01, 0.5, 0.9, 1):
         CASES[f"{tensors} cut to {share}"] = (cut(tensors, share), tensors)
     CASES[f"{tensors} header byte"] = (flip(tensors, 9), tensors)
@@ -157,7 +168,7 @@ for tensors in (SERVER, CLIENTS, INITIAL):
     CASES[f"{tensors} of noise"] = (write(tensors, os.urandom(400)), tensors)
 for share in (0, 0.1, 0.5, 0.99):
     CASES[f"state.json cut to {share}"] = (cut("state.json", share), "checkpoint")
-for key in ("format", "version", "round", "numbers", "ledger", "dropped", "identity", "files"):
+for key in ("format", "round", "index", "before", "numbers", "ledger", "dropped", "identity", "files"):
     CASES[f"state.json without {key}"] = (state(lambda s, key=key: s.pop(key)), "checkpoint")  # type: ignore[misc]
 for name, text in {"a list": "[]", "null": "null", "a number": "3", "words": "not JSON", "bytes": "\xff\xfe"}.items():
     CASES[f"state.json {name}"] = (write("state.json", text.encode("latin-1")), "checkpoint")
@@ -178,8 +189,13 @@ for key in (
     CASES[f"config.toml without run.{key}"] = (without_key(key), key)
 CASES |= {
     "state.json removed": (remove("state.json"), "checkpoint"),
-    "state.json of version 2": (state(lambda s: s.update(version=2)), "version 2"),
+    "state.json of format 3": (state(lambda s: s.update(format=3)), "of format 2, got format 3"),
     "state.json of another format": (state(lambda s: s.update(format="other")), "other"),
+    "state.json of another run": (state(lambda s: s.update(run="0" * 16)), "a file of run .* one of run 0000"),
+    "state.json of another round": (state(lambda s: s.update(round=3)), "of round 2, got round 3"),
+    "state.json nested too deeply": (write("state.json", "[" * 100_000), "checkpoint"),
+    "identity.json nested too deeply": (write("identity.json", '{"a": ' * 100_000), "identity.json"),
+    "config.toml nested too deeply": (write("config.toml", "a = " + "[" * 100_000), "config.toml"),
     "state.json with round text": (state(lambda s: s.update(round="two")), "checkpoint|round"),
     "state.json with identity null": (state(lambda s: s.update(identity=None)), "checkpoint"),
     "state.json with a new identity": (state(lambda s: s["identity"].update(more=1)), "checkpoint"),
@@ -209,9 +225,13 @@ CASES |= {
     "config.toml with a wrong part": (config('evaluate_on = "test"', 'evaluate_on = "exam"'), "exam"),
     "config.toml with a wrong column": (config('    "x",', '    "z",'), "inputs"),
     "config.toml with a wrong loss": (config('loss = "cross_entropy"', 'loss = "crossentropy"'), "loss"),
-    "history.jsonl not text": (write("history.jsonl", b"\xff\xfe\n"), "history.jsonl"),
-    "history.jsonl without rounds": (write("history.jsonl", '{"loss": 1}\n'), "history.jsonl"),
-    "history.jsonl of numbers": (write("history.jsonl", "5\n"), "history.jsonl"),
+    "clients removed": (
+        lambda folder: shutil.rmtree(folder / "clients"),
+        "layout.json.*remove checkpoint, clients and",
+    ),
+    "clients emptied": (lambda folder: os.truncate(folder / "clients/states.bin", 0), "clients.*states.bin"),
+    "clients as at first": (lambda folder: clear(folder / "clients/index.bin"), "`clients` must be as the checkpoint"),
+    "checkpoint removed": (lambda folder: shutil.rmtree(folder / "checkpoint"), "`checkpoint` must be there.*round 2"),
 }
 
 
@@ -221,6 +241,64 @@ def test_a_damaged_folder_is_refused_and_left_alone(damage: Damage, pattern: str
     before = tree_hash(folder)
     refused(lambda: mo.resume(folder, data=FED), pattern)
     assert tree_hash(folder) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["config.toml", "identity.json", "checkpoint", "clients", "initial.safetensors", "clients/states.bin"]
+)
+def test_what_is_of_another_run_is_refused_by_name(name: str, folder: Path, tmp_path: Path) -> None:
+    """The other run has the same algorithm and data, so nothing but its id and its values tells its files apart."""
+    with pytest.raises(StopHereError):
+        begin(tmp_path / "other", on_round=stop_after(2), model_seed=4)
+    place = folder / name
+    (shutil.rmtree if place.is_dir() else os.unlink)(place)
+    (shutil.copytree if (tmp_path / "other" / name).is_dir() else shutil.copy)(tmp_path / "other" / name, place)
+    before = tree_hash(folder)
+    wanted = {"clients": "layout.json", "identity.json": "config.toml"}.get(name, Path(name).name)
+    refused(lambda: mo.resume(folder, data=FED), wanted)
+    assert {k: v for k, v in tree_hash(folder).items() if "states" not in k} == {
+        k: v for k, v in before.items() if "states" not in k
+    }
+
+
+def test_clients_of_an_older_checkpoint_are_refused(folder: Path, tmp_path: Path) -> None:
+    older = shutil.copytree(folder / "clients", tmp_path / "older")
+    with pytest.raises(StopHereError):
+        mo.resume(folder, data=FED, on_round=stop_after(4), rounds=6)
+    shutil.rmtree(folder / "clients")
+    shutil.copytree(older, folder / "clients")
+    before = tree_hash(folder)
+    refused(lambda: mo.resume(folder, data=FED), "`clients` must be as the checkpoint of round 4")
+    assert tree_hash(folder) == before
+
+
+HISTORIES: dict[str, tuple[Damage, list[int]]] = {
+    "not text": (write("history.jsonl", b"\xff\xfe\n"), [1, 2]),
+    "without rounds": (write("history.jsonl", '{"loss": 1}\n'), [1, 2]),
+    "of numbers": (write("history.jsonl", "5\n"), [1, 2]),
+    "too deep": (write("history.jsonl", "[" * 100_000), [1, 2]),
+    "removed": (remove("history.jsonl"), [1, 2]),
+    "a flipped bit": (flip("history.jsonl", 20), [1]),
+    "a metric that was edited": (lambda folder: edit(folder / "history.jsonl", '"metric": 0.', '"metric": 9.'), [1, 2]),
+    "cut": (cut("history.jsonl", 0.8), [2]),
+}
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize(("damage", "lost"), HISTORIES.values(), ids=HISTORIES)
+def test_a_damaged_history_costs_its_rows_and_no_model(
+    damage: Damage, lost: list[int], finished: Path, folder: Path
+) -> None:
+    damage(folder)
+    with pytest.warns(UserWarning, match=f"has lost the rows of rounds? {', '.join(map(str, lost))}\\."):
+        run = mo.resume(folder, data=FED)
+    assert [row["round"] for row in run.history] == [t for t in (1, 2, 3, 4) if t not in lost]
+    one, other = folder_contents(finished), folder_contents(folder)
+    assert {k: v for k, v in one.items() if k != "history"} == {k: v for k, v in other.items() if k != "history"}
 
 
 def other_data() -> mo.FederatedData:
@@ -266,6 +344,7 @@ def test_what_does_not_belong_to_the_run_is_refused(
 def test_what_does_not_belong_is_refused_before_the_first_checkpoint_too(name: str, folder: Path) -> None:
     """A run killed in its first round has a configuration and no checkpoint."""
     shutil.rmtree(folder / "checkpoint")
+    shutil.rmtree(folder / "clients")
     (folder / "history.jsonl").unlink()
     before = tree_hash(folder)
     given, pattern = GIVEN[name]
@@ -295,35 +374,48 @@ def test_a_last_line_cut_short_is_made_again(keep: int, finished: Path, folder: 
     same_folders(finished, folder)
 
 
-def test_a_row_lost_from_before_the_checkpoint_is_not_passed_over_in_silence(finished: Path, folder: Path) -> None:
-    cut("history.jsonl", 1)(folder)  # of the row of round 2, which the checkpoint has
-    os.truncate(folder / "history.jsonl", (folder / "history.jsonl").stat().st_size - 20)
-    try:
-        run = mo.resume(folder, data=FED)
-    except mo.MoietyError:
-        return
-    assert [row["round"] for row in run.history] == [1, 2, 3, 4]
-
-
 def test_the_advice_to_remove_a_broken_checkpoint_works(finished: Path, folder: Path) -> None:
     cut(SERVER, 0.5)(folder)
-    text = refused(lambda: mo.resume(folder, data=FED), "Remove that folder")
+    text = refused(lambda: mo.resume(folder, data=FED), "remove checkpoint, clients and history.jsonl")
     (checkpoint,) = (folder / "checkpoint").iterdir()
     assert str(checkpoint) in text
-    shutil.rmtree(checkpoint)
+    shutil.rmtree(folder / "checkpoint")
+    shutil.rmtree(folder / "clients")
+    (folder / "history.jsonl").unlink()
     mo.resume(folder, data=FED)
     same_folders(finished, folder)
 
 
 def test_an_interrupted_checkpoint_beside_the_whole_one_does_no_harm(finished: Path, folder: Path) -> None:
     """What a kill leaves: a folder being written, with half a file in it."""
-    aside = folder / "checkpoint" / ".round-00000003.12345"
+    aside = folder / "checkpoint" / ".new.moiety"
     aside.mkdir()
     (aside / SERVER).write_bytes(b"half")
-    (folder / ".config.toml.12345").write_bytes(b"half")
+    (folder / ".config.toml.moiety").write_bytes(b"half")
     mo.resume(folder, data=FED)
     same_folders(finished, folder)
     assert not aside.exists()
+    assert not (folder / ".config.toml.moiety").exists()
+
+
+def test_files_of_the_users_own_stay(finished: Path, folder: Path) -> None:
+    """Names that look like what is left of a write, and files in folders of ours."""
+    (old,) = (folder / "checkpoint").iterdir()
+    mine = [".env.2024-backup", ".thesis.tex.2", ".config.toml.12345", "checkpoint/notes.txt", "clients/.a.1"]
+    mine += [f"checkpoint/{old.name}/notes.txt", ".x.1/file"]
+    (folder / ".x.1").mkdir()
+    for name in mine:
+        (folder / name).write_text("mine")
+    mo.resume(folder, data=FED)
+    assert [name for name in mine if (folder / name).read_text() != "mine"] == []
+    same_folders(finished, folder)
+    assert mo.resume(folder, data=FED, rounds=6)._loop.progress.round == 6
+
+
+def test_only_the_owner_can_read_a_run(finished: Path) -> None:
+    places = [finished, *finished.rglob("*")]
+    assert {place.stat().st_mode & 0o777 for place in places if place.is_dir()} == {0o700}
+    assert {place.stat().st_mode & 0o777 for place in places if place.is_file()} == {0o600}
 
 
 def test_a_folder_that_lost_its_configuration_does_not_mix_two_runs(finished: Path, folder: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_cases import federation, mlp, refused, tree_hash
+from engine_cases import federation, mlp, refused, reseal, tree_hash
 from oracle_problems import scalar_task
 from run_settings import with_settings
 
@@ -154,6 +154,7 @@ def test_a_broken_file(ended: Path, tmp_path: Path, old: str, new: str, words: s
     text = (ended / "pipeline.toml").read_text()
     assert old in text
     (tmp_path / "pipeline.toml").write_text(text.replace(old, new))
+    reseal(tmp_path / "pipeline.toml")
     refused(lambda: mo.resume(tmp_path, data=FED), words)
 
 

@@ -18,6 +18,7 @@ from engine_cases import (
     federation,
     mlp,
     refused,
+    reseal,
     same_runs,
     stop_after,
     tree_hash,
@@ -93,7 +94,7 @@ def test_interrupted_and_without_the_earlier_folder(earlier, tmp_path, stop):
     same_runs(whole, mo.resume(tmp_path / "run", data=FED))
 
 
-@pytest.mark.parametrize("lost", [("checkpoint",), ("checkpoint", "clients"), ("checkpoint", "history.jsonl")])
+@pytest.mark.parametrize("lost", [("checkpoint", "clients"), ("checkpoint", "clients", "history.jsonl")])
 def test_a_run_that_starts_again_starts_from_the_same_states(earlier, tmp_path, lost):
     """Without its checkpoints a run begins anew, and its clients with the states they began with."""
     whole = fit(alt(), start=earlier)
@@ -110,17 +111,18 @@ def test_states_that_a_kill_tore_before_the_first_checkpoint(earlier, tmp_path):
     whole = fit(alt(), start=earlier)
     with pytest.raises(StopHereError):
         fit(alt(), start=earlier, out=tmp_path / "run", on_round=stop_after(1), checkpoint_every=3)
-    records, present = (tmp_path / f"run/clients/{name}.bin" for name in ("states", "present"))
+    records, index = (tmp_path / f"run/clients/{name}.bin" for name in ("states", "index"))
     records.write_bytes(bytes(i % 251 for i in range(records.stat().st_size)))
-    marks = bytearray(present.read_bytes())
-    marks[marks.index(1)] = 0
-    present.write_bytes(bytes(marks))
+    entries = np.fromfile(index, dtype="<u4").reshape(-1, 3)
+    entries[np.flatnonzero(entries[:, 1])[0]] = 0
+    entries.tofile(index)
     same_runs(whole, mo.resume(tmp_path / "run", data=FED))
 
 
 def test_a_changed_file_of_states_is_refused(earlier, tmp_path):
     fit(alt(), start=earlier, out=tmp_path / "run")
     shutil.rmtree(tmp_path / "run/checkpoint")
+    shutil.rmtree(tmp_path / "run/clients")
     file = tmp_path / "run/start.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -274,5 +276,6 @@ def test_folders_that_cannot_name_what_they_were_of(tmp_path):
         assert all(torch.equal(again.parameters(client)[n], run.parameters(client)[n]) for n in own.trained_personal)
     text = (tmp_path / "run/config.toml").read_text()
     (tmp_path / "run/config.toml").write_text(text.replace('name = "fedalt"', 'own = "mine"\nname = "fedalt"'))
+    reseal(tmp_path / "run/config.toml")
     call = lambda: mo.fit(model, FED, mo.finetune(personal=0.1), **with_settings(start=tmp_path / "run", **options))  # noqa: E731
     refused(call, "`start`.*names its algorithm.*moiety.resume")

@@ -210,12 +210,12 @@ def test_a_second_interrupt_leaves_the_checkpoint_there_is(tmp_path: Path, monke
     same_runs(whole, resume(case, tmp_path / "parts"))
 
 
-@pytest.mark.parametrize("at", ["settle", "rmtree"])
+@pytest.mark.parametrize("at", ["settle", "remove_folder"])
 def test_an_interrupt_after_a_checkpoint_has_its_name(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C between the rename of the checkpoint of round 2 and the removal of that of round 1: only one is left."""
     case, calls = CASES["fedalt"], []
     whole = fit(case, "sequential", tmp_path / "whole", checkpoint_every=1)
-    place = checkpoint.shutil if at == "rmtree" else DiskStore
+    place = checkpoint if at == "remove_folder" else DiskStore
     real = getattr(place, at)
 
     def interrupted(*args: Any, **options: Any) -> Any:

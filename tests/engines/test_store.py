@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from moiety import tree
 from moiety.clients import DiskStore, Store, uniform_cohort
+from moiety.clients.records import sum_entries
 
 
 class State(NamedTuple):
@@ -49,6 +52,14 @@ def same(one: Any, other: Any) -> bool:
     )
 
 
+def settle(store: Store, round: int) -> tuple[Any, str]:
+    """What a checkpoint does with a store; what the checkpoint holds."""
+    changes = store.changes(round)
+    wanted = store.digest(changes)
+    store.settle(changes)
+    return changes, wanted
+
+
 CLIENTS = 6
 ACTIONS = st.lists(
     st.one_of(
@@ -69,6 +80,7 @@ def test_a_plain_dict(actions):
     safe: dict[int, int] = {}
     now: dict[int, int] = {}
     count = settled = 0
+    last: Any = ()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "deep" / "clients"
         store = DiskStore(state, folder, CLIENTS)
@@ -87,15 +99,16 @@ def test_a_plain_dict(actions):
                     assert same(found, state(now.get(client, 0)))
             elif action == "settle":
                 settled += 1
-                store.settle(settled)
-                assert store.pending == {}
+                last = settle(store, settled)
+                assert store.records.pending == {}
                 safe = dict(now)
             elif action == "reopen":
                 store = DiskStore(state, folder, CLIENTS)
                 now = dict(safe)
             else:
+                (shutil.rmtree(folder) if value else None)
                 store = DiskStore(state, folder, CLIENTS)
-                store.restart(0 if value else settled)
+                store.start_again() if value or not settled else store.restart(settled, *last)
                 if value:
                     safe, settled = {}, 0
                 now = dict(safe)
@@ -113,15 +126,15 @@ def big(value: float = 0.0) -> dict[str, Tensor]:
 
 
 def test_a_million_clients_take_no_room(tmp_path):
-    """A gigabyte of records, of which six are written; a record may touch two pages, each page 8 blocks."""
+    """Two gigabytes of records, of which six are written; a record may touch two pages, each page 8 blocks."""
     touched = [0, 1, 499_999, 500_000, 999_998, 999_999]
     store = DiskStore(big, tmp_path / "c", 1_000_000)
-    assert (tmp_path / "c" / "states.bin").stat().st_size == 10**9
+    assert (tmp_path / "c" / "states.bin").stat().st_size == 2 * 10**9
     before = blocks_of(tmp_path / "c")
     store.put(touched, [big(float(c + 1)) for c in touched])
-    store.settle(1)
+    held = settle(store, 1)
     again = DiskStore(big, tmp_path / "c", 1_000_000)
-    again.restart(1)
+    again.restart(1, *held)
     assert torch.equal(torch.stack([s["w"][0] for s in again.get(touched)]), torch.tensor(touched).float() + 1)
     assert same(*again.get([500_001]), big())
     taken = blocks_of(tmp_path / "c")
@@ -133,22 +146,22 @@ def test_a_million_clients_take_no_room(tmp_path):
 def test_no_record_leaks_into_its_neighbours(tmp_path):
     store = DiskStore(state, tmp_path / "c", 50)
     store.put(range(1, 50, 3), [state(c) for c in range(1, 50, 3)])
-    store.settle(1)
+    settle(store, 1)
     store.put([4], [state(400)])
-    store.settle(2)
+    settle(store, 2)
     for client in range(50):
         wanted = state(400) if client == 4 else state(client) if client % 3 == 1 else state()
         assert same(*store.get([client]), wanted), client
     # Byte by byte: the records of those never asked are zeros.
     raw = (tmp_path / "c" / "states.bin").read_bytes()
-    record = len(raw) // 50
+    record = len(raw) // 50  # both slots
     assert all(not any(raw[c * record : (c + 1) * record]) for c in range(50) if c % 3 != 1)
 
 
 def test_what_is_read_may_be_changed_without_changing_the_store(tmp_path):
     store = DiskStore(state, tmp_path / "c", 3)
     store.put([1], [state(5)])
-    store.settle(1)
+    settle(store, 1)
     (found,) = store.get([1])
     for leaf in tree.leaves(found).values():
         leaf.zero_()
@@ -158,26 +171,132 @@ def test_what_is_read_may_be_changed_without_changing_the_store(tmp_path):
 
 def test_restart(tmp_path):
     store = DiskStore(state, tmp_path / "c", 3)
-    store.restart(0)
+    store.start_again()
     store.put([1], [state(5)])
-    store.settle(2)
-    for round in (2, 3):  # the checkpoint of a later round holds what it changed itself
-        again = DiskStore(state, tmp_path / "c", 3)
-        again.restart(round)
-        assert same(*again.get([1]), state(5))
+    older = settle(store, 2)
+    store.put([1, 2], [state(6), state(8)])
+    newer = settle(store, 4)
     again = DiskStore(state, tmp_path / "c", 3)
-    text = refused(lambda: again.restart(1), r"of round 1.*round 2")
+    again.restart(4, *newer)
+    assert same(*again.get([1]), state(6))
+    refused(lambda: again.restart(2, *older), r"`clients` must be as the checkpoint of round 2.*another index")
+    text = refused(again.start_again, r"`checkpoint` must be there, for clients has states of round 4")
     assert "start the run again" in text
-    again.restart(0)  # no checkpoint: the run begins anew, and so do its clients
+
+
+def test_first_states_are_put_anew_where_a_run_starts_again(tmp_path):
+    """A kill before the first checkpoint: the states that clients began with count as of round 0."""
+    store = DiskStore(state, tmp_path / "c", 3)
+    store.put([1], [state(5)])
+    settle(store, 0)
+    again = DiskStore(state, tmp_path / "c", 3)
+    again.start_again()
+    assert again.owners() == []
     assert same(*again.get([1]), state())
-    assert same(*DiskStore(state, tmp_path / "c", 3).get([1]), state())
+
+
+def test_a_kill_while_a_checkpoint_is_settled(tmp_path):
+    """Of the entries of a checkpoint, any number may have reached the index."""
+    for count in range(4):
+        folder = tmp_path / str(count)
+        store = DiskStore(state, folder, 3)
+        store.put(range(3), [state(c) for c in range(3)])
+        settle(store, 1)
+        store.put(range(3), [state(10 + c) for c in range(3)])
+        changes = store.changes(2)
+        wanted = store.digest(changes)
+        store.settle(changes[:count])
+        again = DiskStore(state, folder, 3)
+        again.restart(2, changes, wanted)
+        assert all(same(*again.get([c]), state(10 + c)) for c in range(3))
+
+
+def test_between_checkpoints_the_older_states_stay_on_disk(tmp_path):
+    """States are written at once, to the other slot: what the last checkpoint needs is not touched, however often."""
+    store = DiskStore(state, tmp_path / "c", 3)
+    store.put([0, 1], [state(1), state(2)])
+    held = settle(store, 1)
+    for turn in range(3):
+        store.put([0, 2], [state(20 + turn), state(30 + turn)])
+        assert same(*store.get([0]), state(20 + turn))
+        again = DiskStore(state, tmp_path / "c", 3)
+        again.restart(1, *held)
+        assert [same(*again.get([c]), state(s)) for c, s in ((0, 1), (1, 2), (2, 0))] == [True] * 3
+    assert len(store.states) == 0  # no copy in memory
+
+
+@pytest.mark.parametrize("bit", range(0, 65 * 8, 13))
+def test_every_flipped_bit_of_a_state_is_noticed(tmp_path, bit):
+    store = DiskStore(state, tmp_path / "c", 2)
+    store.put([1], [state(5)])
+    settle(store, 1)
+    raw = bytearray((tmp_path / "c" / "states.bin").read_bytes())
+    raw[2 * 65 + bit // 8] ^= 1 << bit % 8
+    (tmp_path / "c" / "states.bin").write_bytes(raw)
+    refused(lambda: DiskStore(state, tmp_path / "c", 2).get([1]), "`states.bin` must be as it was written.*client 1")
+    assert same(*DiskStore(state, tmp_path / "c", 2).get([0]), state())
+
+
+def test_every_flipped_bit_of_the_index_is_noticed(tmp_path):
+    store = DiskStore(state, tmp_path / "c", 4)
+    store.put([1, 3], [state(5), state(6)])
+    settle(store, 1)
+    store.put([3], [state(7)])
+    held = settle(store, 2)
+    raw = (tmp_path / "c" / "index.bin").read_bytes()
+    for bit in range(36 * 8):  # client 3's entry is the checkpoint's own, which is written again
+        damaged = bytearray(raw)
+        damaged[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "c" / "index.bin").write_bytes(damaged)
+        refused(lambda: DiskStore(state, tmp_path / "c", 4).restart(2, *held), "another index")
+
+
+def test_the_sum_of_an_index_by_hand():
+    """One entry at a time, in whole numbers: SplitMix64's mixing of (client, slot), then of that and (round, check)."""
+
+    def scramble(x):
+        x = (x + 0x9E3779B97F4A7C15) % 2**64
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+        return x ^ (x >> 31)
+
+    entries = [(0, 7, 1, 2**32 - 1), (5, 9, 2, 12345), (6, 0, 0, 0), (7, 1, 0, 3), (999_999, 2**31, 1, 0)]
+    wanted = sum(scramble(scramble(c * 2**32 + s) ^ (r << 32 | k)) for c, r, s, k in entries if c != 6) % 2**64
+    assert sum_entries(*zip(*entries, strict=True)) == wanted
+
+
+def test_a_short_write_goes_on(tmp_path, monkeypatch):
+    """``pwrite`` may write less than it was asked to, and only the next call says why."""
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda handle, content, at: real(handle, content[:7], at))
+    store = DiskStore(state, tmp_path / "c", 3)
+    store.put([2], [state(4)])
+    settle(store, 1)
+    assert same(*DiskStore(state, tmp_path / "c", 3).get([2]), state(4))
+
+
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
+    store = DiskStore(state, tmp_path / "c", 3)
+
+    def full(handle, content, at):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    refused(lambda: store.put([2], [state(4)]), f"out.*{os.strerror(errno.ENOSPC)}")
+
+
+def test_states_of_another_run_are_refused(tmp_path):
+    DiskStore(state, tmp_path / "c", 3, "aaaa")
+    refused(lambda: DiskStore(state, tmp_path / "c", 3, "bbbb"), "`layout.json` must be a file of run bbbb.*run aaaa")
+    refused(lambda: DiskStore(state, tmp_path / "d", 3, "aaaa", resumed=True), "layout.json.*No such file")
+    assert not (tmp_path / "d").exists()
 
 
 def test_settling_twice_does_no_harm(tmp_path):
     store = DiskStore(state, tmp_path / "c", 3)
     for _ in range(2):
         store.put([2], [state(9)])
-        store.settle(1)
+        settle(store, 1)
     assert same(*DiskStore(state, tmp_path / "c", 3).get([2]), state(9))
 
 
@@ -203,7 +322,7 @@ def test_another_population_is_refused(tmp_path):
     refused(lambda: DiskStore(state, tmp_path / "c", 4), "states of this model and data")
 
 
-@pytest.mark.parametrize("name", ["states.bin", "present.bin"])
+@pytest.mark.parametrize("name", ["states.bin", "index.bin"])
 @pytest.mark.parametrize("change", ["shorter", "longer", "empty", "gone"])
 def test_a_file_of_another_length_is_refused(tmp_path, name, change):
     DiskStore(state, tmp_path / "c", 3)
@@ -216,21 +335,11 @@ def test_a_file_of_another_length_is_refused(tmp_path, name, change):
     refused(lambda: DiskStore(state, tmp_path / "c", 3), f"whole .{size} bytes of {name}")
 
 
-@pytest.mark.parametrize("content", ["", "{", "null"])
+@pytest.mark.parametrize("content", ["", "{", "null", "{}", "[" * 100_000], ids=["", "{", "null", "{}", "deep"])
 def test_a_broken_layout_is_refused(tmp_path, content):
     DiskStore(state, tmp_path / "c", 3)
     (tmp_path / "c" / "layout.json").write_text(content)
-    refused(lambda: DiskStore(state, tmp_path / "c", 3), "clients")
-
-
-@pytest.mark.parametrize("content", ["", "two", "1.5"])
-def test_a_broken_note_of_the_round_is_refused(tmp_path, content):
-    """It is not flushed when it is written, so a power cut may leave it empty."""
-    store = DiskStore(state, tmp_path / "c", 3)
-    store.put([0], [state(1)])
-    store.settle(1)
-    (tmp_path / "c" / "settled").write_text(content)
-    refused(lambda: DiskStore(state, tmp_path / "c", 3).restart(1), "clients")
+    refused(lambda: DiskStore(state, tmp_path / "c", 3), "layout.json")
 
 
 def test_a_folder_that_was_cut_off_while_being_made_is_made_anew(tmp_path):
@@ -239,7 +348,7 @@ def test_a_folder_that_was_cut_off_while_being_made_is_made_anew(tmp_path):
     os.truncate(tmp_path / "c" / "states.bin", 1)
     store = DiskStore(state, tmp_path / "c", 3)
     store.put([2], [state(1)])
-    store.settle(1)
+    settle(store, 1)
     assert same(*store.get([2]), state(1))
 
 
@@ -250,7 +359,7 @@ def test_other_types(tmp_path, dtype):
 
     store = DiskStore(first, tmp_path / "c", 2)
     store.put([1], [{"w": torch.tensor([1, 2, 3], dtype=dtype)}])
-    store.settle(1)
+    settle(store, 1)
     assert store.get([1])[0]["w"].tolist() == [1, 2, 3]
     assert store.get([1])[0]["w"].dtype == dtype
 
@@ -261,7 +370,7 @@ def test_a_leaf_without_elements(tmp_path):
 
     store = DiskStore(first, tmp_path / "c", 2)
     store.put([1], [{"none": torch.zeros(0, 3), "one": torch.ones(1)}])
-    store.settle(1)
+    settle(store, 1)
     (found,) = store.get([1])
     assert found["none"].shape == (0, 3)
     assert found["one"].item() == 1
@@ -271,7 +380,7 @@ def test_a_leaf_that_is_not_contiguous(tmp_path):
     wide = torch.arange(12.0).reshape(3, 4)
     store = DiskStore(lambda: {"w": torch.zeros(4, 3)}, tmp_path / "c", 2)
     store.put([1], [{"w": wide.T}])
-    store.settle(1)
+    settle(store, 1)
     assert torch.equal(store.get([1])[0]["w"], wide.T)
 
 
@@ -289,10 +398,10 @@ def test_stores_that_are_gone_hold_no_files_open(tmp_path):
 def test_memory():
     store = Store(state)
     store.put([3], [state(3)])
-    store.settle(1)
+    settle(store, 1)
     assert same(*store.get([3]), state(3))
     assert same(*store.get([0]), state())
-    assert set(store.pending) == {3}
+    assert store.owners() == [3]
 
 
 @pytest.mark.parametrize("place", ["memory", "disk"])
@@ -303,7 +412,7 @@ def test_a_store_keeps_copies(place, tmp_path):
     for leaf in tree.leaves(given_state).values():
         leaf.zero_()
     assert same(*store.get([3]), state(3))
-    store.settle(1)
+    settle(store, 1)
     assert same(*store.get([3]), state(3))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from recipe_runs import RecipeRun, call_command
 
-LEFT_OUT = ("seconds", "date", "version", "versions", "path", "folder")
+LEFT_OUT = ("seconds", "date", "version", "versions", "path", "folder", "check")
 """Columns that differ between two runs of the same code."""
 TIMES = "time of mask search"
 """A row that begins so has a measured time for its number."""

@@ -172,3 +172,18 @@ def compare(
     from moiety.cli.compare import compare_folders
 
     compare_folders(folders)
+
+
+@app.command(context_settings=_HELP)
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, of a pipeline or of a recipe.")],
+) -> None:
+    """Check every file of a folder against its checksum, and change nothing.
+
+    Ends with 0 and one line where all is well, and with 2 and a line for each file that is damaged, missing or of
+    another run.
+    """
+    from moiety.cli.verify import verify_folder
+
+    if not verify_folder(folder):
+        raise typer.Exit(2)

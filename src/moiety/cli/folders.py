@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moiety.errors import must, refuse
-from moiety.files import CONFIG, PIPELINE, RECIPE, read_json, write_json
+from moiety.files import CONFIG, PIPELINE, RECIPE, read_sealed, write_sealed
+from moiety.run.folder import COMMAND, read_id
 
 if TYPE_CHECKING:
     from moiety.run.pipeline import Watch
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from moiety.types import RoundRecord
 
 RUNS = Path("runs")
-COMMAND = "command.json"
 
 
 def folder_for(name: str, out: Path | None, *, resume: bool) -> Path:
@@ -85,7 +85,7 @@ def read_assignments(folder: Path) -> list[str]:
     file = folder / COMMAND
     if not file.is_file():
         return []
-    sets = read_json(file, ["set"])["set"]
+    sets = read_sealed(file, read_id(folder), ["set"])["set"]
     whole = isinstance(sets, list) and all(isinstance(each, str) for each in sets)
     must(whole, COMMAND, "as it was written", f"another list in {file}")
     return list(sets)
@@ -96,7 +96,7 @@ def keep_assignments(watch: Watch, folder: Path, sets: Sequence[str]) -> Watch:
     file = folder / COMMAND
     if not sets and not file.exists():
         return watch
-    write_once = functools.cache(lambda: write_json(file, {"set": list(sets)}))
+    write_once = functools.cache(lambda: write_sealed(file, {"set": list(sets)}, read_id(folder)))
 
     def watch_and_write(name: str, place: Path | None) -> OnRound:
         show = watch(name, place)

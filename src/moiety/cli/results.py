@@ -11,7 +11,6 @@ from moiety.analysis.versus import Versus, column, higher_is_better, versus
 from moiety.cli.folders import part_name
 from moiety.errors import is_real, must
 from moiety.evaluation import Row, summarise
-from moiety.files import read_json
 from moiety.reports.words import make_printable
 from moiety.run import folder
 from moiety.run.result import Run
@@ -93,10 +92,16 @@ def read_result(path: Path, name: str) -> Result:
     config = folder.read_config(path)
     lacking = [section for section in _SECTIONS if not isinstance(config.get(section), dict)]
     must(not lacking, "config.toml", "a whole configuration", f"no [{', '.join(lacking)}] in {path}")
-    ledger = read_json(path / "ledger.json", _LEDGER, "The run may not have ended; resume it.")
-    _check_types("ledger.json", path, ledger, dict.fromkeys(_LEDGER, "a number >= 0"))
-    history = _check_rows("history.jsonl", path, folder.read_history(path), _HISTORY)
-    clients = _check_rows("clients.parquet", path, folder.read_clients(path), _CLIENT)
+    run = folder.read_id(path)
+    rows, ledger = folder.read_results(path, run, (*_LEDGER, "rounds"))
+    _check_types("ledger.json", path, ledger, dict.fromkeys((*_LEDGER, "rounds"), "a number >= 0"))
+    every = config["run"].get("evaluate_every", ledger["rounds"])
+    history, lost = folder.read_history_until(path, run, ledger["rounds"], every)
+    ended = bool(history) and history[-1]["round"] == ledger["rounds"]
+    must(ended, "history.jsonl", f"whole in its last row, of round {ledger['rounds']}", f"none in {path}")
+    folder.warn_of_lost_rows(path, lost)
+    history = _check_rows("history.jsonl", path, history, _HISTORY)
+    clients = _check_rows("clients.parquet", path, rows, _CLIENT)
     return Result(name, config, history, clients, ledger)
 
 

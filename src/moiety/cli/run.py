@@ -26,9 +26,9 @@ from moiety.cli.request import Request
 from moiety.cli.summary import show_end
 from moiety.errors import must
 from moiety.experiments.registry import list_recipes, load_recipe
-from moiety.files import CONFIG, PIPELINE
+from moiety.files import CONFIG
 from moiety.run.fit import fit
-from moiety.run.folder import read_config
+from moiety.run.folder import read_config, read_pipeline
 from moiety.run.pipeline import Watch, pipeline
 from moiety.run.result import Run
 from moiety.run.resume import resume
@@ -91,7 +91,7 @@ def _run_file(request: Request, on_folder: OnFolder) -> None:
         # Interrupted in its first round, a run has not written down what it was told.
         watch = watch if before else keep_assignments(watch, folder, sets)
         if request.resume:
-            began = read_config(folder, PIPELINE if "stage" in tables else CONFIG)
+            began = read_pipeline(folder)[0] if "stage" in tables else read_config(folder)
             check_builders(config.tables)
             check_same(_without_attackers(tables), began, folder)
             runs = _continue(name, folder, config, given, watch)

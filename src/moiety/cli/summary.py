@@ -88,9 +88,9 @@ def sentence(result: Result) -> str:
     what = f"{what} {format_count(change.clients, 'client')}: {personal}"
     if not change.helped and not change.hurt:
         same = "for every client the same with its own model as with the shared model alone"
-        return f"{what}, {same}{_dropped([result])}."
+        return f"{what}, {same}{_mention_dropped([result])}."
     versus_shared = f"{shared} with the shared model alone; against that {_changes(change, metric)}"
-    return f"{what} with personal models, {versus_shared}{_dropped([result])}."
+    return f"{what} with personal models, {versus_shared}{_mention_dropped([result])}."
 
 
 def show_stages(results: Sequence[Result]) -> None:
@@ -134,11 +134,11 @@ def stages_sentence(results: Sequence[Result]) -> str:
     what = f"{format_count(len(results), 'stage')} on {first.part_name('data')}, {metric} on average over"
     return (
         f"{what} {format_count(change.clients, 'client')}: {', '.join(means)}; from the first to the last"
-        f" {_changes(change, metric)}{_dropped(results)}."
+        f" {_changes(change, metric)}{_mention_dropped(results)}."
     )
 
 
-def _dropped(results: Sequence[Result]) -> str:
+def _mention_dropped(results: Sequence[Result]) -> str:
     """How many updates never reached the server, if any: a run that came apart must not end as one that did not."""
     number = sum(len(result.dropped) for result in results)
     return f"; {format_count(number, 'update')} {'was' if number == 1 else 'were'} dropped" if number else ""

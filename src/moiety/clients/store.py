@@ -1,137 +1,152 @@
 """Where personal states live between rounds. Nothing in a store ever goes to the server.
 
-A store keeps what changed since the last checkpoint apart (``pending``) until the checkpoint that holds it is safely
-written (``settle``). So a run that is killed finds the states as of its last checkpoint, whatever it did since.
+A checkpoint holds what changed in a store since the one before (``changes``); the store takes it over (``settle``) when
+the checkpoint is safely written. So a run that is killed finds the states as of its last checkpoint, whatever it did
+since.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from moiety import tree
+from moiety.clients.records import LAYOUT, Records, create_records, open_records
 from moiety.errors import must
-from moiety.files import write_file
+from moiety.files import read_sealed
 from moiety.types import Tree
+
+Changes = np.ndarray[Any, np.dtype[np.int64]]
+"""A row for each client whose state changed: client, round, slot and checksum."""
 
 
 class Store:
-    """Personal states by client, in memory. All of them are always pending, so a checkpoint holds them all."""
+    """Personal states by client, in memory, for runs without a folder or without states."""
 
     def __init__(self, first: Callable[[], Tree]) -> None:
         """``first`` makes the state of a client that was never asked."""
         self.first = first
-        self.pending: dict[int, Tree] = {}
+        self.states: dict[int, Tree] = {}
 
     def get(self, clients: Iterable[int]) -> list[Tree]:
         """The states of ``clients``; a client never asked has the first state."""
-        return [self.pending[c] if c in self.pending else self._read(c) for c in map(int, clients)]
-
-    def _read(self, client: int) -> Tree:
-        """The state of a client that has none pending."""
-        return self.first()
+        return [self.states[c] if c in self.states else self.first() for c in map(int, clients)]
 
     def put(self, clients: Iterable[int], states: Iterable[Tree]) -> None:
         """Keep copies of the new states of ``clients``: an engine's results may lie in memory that it uses again."""
         for client, state in zip(map(int, clients), states, strict=True):
-            self.pending[client] = tree.clone(state)
+            self.states[client] = tree.clone(state)
 
     def owners(self) -> list[int]:
         """The clients that have a state of their own, ascending."""
-        return sorted(self.pending)
+        return sorted(self.states)
 
-    def settle(self, round: int) -> None:
-        """Called when the checkpoint of that round, which holds what is pending, is written."""
+    def changes(self, round: int) -> Changes:
+        """What the checkpoint of that round must hold of the store."""
+        return np.zeros((0, 4), dtype=np.int64)
 
-    def restart(self, round: int) -> None:
-        """Go on from the checkpoint of that round; 0 where there is none."""
+    def digest(self, changes: Changes) -> str:
+        """A checksum of the store with these changes."""
+        return ""
+
+    def settle(self, changes: Changes) -> None:
+        """Called when the checkpoint that holds these changes is written."""
+
+    def restart(self, round: int, changes: Changes, wanted: str) -> None:
+        """Go on from the checkpoint of that round, which holds these changes and the store's checksum."""
+
+    def start_again(self) -> None:
+        """Begin without a checkpoint."""
 
 
 class DiskStore(Store):
-    """States in one sparse file, a record per client, read and written where it lies: O(cohort) per round.
+    """States in a sparse file of records, read and written where they lie: O(cohort) per round.
 
     Reads and writes are by position, not through a map of the file, so that resident memory does not grow with the
     number of clients ever asked; the system's page cache does the rest.
     """
 
-    def __init__(self, first: Callable[[], Tree], folder: Path, clients: int) -> None:
+    def __init__(
+        self, first: Callable[[], Tree], folder: Path, clients: int, run: str = "", *, resumed: bool = False
+    ) -> None:
+        """Make the files for the run of that id, or open those which are there; a ``resumed`` run must have them."""
         super().__init__(first)
-        self.example = first()
-        self.settled = folder / "settled"
+        self.example, self.folder, self.run = first(), folder, run
         kinds = tree.leaves(self.example)
         self.sizes = [x.numel() * x.element_size() for x in kinds.values()]
-        layout = {
-            "clients": clients,
-            "leaves": {path: [str(x.dtype), list(x.shape)] for path, x in kinds.items()},
-        }
-        self._open(folder, layout, clients * sum(self.sizes))
-        self.states = os.open(folder / "states.bin", os.O_RDWR)
-        weakref.finalize(self, os.close, self.states)
-        self.present = np.memmap(folder / "present.bin", dtype=np.uint8, mode="r+", shape=(clients,))
+        leaves = {path: [str(x.dtype), list(x.shape)] for path, x in kinds.items()}
+        self.layout = {"clients": clients, "leaves": leaves}
+        if not resumed and not (folder / LAYOUT).exists():
+            create_records(folder, self.layout, sum(self.sizes), run)
+        hint = "Restore clients from a copy, or remove checkpoint, clients and history.jsonl to start again."
+        stored = read_sealed(folder / LAYOUT, run, ("clients", "leaves", "bytes"), hint)
+        same = {key: stored[key] for key in self.layout} == self.layout
+        must(same, "clients", "states of this model and data", f"others in {folder}")
+        self.records: Records = open_records(folder, run)
 
-    def _open(self, folder: Path, layout: dict[str, object], size: int) -> None:
-        """Make the files, or check that those which are there are whole and of this problem."""
-        note, text = folder / "layout.json", json.dumps(layout)
-        lengths = {"states.bin": max(1, size), "present.bin": int(str(layout["clients"]))}
-        if note.exists():
-            must(note.read_text() == text, "clients", "states of this model and data", f"others in {folder}")
-            for name, length in lengths.items():
-                path = folder / name
-                here = path.stat().st_size if path.exists() else 0
-                must(here == length, "clients", f"whole ({length} bytes of {name})", f"{here} bytes in {path}")
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, length in lengths.items():
-            with open(folder / name, "wb") as file:
-                file.truncate(length)  # sparse: no block is taken before it is written
-        # Last: a folder without it was cut off while being made, and is made anew.
-        write_file(note, text.encode())
+    def get(self, clients: Iterable[int]) -> list[Tree]:
+        """The states of ``clients``; a client never asked has the first state."""
+        return [self._decode(self.records.read(client)) for client in map(int, clients)]
 
-    def _read(self, client: int) -> Tree:
-        if not self.present[client]:
+    def _decode(self, record: bytes | None) -> Tree:
+        if record is None:
             return self.first()
-        at = client * sum(self.sizes)
-        tensors = []
+        at, tensors = 0, []
         for size, like in zip(self.sizes, tree.values(self.example), strict=True):
             # One buffer per leaf: a tensor over a shared buffer could lie at an odd address for its type.
-            piece = bytearray(os.pread(self.states, size, at))
+            piece = bytearray(record[at : at + size])
             tensors.append(torch.frombuffer(piece, dtype=like.dtype).view(like.shape) if size else like.clone())
             at += size
         return tree.maker(self.example)(iter(tensors))
 
+    def put(self, clients: Iterable[int], states: Iterable[Tree]) -> None:
+        """Write the new states of ``clients``."""
+        for client, state in zip(map(int, clients), states, strict=True):
+            # As bytes: NumPy does not know every type that torch has.
+            leaves = (x.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for x in tree.values(state))
+            self.records.write(client, b"".join(x.numpy().tobytes() for x in leaves))
+
     def owners(self) -> list[int]:
         """The clients that have a state of their own, ascending."""
-        return sorted({*np.flatnonzero(self.present).tolist(), *self.pending})
+        return self.records.owners()
 
-    def restart(self, round: int) -> None:
-        """Check that no record is of a later round; where the run starts again, empty the store."""
-        text = self.settled.read_text() if self.settled.exists() else "0"
-        must(text.isdecimal(), "clients", "whole", f"{text!r:.40} in {self.settled}")
-        settled = int(text)
-        if round == 0 and settled:
-            self.present[:] = 0
-            self.present.flush()
-            self.settled.unlink()
-            return
-        hint = "Remove checkpoint and clients to start the run again."
-        got = f"round {settled} in {self.settled.parent}"
-        must(settled <= round, "clients", f"of round {round}, as the checkpoint is", got, hint)
+    def changes(self, round: int) -> Changes:
+        """The entries of the index that the checkpoint of that round must hold; their states are on disk by then."""
+        return self.records.changes(round)
 
-    def settle(self, round: int) -> None:
-        """Write what is pending to its records, flush, and forget it."""
-        write_file(self.settled, str(round).encode())
-        record = sum(self.sizes)
-        for client, state in self.pending.items():
-            # As bytes: NumPy does not know every type that torch has.
-            raw = b"".join(x.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for x in tree.values(state))
-            os.pwrite(self.states, raw, client * record)
-        os.fsync(self.states)
-        self.present[list(self.pending)] = 1
-        self.present.flush()
-        self.pending = {}
+    def digest(self, changes: Changes) -> str:
+        """A checksum of the whole index with these changes."""
+        return self.records.digest(changes)
+
+    def settle(self, changes: Changes) -> None:
+        """Write the changes to the index."""
+        self.records.settle(changes)
+
+    def restart(self, round: int, changes: Changes, wanted: str) -> None:
+        """Check that the index is the checkpoint's, and settle its changes where a kill came between."""
+        clients, slots = changes[:, 0], changes[:, 2]
+        known = bool(((clients >= 0) & (clients < self.records.clients) & (slots > 0) & (slots < 3)).all())
+        hint = "Restore the folder from a copy, or remove checkpoint, clients and history.jsonl to start again."
+        same = known and self.digest(changes) == wanted
+        must(same, "clients", f"as the checkpoint of round {round} has it", f"another index in {self.folder}", hint)
+        if self.digest(changes[:0]) != wanted:
+            self.settle(changes)
+
+    def start_again(self) -> None:
+        """Empty the store, unless a checkpoint was written that is lost."""
+        last = self.records.last_round()
+        hint = "Restore it from a copy, or remove clients and history.jsonl to start the run again."
+        must(
+            not last,
+            "checkpoint",
+            f"there, for clients has states of round {last}",
+            f"none in {self.folder.parent}",
+            hint,
+        )
+        if self.records.owners():
+            create_records(self.folder, self.layout, sum(self.sizes), self.run)
+            self.records = open_records(self.folder, self.run)

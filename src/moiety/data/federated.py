@@ -276,7 +276,7 @@ class FederatedData:
         arrays["bounds.npy"] = self.bounds
         if meta["named"]:
             arrays["ids.npy"] = np.asarray(self.ids, dtype=np.str_)
-        with new_folder(target) as path:
+        with new_folder(target, private=False) as path:
             (path / "columns").mkdir()
             for file, array in arrays.items():
                 np.save(path / file, array, allow_pickle=False)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 CI_NOTICE = "Scale ci only shows that the recipe runs: scores of so little training say nothing about the methods."
 """What the page says at that scale, and its closing sentence."""
 NIGHT_NOTICE = "This experiment has no sizes of its own for the scale night: these are the sizes of the scale laptop."
+TABLE_FORMAT = 1
+"""The format of ``table.json``."""
 NO_FIGURES = "No figure was drawn: figures need matplotlib, as in `pip install 'moiety[report]'`."
 
 
@@ -32,9 +34,10 @@ def write_page(experiment: Experiment[Any], options: Row, page: Page, results: R
         from moiety.files import write_file
 
         parts += _draw(page, out)
-        content = _replace_not_finite({**head, **page.more, "rows": page.rows})
-        write_file(out / "table.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
-        write_file(out / "table.md", ("\n\n".join(parts) + "\n").encode())
+        format = {"format": TABLE_FORMAT, "moiety": head["versions"]["moiety"]}
+        content = _replace_not_finite({**format, **head, **page.more, "rows": page.rows})
+        write_file(out / "table.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode(), private=False)
+        write_file(out / "table.md", ("\n\n".join(parts) + "\n").encode(), private=False)
     sentence = CI_NOTICE if head["scale"] == "ci" else page.sentence
     return Outcome("\n\n".join(parts), sentence, results)
 

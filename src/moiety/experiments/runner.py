@@ -40,7 +40,7 @@ def run(
     cells = experiment.cells(plan, seeds)
     cell = next(cells)  # before anything is written: the data may not be at hand
     if out is not None:  # also where nothing is new: the file's time says when the experiment was continued
-        write_json(make_folder(out) / RECIPE, {"recipe": experiment.name, **settled})
+        write_json(make_folder(out, private=False) / RECIPE, {"recipe": experiment.name, **settled}, private=False)
     runner = Runner(experiment, plan, out, engine, settled["device"], watch)
     with contextlib.suppress(StopIteration):
         while True:
@@ -115,8 +115,8 @@ class Runner:
             row["seconds"] = time.perf_counter() - began
             row = json.loads(json.dumps(row))  # the same as when it is read again
             if file is not None:
-                make_folder(file.parent)
-                write_json(file, row, indent=None)
+                make_folder(file.parent, private=False)
+                write_json(file, row, indent=None, private=False)
         self.results[cell.key] = row
         if cell.group is not None and cell.vectorise:
             self.measured.setdefault(cell.group, row["engine"])

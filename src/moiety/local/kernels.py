@@ -61,7 +61,7 @@ def langevin(*, step: float) -> Kernel:
         step: gamma. For a density whose log has curvature up to L it must be below 2 / L, and well below for little
             bias.
     """
-    return Kernel(_unadjusted(step))
+    return Kernel(_make_langevin_step(step))
 
 
 @recorded
@@ -73,7 +73,7 @@ def sgld(*, step: float, batch_size: int) -> Kernel:
         batch_size: rows of a minibatch, drawn without replacement from epochs each freshly shuffled.
     """
     whole("batch_size", batch_size, 1)
-    return Kernel(_unadjusted(step), batch_size)
+    return Kernel(_make_langevin_step(step), batch_size)
 
 
 @recorded
@@ -136,7 +136,7 @@ def mala(*, step: float) -> Kernel:
     return Kernel(step_or_stay)
 
 
-def _unadjusted(step: float) -> Step:
+def _make_langevin_step(step: float) -> Step:
     positive("kernel.step", step)
     gamma = float(step)
 

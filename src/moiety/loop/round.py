@@ -46,19 +46,34 @@ class Progress:
     """Clients left out since the last evaluation, as ``round:client``."""
     in_transit: InTransit | None = None
     """Uploads under way, where the run has a clock."""
+    run: str = ""
+    """The id that all files of the run carry, where it has a folder."""
 
 
-def begin_progress(problem: Problem, algorithm: Algorithm, folder: Path | None, clock: Clock | None = None) -> Progress:
-    """Everything as it is before the first round; with a folder, personal states live there."""
+def begin_progress(
+    problem: Problem,
+    algorithm: Algorithm,
+    folder: Path | None,
+    clock: Clock | None = None,
+    run: str = "",
+    *,
+    resumed: bool = False,
+) -> Progress:
+    """Everything as it is before the first round; with the folder of a run of that id, personal states live there.
+
+    They must be there already where the run is ``resumed`` from a checkpoint.
+    """
 
     def first() -> Tree:
         return problem.first_state(algorithm)
 
-    on_disk = folder is not None and algorithm.stateful and bool(tree.leaves(first()))
-    store = DiskStore(first, Path(str(folder)) / "clients", len(problem.data)) if on_disk else Store(first)
+    on_disk = algorithm.stateful and bool(tree.leaves(first()))
+    store = Store(first)
+    if folder is not None and on_disk:
+        store = DiskStore(first, folder / "clients", len(problem.data), run, resumed=resumed)
     ledger = Ledger(device_memory=memory_on_device(problem, first()))
     transit = None if clock is None else InTransit()
-    return Progress(problem.first_server(algorithm), store, ledger, in_transit=transit)
+    return Progress(problem.first_server(algorithm), store, ledger, in_transit=transit, run=run)
 
 
 @dataclass

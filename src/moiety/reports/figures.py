@@ -98,8 +98,8 @@ def save(figure: Figure, path: str | Path) -> None:
     target = Path(path)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
-    make_folder(target.parent)
-    write_file(target, buffer.getvalue())
+    make_folder(target.parent, private=False)
+    write_file(target, buffer.getvalue(), private=False)
 
 
 def _draw_zero(axes: Axes) -> None:

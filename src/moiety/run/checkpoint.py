@@ -1,17 +1,16 @@
 """Checkpoints: safetensors and JSON, written aside, flushed, renamed. No pickle: a file cannot run code.
 
-``checkpoint/round-00000020/`` holds ``server.safetensors`` (shared things only), ``clients.safetensors`` (personal
-states that changed since the checkpoint before, which in a deployment never leave their devices; a simulation must keep
-them somewhere; the others are in the run's ``clients/``) and ``state.json``,
-which says how long the other two are and what they hash to. A run with a clock has ``in_transit.safetensors``
+``checkpoint/round-00000020/`` holds ``server.safetensors`` (shared things only), ``index.safetensors`` (which clients'
+personal states changed since the checkpoint before, and where in the run's ``clients/`` the new ones are; in a
+deployment states never leave their devices, a simulation must keep them somewhere) and ``state.json``, which says what
+the other two hash to, and what the index of ``clients/`` sums up to. A run with a clock has ``in_transit.safetensors``
 (uploads that have not arrived, broadcasts still in use) and ``working.safetensors`` (personal states that belong to
 those uploads) too. The folder appears by one rename, so it is whole or absent.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,17 +23,29 @@ from moiety import tree
 from moiety.clients.clock import Clock, trace_digests
 from moiety.engines.problem import Problem
 from moiety.errors import must
-from moiety.files import digest, make_folder, new_folder, read_json, report_failure, report_unreadable, write_file
+from moiety.files import (
+    aside_of,
+    digest,
+    make_folder,
+    new_folder,
+    read_json,
+    read_sealed,
+    remove_folder,
+    report_failure,
+    report_unreadable,
+    write_file,
+    write_sealed,
+)
 from moiety.loop.in_transit import FILES, pack_in_transit, unpack_in_transit
 from moiety.loop.round import Progress
 from moiety.transport import Ledger
 from moiety.types import Algorithm, Tree
 
-FORMAT, VERSION, CLOCKED = "moiety-checkpoint", 1, 2
-"""The second version is that of runs with a clock, which say what is under way."""
-SERVER, CLIENTS = "server.safetensors", "clients.safetensors"
+SERVER, INDEX, STATE = "server.safetensors", "index.safetensors", "state.json"
 KEYS = {"round": int, "numbers": dict, "ledger": dict, "dropped": list, "identity": dict, "files": dict}
-"""The keys of ``state.json`` and the types of their values."""
+"""The keys of ``state.json`` and the types of their values; it also has ``index`` and ``before``."""
+ROUND = re.compile(r"round-\d{8,}")
+AGAIN = "Restore it from a copy, or remove checkpoint, clients and history.jsonl to start the run again."
 
 
 def run_identity(problem: Problem, algorithm: Algorithm, clock: Clock | None) -> dict[str, Any]:
@@ -51,7 +62,7 @@ def run_identity(problem: Problem, algorithm: Algorithm, clock: Clock | None) ->
 
 
 def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) -> None:
-    """Write the state after ``progress.round`` rounds, then remove older checkpoints.
+    """Write the state after ``progress.round`` rounds, then remove the checkpoint before.
 
     ``identity`` (algorithm, parameter names) is compared when the checkpoint is read. Where that round has a checkpoint
     already (an interrupt came soon after it) it stays: what has begun since then will be done again, and nothing that
@@ -59,67 +70,92 @@ def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) 
     """
     parent = make_folder(folder / "checkpoint")
     final = parent / f"round-{progress.round:08d}"
-    if not final.exists():
-        _write_checkpoint(final, progress, identity)
-    for old in parent.iterdir():
-        if old.name != final.name:
-            shutil.rmtree(old, ignore_errors=True)
+    before = find_checkpoint(folder)
+    if before != final:
+        _write_checkpoint(final, progress, identity, before.name if before else "")
+    _remove_before(final)
 
 
-def _write_checkpoint(final: Path, progress: Progress, identity: dict[str, Any]) -> None:
+def remove_old_checkpoints(folder: Path) -> None:
+    """Remove what a process left that was killed while it wrote a checkpoint, or before it removed the one before."""
+    newest = find_checkpoint(folder)
+    if newest is not None:
+        _remove_before(newest)
+    remove_folder(aside_of(folder / "checkpoint" / "new"))
+
+
+def _write_checkpoint(final: Path, progress: Progress, identity: dict[str, Any], before: str) -> None:
     """Write a new checkpoint, whole or not at all."""
     server = tree.leaves(progress.server)
+    changes = progress.store.changes(progress.round)
     files = {
         SERVER: save({k: v.contiguous() for k, v in server.items() if isinstance(v, Tensor)}),
-        CLIENTS: save(pack_states(progress.store.pending)),
+        INDEX: save({"changes": torch.from_numpy(changes)}),
     }
     state: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
         "round": progress.round,
         "numbers": {k: v for k, v in server.items() if not isinstance(v, Tensor)},
         "ledger": progress.ledger.as_dict(),
         "dropped": progress.dropped,
         "identity": identity,
+        "index": progress.store.digest(changes),
+        "before": before,
     }
     if progress.in_transit is not None:
-        note, tensors = pack_in_transit(progress.in_transit)
+        state["in_transit"], tensors = pack_in_transit(progress.in_transit)
         files |= {name: save(each) for name, each in tensors.items()}
-        state |= {"version": CLOCKED, "in_transit": note}
-    state["files"] = {name: {"bytes": len(b), "blake2b": digest(b)} for name, b in files.items()}
-    files["state.json"] = json.dumps(state, indent=1).encode()
+    state["files"] = {name: digest(content) for name, content in files.items()}
     with report_failure(final):
         with new_folder(final) as aside:
             for name, content in files.items():
                 write_file(aside / name, content)
-        # Only now may the states' own file move: until the rename it had to match the older checkpoint.
-        progress.store.settle(progress.round)
+            write_sealed(aside / STATE, state, progress.run)
+        # Only now may the index move: until the rename it had to match the older checkpoint.
+        progress.store.settle(changes)
+
+
+def _remove_before(path: Path) -> None:
+    """Remove the checkpoint before this one, which names it: its own files, and the folder unless it holds others."""
+    name = read_json(path / STATE).get("before")
+    if name and ROUND.fullmatch(name) and name != path.name:
+        remove_folder(path.parent / name, (SERVER, INDEX, *FILES, STATE))
 
 
 def find_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint of a run folder, if there is one."""
-    return max((folder / "checkpoint").glob("round-*"), default=None)
+    places = (folder / "checkpoint").glob("round-*")
+    return max((place for place in places if ROUND.fullmatch(place.name)), default=None, key=round_of)
+
+
+def round_of(path: Path) -> int:
+    """The round of a checkpoint, by its name."""
+    return int(path.name.removeprefix("round-"))
 
 
 def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) -> None:
     """Read a checkpoint into ``progress``, which must be fresh and of the same problem."""
-    state = _read_state(path, VERSION if progress.in_transit is None else CLOCKED)
+    state, files = read_checkpoint(path, progress.run)
     check_identity(state["identity"], identity, path)
-    hint = "Remove that folder to go back to an older one or to start again."
-    names = (SERVER, CLIENTS, *(() if progress.in_transit is None else FILES))
-    with report_unreadable(path / "state.json", hint, "checkpoint"):
-        digests = {name: state["files"][name]["blake2b"] for name in names}
-    files = {name: read_tensors(path / name, digests[name], hint, "checkpoint") for name in names}
-    server = tree.refill(progress.server, {**files[SERVER], **state["numbers"]})
-    states = unpack_states(files[CLIENTS], progress.store.first())
+    with report_unreadable(path / STATE, AGAIN, "checkpoint"):
+        ledger, changes = Ledger(**state["ledger"]), files[INDEX]["changes"].numpy()
+        server = tree.refill(progress.server, {**files[SERVER], **state["numbers"]})
     if progress.in_transit is not None:
         unpack_in_transit(progress.in_transit, state.get("in_transit", {}), files, progress.store.first())
-    progress.store.restart(state["round"])
-    progress.store.put(states, states.values())
     # The run may have been killed while these were being settled; settling them again does no harm.
-    progress.store.settle(state["round"])
+    progress.store.restart(state["round"], changes, state["index"])
     progress.server, progress.round = server, state["round"]
-    progress.ledger, progress.dropped = Ledger(**state["ledger"]), list(state["dropped"])
+    progress.ledger, progress.dropped = ledger, list(state["dropped"])
+
+
+def read_checkpoint(path: Path, run: str) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    """The state and the tensors by file of a checkpoint of that run, each compared with its checksum."""
+    state = read_sealed(path / STATE, run, (*KEYS, "index", "before"), AGAIN, "checkpoint")
+    odd = [key for key, wanted in KEYS.items() if not isinstance(state[key], wanted)]
+    odd = odd or [f"ledger.{key}" for key in Ledger().as_dict().keys() ^ state["ledger"].keys()]
+    must(not odd, "checkpoint", "as it was written", f"another {''.join(odd[:1])} in {path / STATE}", AGAIN)
+    same = state["round"] == round_of(path)
+    must(same, "checkpoint", f"of round {round_of(path)}", f"round {state['round']} in {path / STATE}", AGAIN)
+    return state, {name: read_tensors(path / name, wanted, AGAIN) for name, wanted in state["files"].items()}
 
 
 def check_identity(stored: dict[str, Any], identity: dict[str, Any], path: Path) -> None:
@@ -149,19 +185,7 @@ def store_first_states(progress: Progress, states: Mapping[int, Tree]) -> None:
     """
     if states:
         progress.store.put(states, states.values())
-        progress.store.settle(0)
-
-
-def _read_state(path: Path, version: int) -> dict[str, Any]:
-    """The content of a checkpoint's ``state.json``, checked."""
-    state = read_json(path / "state.json", ("format", "version", *KEYS), name="checkpoint")
-    known = state["format"] == FORMAT and state["version"] == version
-    got = f"format {state['format']}, version {state['version']} in {path}"
-    must(known, "checkpoint", f"of format {FORMAT}, version {version}", got)
-    odd = [key for key, wanted in KEYS.items() if not isinstance(state[key], wanted)]
-    odd = odd or [f"ledger.{key}" for key in Ledger().as_dict().keys() ^ state["ledger"].keys()]
-    must(not odd, "checkpoint", "as it was written", f"another {''.join(odd[:1])} in {path / 'state.json'}")
-    return state
+        progress.store.settle(progress.store.changes(0))
 
 
 def read_tensors(path: Path, wanted: str, hint: str = "", name: str = "") -> dict[str, Tensor]:

@@ -86,11 +86,12 @@ def fit(
         "algorithm": table_of(algorithm, algorithm.name),
         **option_tables(options),
     }
-    clock, folder = options.settings.clock, None
+    clock, folder, run = options.settings.clock, None, ""
     with lock_folder(None if out is None else files.make_run_folder(out)):
         states = {} if earlier is None else take_over_states(problem, algorithm, earlier)
         if out is not None:
-            folder = files.create_run(out, config, problem.task.init, run_identity(problem, algorithm, clock), states)
-        progress = begin_progress(problem, algorithm, folder, clock)
+            identity = run_identity(problem, algorithm, clock)
+            folder, run = files.create_run(out, config, problem.task.init, identity, states)
+        progress = begin_progress(problem, algorithm, folder, clock, run)
         store_first_states(progress, states)
         return train(make_run(config, folder, model, problem, algorithm, progress, options), on_round)

@@ -1,10 +1,15 @@
-"""A run's folder: configuration, history, a row per client, the ledger."""
+"""A run's folder: configuration, history, a row per client, the ledger.
+
+Every file carries the id of its run and a checksum, or another file of the run holds its digest: a file that was
+damaged, or that is of another run, is refused by name.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import os
+import secrets
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,20 +23,36 @@ from moiety.errors import kind, must, report_errors
 from moiety.evaluation import Row
 from moiety.files import (
     CONFIG,
+    LINE_END,
     PIPELINE,
     append_line,
+    aside_of,
     digest,
+    is_sealed,
     make_folder,
-    read_json,
-    read_toml,
+    read_sealed,
+    read_sealed_toml,
+    remove_file,
     report_unreadable,
+    seal,
     write_file,
-    write_json,
+    write_sealed,
+    write_sealed_toml,
 )
-from moiety.run.checkpoint import pack_states, read_tensors, unpack_states
+from moiety.run.checkpoint import pack_states, read_tensors, remove_old_checkpoints, unpack_states
 from moiety.types import Params, Tree
 
-OURS = (CONFIG, PIPELINE, "history.jsonl", "checkpoint", "clients", "command.json")
+IDENTITY, HISTORY, ROWS, LEDGER, COMMAND = (
+    "identity.json",
+    "history.jsonl",
+    "clients.parquet",
+    "ledger.json",
+    "command.json",
+)
+OURS = (CONFIG, PIPELINE, HISTORY, "checkpoint", "clients", COMMAND)
+WRITTEN = (CONFIG, PIPELINE, IDENTITY, HISTORY, ROWS, LEDGER, COMMAND, "initial.safetensors", "start.safetensors")
+"""All files that are written beside their place and renamed."""
+NOT_ENDED = "The run may not have ended; resume it."
 
 
 def create_run(
@@ -40,18 +61,18 @@ def create_run(
     initial: Params,
     identity: dict[str, Any],
     start: Mapping[int, Tree],
-) -> Path:
-    """Make the folder of a new run, in which some clients may ``start`` with states of their own."""
-    folder = make_run_folder(out)
+) -> tuple[Path, str]:
+    """Make the folder of a new run, in which some clients may ``start`` with states of their own; its path and id."""
+    folder, run = make_run_folder(out), secrets.token_hex(8)
     # The first values are kept because a client that has not been asked yet still starts from them after a resume.
     files = {"initial": save({k: v.contiguous() for k, v in initial.items()})}
     files |= {"start": save(pack_states(start))} if start else {}
     for name, values in files.items():
         write_file(folder / f"{name}.safetensors", values)
     digests = {name: digest(values) for name, values in files.items()}
-    write_json(folder / "identity.json", {**identity, **digests})
-    write_config(folder, config)
-    return folder
+    write_sealed(folder / IDENTITY, {**identity, **digests}, run)
+    write_config(folder, config, run)
+    return folder, run
 
 
 def make_run_folder(out: str | os.PathLike[str]) -> Path:
@@ -66,9 +87,9 @@ def make_run_folder(out: str | os.PathLike[str]) -> Path:
     return make_folder(folder)
 
 
-def write_config(folder: Path, config: dict[str, Any], name: str = CONFIG) -> None:
+def write_config(folder: Path, config: dict[str, Any], run: str, name: str = CONFIG) -> None:
     """Write ``config.toml``; TOML has no null, so what is None is left out."""
-    write_file(folder / name, tomli_w.dumps(drop_none(config)).encode())
+    write_sealed_toml(folder / name, tomli_w.dumps(drop_none(config)), run)
 
 
 def drop_none(value: Any) -> Any:
@@ -78,15 +99,28 @@ def drop_none(value: Any) -> Any:
     return [drop_none(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
     """The configuration of a run folder."""
-    must(os.path.exists(folder / name), "folder", f"a run folder with a {name}", folder)
-    return read_toml(folder / name)
+    must(os.path.exists(folder / CONFIG), "folder", f"a run folder with a {CONFIG}", folder)
+    return read_sealed_toml(folder / CONFIG, read_id(folder))[0]
+
+
+def read_pipeline(folder: Path) -> tuple[dict[str, Any], str]:
+    """The configuration of a pipeline's folder, and the pipeline's id."""
+    must(os.path.exists(folder / PIPELINE), "folder", f"a folder with a {PIPELINE}", folder)
+    return read_sealed_toml(folder / PIPELINE)
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
     """What makes a run this one and no other, as ``create_run`` wrote it."""
-    return read_json(folder / "identity.json")
+    return {key: value for key, value in read_sealed(folder / IDENTITY).items() if key != "run"}
+
+
+def read_id(folder: Path) -> str:
+    """The id of the run, or of the pipeline, in a folder."""
+    if (folder / PIPELINE).exists():
+        return read_pipeline(folder)[1]
+    return str(read_sealed(folder / IDENTITY, keys=["run"])["run"])
 
 
 def read_initial(folder: Path, wanted: str, order: Iterable[str]) -> Params:
@@ -102,55 +136,82 @@ def read_start(folder: Path, wanted: str, first: Tree) -> dict[int, Tree]:
     return unpack_states(read_tensors(folder / "start.safetensors", wanted), first) if wanted else {}
 
 
-def append_history(folder: Path, row: Row) -> None:
+def _seal_row(row: Row, run: str) -> bytes:
+    """A line of the history, whose checksum is over the run's id too."""
+    return seal(json.dumps(row, allow_nan=False).removesuffix("}").encode() + b', "check": "', LINE_END, run)
+
+
+def append_history(folder: Path, row: Row, run: str) -> None:
     """Add one line to ``history.jsonl``."""
-    append_line(folder / "history.jsonl", json.dumps(row, allow_nan=False).encode())
+    append_line(folder / HISTORY, _seal_row(row, run))
 
 
-def read_history(folder: Path, until: int | None = None, every: int = 1) -> list[Row]:
-    """The rows of ``history.jsonl``, up to round ``until`` where given; what a kill cut short must lie after that.
-
-    There must then be a row for every round up to ``until`` that is a multiple of ``every``.
-    """
-    path = folder / "history.jsonl"
-    rows: list[Row] = []
+def read_history(folder: Path, run: str | None = None) -> list[Row]:
+    """The rows of ``history.jsonl`` that are whole and of the run, by round; others are passed over."""
+    path, rows = folder / HISTORY, {}
+    run = read_id(folder) if run is None else run
     with report_unreadable(path):
         lines = path.read_bytes().splitlines() if path.exists() else []
     for line in lines:
-        try:
+        if is_sealed(line, LINE_END, run):
             row = json.loads(line)
-            later = row["round"] > (math.inf if until is None else until)
-        except (ValueError, KeyError, TypeError):
-            break
-        if not later:
-            rows.append(row)
-    lost = sorted(set(range(every, (until or 0) + 1, every)) - {row["round"] for row in rows})
-    hint = "Remove checkpoint, clients and history.jsonl to start the run again."
-    must(not lost, "history.jsonl", f"whole up to round {until}", f"no row of round {lost[:1]} in {path}", hint)
-    return rows
+            del row["check"]
+            rows[int(row["round"])] = row
+    return [rows[t] for t in sorted(rows)]
+
+
+def read_history_until(folder: Path, run: str, until: int, every: int) -> tuple[list[Row], list[int]]:
+    """The rows up to round ``until``, and the rounds up to there that have lost theirs.
+
+    Every multiple of ``every`` has a row. What a kill cut short is of a later round.
+    """
+    rows = [row for row in read_history(folder, run) if row["round"] <= until]
+    return rows, sorted({*range(every, until + 1, every)} - {row["round"] for row in rows})
+
+
+def warn_of_lost_rows(folder: Path, lost: list[int]) -> None:
+    """Say which rounds have lost their row; no model depends on it."""
+    if lost:
+        shown = ", ".join(map(str, lost[:10])) + (", ..." if len(lost) > 10 else "")
+        rounds = "round" if len(lost) == 1 else "rounds"
+        text = f"{folder / HISTORY} has lost the rows of {rounds} {shown}. The models are not affected."
+        warnings.warn(text, stacklevel=3)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what was being written when a process was killed."""
-    for left in folder.glob(".*.[0-9]*"):
-        left.unlink(missing_ok=True)
+    """Remove what was being written when a process was killed, by the names that moiety gives it."""
+    for name in WRITTEN:
+        remove_file(aside_of(folder / name))
+    remove_old_checkpoints(folder)
 
 
-def write_history(folder: Path, rows: list[Row]) -> None:
+def write_history(folder: Path, rows: list[Row], run: str) -> None:
     """Write the whole history, for a run that is resumed from before its last line."""
-    write_file(folder / "history.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+    write_file(folder / HISTORY, b"".join(_seal_row(row, run) + b"\n" for row in rows))
 
 
-def write_results(folder: Path, clients: list[Row], ledger: dict[str, Any]) -> None:
-    """Write ``clients.parquet`` and ``ledger.json``."""
+def write_results(folder: Path, clients: list[Row], ledger: dict[str, Any], run: str) -> None:
+    """Write ``clients.parquet`` and ``ledger.json``, which holds the digest of the former."""
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(clients), sink)
-    write_file(folder / "clients.parquet", sink.getvalue().to_pybytes())
-    write_json(folder / "ledger.json", ledger)
+    content = sink.getvalue().to_pybytes()
+    write_file(folder / ROWS, content)
+    write_sealed(folder / LEDGER, {**ledger, "clients": digest(content)}, run)
+
+
+def read_results(folder: Path, run: str, keys: Iterable[str] = ()) -> tuple[list[Row], dict[str, Any]]:
+    """The rows of ``clients.parquet``, and the ledger, which must have ``keys``."""
+    must((folder / LEDGER).exists(), LEDGER, "there", f"none in {folder}", NOT_ENDED)
+    ledger = read_sealed(folder / LEDGER, run, ("clients", *keys), NOT_ENDED)
+    path, wanted = folder / ROWS, ledger.pop("clients")
+    with report_unreadable(path, NOT_ENDED):
+        content = path.read_bytes()
+    must(digest(content) == wanted, ROWS, "as it was written", f"other bytes in {path}", NOT_ENDED)
+    with report_unreadable(path, NOT_ENDED):
+        rows: list[Row] = pq.read_table(pa.BufferReader(content)).to_pylist()
+    return rows, {key: value for key, value in ledger.items() if key != "run"}
 
 
 def read_clients(folder: Path) -> list[Row]:
     """The rows of ``clients.parquet``."""
-    path = folder / "clients.parquet"
-    with report_unreadable(path, "The run may not have ended; resume it."):
-        return pq.read_table(path).to_pylist()  # type: ignore[no-any-return]
+    return read_results(folder, read_id(folder))[0]

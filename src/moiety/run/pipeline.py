@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -150,7 +151,7 @@ def continue_pipeline(
     path: Path, given: Given, stages: Sequence[Stage] | None, *, engine: str | None, watch: Watch | None
 ) -> list[Run]:
     """Continue the pipeline in a folder; ``resume`` says what the arguments are."""
-    config = files.read_config(path, PIPELINE)
+    config, run = files.read_pipeline(path)
     keys = [key for key in REQUIRED if key not in (*OF_STAGES, "evaluate_on")]
     began = read_stored_options(config, path, given, file=PIPELINE, tables=("data", "model", "run"), keys=keys)
     options = replace(began, engine=began.engine if engine is None else engine)
@@ -158,7 +159,7 @@ def continue_pipeline(
     known = read_stages(config.get("stage"), stages, path)
     given = remake(config, given, ("model", "data"), "pipeline")
     files.remove_leftovers(path)
-    files.write_config(path, config, PIPELINE)
+    files.write_config(path, config, run, PIPELINE)
     return _train_stages(known, given, options, path, watch, engine)
 
 
@@ -170,7 +171,7 @@ def _write_pipeline(
     must(not taken, "out", "a folder that holds no run yet", ", ".join(taken[:1]), "Choose another folder.")
     parts = {"data": table_of(data, "data"), "model": table_of(model, type(model).__name__)}
     tables = {**parts, **option_tables(options), "stage": [stage_table(each) for each in stages]}
-    files.write_config(folder, tables, PIPELINE)
+    files.write_config(folder, tables, secrets.token_hex(8), PIPELINE)
 
 
 def _train_stages(

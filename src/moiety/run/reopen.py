@@ -71,13 +71,15 @@ def continue_run(
         run = reopen(path, config, options, given)
         done = run._loop.progress.round
         must(run._loop.rounds >= done, "rounds", f">= {done}, the rounds already trained", options.rounds)
-        run.history = files.read_history(path, done, config["run"]["evaluate_every"])
+        now = run._loop.progress.run
+        run.history, lost = files.read_history_until(path, now, done, config["run"]["evaluate_every"])
+        files.warn_of_lost_rows(path, lost)
         files.remove_leftovers(path)
-        files.write_history(path, run.history)
+        files.write_history(path, run.history, now)
         if options.engine != began.engine:
             config["run"]["engine_reason"] = "as asked"
         config["run"].update(rounds=options.rounds, engine=options.engine)
-        files.write_config(path, config)
+        files.write_config(path, config, now)
         return train(run, on_round)
 
 
@@ -134,11 +136,12 @@ def reopen(path: Path, config: dict[str, Any], options: Options, given: Given) -
     device = torch.device(options.settings.device)
     initial = files.read_initial(path, digests["initial"], problem.task.init)
     problem = replace(problem, task=replace(problem.task, init={name: p.to(device) for name, p in initial.items()}))
-    progress = begin_progress(problem, algorithm, path, clock)
     newest = find_checkpoint(path)
+    progress = begin_progress(problem, algorithm, path, clock, files.read_id(path), resumed=newest is not None)
     if newest is not None:
         load_checkpoint(newest, progress, identity)
     else:
-        progress.store.restart(0)
-        store_first_states(progress, files.read_start(path, digests["start"], progress.store.first()))
+        states = files.read_start(path, digests["start"], progress.store.first())
+        progress.store.start_again()
+        store_first_states(progress, states)
     return make_run(config, path, model, problem, algorithm, progress, options)

@@ -34,7 +34,7 @@ def train(run: Run, on_round: OnRound | None) -> Run:
             if _is_due(loop, options["evaluate_every"]):
                 row = _evaluate(run, record.train_loss, seconds)
                 if folder:
-                    files.append_history(folder, row)
+                    files.append_history(folder, row, loop.progress.run)
                 run.history.append(row)
                 record = replace(record, evaluation=row)
             if folder and _is_due(loop, options["checkpoint_every"]):
@@ -45,7 +45,7 @@ def train(run: Run, on_round: OnRound | None) -> Run:
             _evaluate(run, math.nan, seconds)
     run.ledger = loop.progress.ledger.as_dict()
     if folder:
-        files.write_results(folder, run.clients, run.ledger)
+        files.write_results(folder, run.clients, run.ledger, loop.progress.run)
     return run
 
 
@@ -77,7 +77,7 @@ def _write_engine(run: Run) -> None:
     if options["engine"] != loop.engine_name or "engine_reason" not in options:
         options.update(engine=loop.engine_name, engine_reason=loop.reason)
         if run.folder:
-            files.write_config(run.folder, run.config)
+            files.write_config(run.folder, run.config, loop.progress.run)
 
 
 def _evaluate(run: Run, train_loss: float, seconds: float) -> Row:

@@ -57,18 +57,18 @@ class Split:
         """The three groups by name."""
         return {"shared": self.shared, "personal": self.personal, "frozen": self.frozen}
 
-    def _trained(self, names: Names) -> Names:
+    def _drop_buffers(self, names: Names) -> Names:
         return tuple(name for name in names if name not in self.buffers)
 
     @property
     def trained_shared(self) -> Names:
         """The shared parameters, without buffers."""
-        return self._trained(self.shared)
+        return self._drop_buffers(self.shared)
 
     @property
     def trained_personal(self) -> Names:
         """The personal parameters, without buffers."""
-        return self._trained(self.personal)
+        return self._drop_buffers(self.personal)
 
     @staticmethod
     def select(params: Params, names: Iterable[str]) -> Params:
@@ -123,7 +123,7 @@ class Split:
 
     def counts(self) -> dict[str, int]:
         """How many parameters there are in all and in each group; buffers are not parameters."""
-        counts = {k: sum(self.sizes[n] for n in self._trained(names)) for k, names in self.groups.items()}
+        counts = {k: sum(self.sizes[n] for n in self._drop_buffers(names)) for k, names in self.groups.items()}
         return {"total": sum(counts.values()), **counts}
 
     def summary(self) -> str:

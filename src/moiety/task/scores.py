@@ -101,7 +101,7 @@ def accuracy(output: Tensor, batch: Batch) -> Tensor:
 
 def token_accuracy(output: Tensor, batch: Batch) -> Tensor:
     """The share of each example's counted positions whose largest output is the label."""
-    return _share_right(output, batch["y"], _counted(batch))
+    return _share_right(output, batch["y"], _find_counted(batch))
 
 
 def real_positions(batch: Batch) -> Tensor:
@@ -111,7 +111,7 @@ def real_positions(batch: Batch) -> Tensor:
 
 def counted_positions(batch: Batch) -> Tensor:
     """How many positions of each example count."""
-    return _counted(batch).reshape(len(batch["y"]), -1).sum(1)
+    return _find_counted(batch).reshape(len(batch["y"]), -1).sum(1)
 
 
 def word_error_rate(output: Tensor, batch: Batch) -> Tensor:
@@ -170,7 +170,7 @@ UNVECTORISED: dict[Callable[[Tensor, Batch], Tensor], str] = {
 """What cannot be computed for many clients at once, in words."""
 
 
-def _counted(batch: Batch) -> Tensor:
+def _find_counted(batch: Batch) -> Tensor:
     """The positions that a metric counts: real ones, and of these the ones in column ``counted`` where there is one."""
     real = batch["y"] != IGNORED
     return real & batch["counted"].bool() if "counted" in batch else real

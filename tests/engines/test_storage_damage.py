@@ -1,0 +1,160 @@
+"""Flipped bits and cut files of a run's folder: each is noticed and named, and no run goes on with it in silence."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_cases import StopHereError, refused, stop_after, tree_hash
+from storage_cases import FED, NIGHTLY, fresh, kind_contents, run_kind
+
+import moiety as mo
+from moiety.cli import main
+from moiety.cli.results import read_result
+from moiety.files import write_sealed
+from moiety.run.folder import read_id
+
+FORMAT_1 = Path(__file__).parent / "format_1"
+COUNT = 1000 if NIGHTLY else 40
+
+
+@pytest.fixture(scope="module", params=["fit", "clock"])
+def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run that ended after three rounds, and one that was stopped after two of them."""
+    place = tmp_path_factory.mktemp(request.param)
+    run_kind(request.param, place / "ended", rounds=3)
+    with pytest.raises(StopHereError):
+        run_kind(request.param, place / "stopped", rounds=3, on_round=stop_after(2))
+    for name in ("ended", "stopped"):
+        write_sealed(place / name / "command.json", {"set": []}, read_id(place / name))
+    return place / "ended", place / "stopped"
+
+
+def bits_in_use(folder: Path, file: Path) -> list[int]:
+    """The bits that mean something: of personal states, those of the slots that the index names."""
+    if file.name != "states.bin":
+        return list(range(8 * file.stat().st_size))
+    slots = np.fromfile(folder / "clients/index.bin", dtype="<u4").reshape(-1, 3)[:, 1]
+    size = 8 * file.stat().st_size // len(slots) // 2
+    starts = [(2 * c + int(slot) - 1) * size for c, slot in enumerate(slots) if slot]
+    return [at for start in starts for at in range(start, start + size)]
+
+
+def damage(folder: Path, draw: Random) -> str:
+    """Flip a bit of some file, or cut the file; what was done."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != ".lock")
+    file = draw.choice(files)
+    content = bytearray(file.read_bytes())
+    if draw.random() < 0.3:
+        keep = draw.randrange(len(content))
+        os.truncate(file, keep)
+        return f"{file.relative_to(folder)} cut to {keep} of {len(content)}"
+    bit = draw.choice(bits_in_use(folder, file))
+    content[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(bytes(content))
+    return f"{file.relative_to(folder)} bit {bit}"
+
+
+def test_damage_is_found_by_verify_and_never_used(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    ended, stopped = folders
+    wanted = kind_contents(ended)
+    draw = Random(1)
+    assert mo.verify(ended) == mo.verify(stopped) == []
+    for turn in range(COUNT):
+        out = Path(shutil.copytree(stopped if turn % 2 else ended, fresh(tmp_path / "run")))
+        what = damage(out, draw)
+        before = tree_hash(out)
+        problems = mo.verify(out)
+        assert tree_hash(out) == before, what
+        assert problems, what
+        assert all("\n" not in problem for problem in problems), what
+        name = Path(what.split()[0]).name
+        named = {"index.bin": "clients", "state.json": "state.json"}.get(name, name)
+        assert any(named in problem for problem in problems), (what, problems)
+        lost = _go_on(out, bool(turn % 2))
+        if lost is not None:  # it went on: then with the same models, and all rows that are not named as lost
+            got = kind_contents(out)
+            for one, other in zip(wanted, got, strict=True):
+                assert [part for part in one if part != "history" and one[part] != other[part]] == [], what
+            assert name in ("history.jsonl", "ledger.json", "clients.parquet", "command.json", "index.bin"), what
+
+
+def _go_on(out: Path, resume: bool) -> Any:
+    """Resume the run, or read the results of one that ended: the warnings, or None where it was refused in one line."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            mo.resume(out, data=FED) if resume else read_result(out, "run")
+        except mo.MoietyError:
+            return None
+    return caught
+
+
+def test_the_command(folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = Path(shutil.copytree(folders[0], tmp_path / "run"))
+    assert main(["verify", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{out}: every file is as it was written (1 run)\n"
+    assert printed.err == ""
+    for name in ("clients.parquet", "initial.safetensors"):
+        with open(out / name, "ab") as file:
+            file.write(b"x")
+    assert main(["verify", str(out)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert [line.partition("`")[2].partition("`")[0] for line in printed.err.splitlines()] == [
+        "initial.safetensors",
+        "clients.parquet",
+    ]
+    assert main(["verify", str(tmp_path / "nothing")]) == 2
+    assert capsys.readouterr().err.startswith("moiety: `folder` must be one of a run, of a pipeline or of a recipe")
+
+
+def test_verify_of_what_is_lost_and_of_another_run(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    ended, stopped = folders
+    for name in ("clients", "identity.json", "config.toml", "checkpoint", "initial.safetensors", "clients.parquet"):
+        out = Path(shutil.copytree(ended, fresh(tmp_path / "run")))
+        (shutil.rmtree if (out / name).is_dir() else os.unlink)(out / name)
+        assert mo.verify(out), f"without {name}"
+    for name in ("clients", "config.toml", "checkpoint", "history.jsonl", "command.json"):
+        out = Path(shutil.copytree(ended, fresh(tmp_path / "run")))
+        (shutil.rmtree if (out / name).is_dir() else os.unlink)(out / name)
+        (shutil.copytree if (stopped / name).is_dir() else shutil.copy)(stopped / name, out / name)
+        assert mo.verify(out), f"with another run's {name}"
+
+
+def test_a_pipeline_is_verified_stage_by_stage(tmp_path: Path) -> None:
+    run_kind("pipeline", tmp_path / "out")
+    assert mo.verify(tmp_path / "out") == []
+    with open(tmp_path / "out/2-fedalt/checkpoint/round-00000001/server.safetensors", "ab") as file:
+        file.write(b"x")
+    text = (tmp_path / "out/pipeline.toml").read_text()
+    (tmp_path / "out/pipeline.toml").write_text(text.replace("seed = 0", "seed = 1"))
+    first, second = mo.verify(tmp_path / "out")
+    assert "pipeline.toml" in first
+    assert "2-fedalt" in second
+    assert "server.safetensors" in second
+
+
+def test_a_folder_of_an_older_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was written before files had checksums: one line with both numbers, and nothing is touched."""
+    out = Path(shutil.copytree(FORMAT_1 / "run", tmp_path / "run"))
+    before = tree_hash(out)
+    wanted = "`folder` must be of format 2, got format 1 in .*identity.json"
+    refused(lambda: mo.resume(out, data=FED), wanted)
+    refused(lambda: run_kind("fit", tmp_path / "new", start=out), wanted)
+    refused(lambda: read_result(out, "run"), wanted)
+    (problem,) = mo.verify(out)
+    assert "of format 2, got format 1" in problem
+    for words in (["verify", str(out)], ["compare", str(out), str(out)]):
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "of format 2, got format 1" in error
+    assert tree_hash(out) == before

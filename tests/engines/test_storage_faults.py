@@ -1,0 +1,84 @@
+"""A disk that fails at any single call, or from there on: the folder holds the old state or the new, never a third."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_cases import SHAPE, StopHereError, stop_after
+from storage_cases import NIGHTLY, Disk, fresh, kind_contents, run_kind
+
+import moiety as mo
+from moiety import files
+
+ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
+KINDS = ("fit", "resume", "pipeline", "clock", "codec")
+
+
+class Case:
+    """A kind of run, what it ends with where nothing fails, and how many calls it makes."""
+
+    def __init__(self, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kind = "fit" if name == "resume" else name
+        self.stopped: Path | None = None
+        if name == "resume":
+            self.stopped = folder / "stopped"
+            with pytest.raises(StopHereError):
+                run_kind("fit", self.stopped, rounds=3, on_round=stop_after(2))
+        self.whole = self.begin(folder / "whole")
+        disk = Disk()
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "system_call", disk)
+            run_kind(self.kind, self.whole)
+        self.calls, self.wanted = disk.calls, kind_contents(self.whole)
+
+    def begin(self, out: Path) -> Path:
+        """The folder as it is before the calls that may fail."""
+        fresh(out)
+        return out if self.stopped is None else Path(shutil.copytree(self.stopped, out))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        yield Case(request.param, tmp_path_factory.mktemp(request.param), patch)
+
+
+def try_disk(case: Case, disk: Disk, out: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run on that disk; then on a sound one to the end. What the first said, if it was stopped."""
+    case.begin(out)
+    text = ""
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "system_call", disk)
+        try:
+            run_kind(case.kind, out)
+        except mo.MoietyError as error:
+            text = str(error)
+    if (out / "config.toml").exists() or (out / "pipeline.toml").exists():
+        assert mo.verify(out) == [], (disk.n, disk.calls[disk.n])
+    run_kind(case.kind, out)
+    assert kind_contents(out) == case.wanted, (disk.n, disk.calls[disk.n])
+    assert mo.verify(out) == []
+    return text
+
+
+@pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
+def test_every_call_may_fail(case: Case, for_good: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All n at night; here each kind of call in each kind of run, and every seventh call."""
+    assert len(case.calls) > 50
+    assert {"open", "write", "fsync", "replace", "rename", "mkdir", "unlink"} <= set(case.calls)
+    first = {name: case.calls.index(name) for name in reversed(case.calls)}
+    chosen = range(len(case.calls)) if NIGHTLY else sorted({*first.values(), *range(for_good, len(case.calls), 7)})
+    for n in chosen:
+        disk = Disk(n, ERRORS[n % 3], for_good=for_good)
+        text = try_disk(case, disk, tmp_path / "run", monkeypatch)
+        if case.calls[n] in ("unlink", "rmdir") and not for_good:  # what should have been removed stays
+            continue
+        assert SHAPE.fullmatch(text), (n, case.calls[n], text)
+
+
+def test_writes_that_stop_short_go_on(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert try_disk(case, Disk(only_short=True), tmp_path / "run", monkeypatch) == ""
