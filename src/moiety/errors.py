@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import math
 import numbers
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,7 +23,10 @@ class MoietyError(ValueError):
 
 def message(name: str, constraint: str, got: object, hint: str = "") -> str:
     """The one-line text of an error."""
-    value = " ".join(str(got).split())
+    try:
+        value = " ".join(str(got).split())
+    except ValueError:  # Python refuses to write whole numbers of more than 4300 digits
+        value = f"{type(got).__name__} of too many digits to write"
     value = value if len(value) <= 160 else value[:157] + "..."
     return " ".join(f"`{name}` must be {constraint}, got {value}. {hint}".split())
 
@@ -103,16 +107,26 @@ def is_real(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def whole(name: str, value: object, least: float = -math.inf, most: float = math.inf) -> None:
+COUNT = 10**9
+"""The largest count, where nothing narrower is said: more would never end, or fill the memory."""
+SEED = 2**63
+"""The largest seed; the smallest is as far below 0 where seeds may be negative."""
+
+
+def whole(name: str, value: object, least: float = -math.inf, most: float = COUNT) -> None:
     """Raise unless ``value`` is a whole number from ``least`` to ``most``."""
-    must(is_whole(value), name, "a whole number", repr(value))
+    if not is_whole(value):  # the text of a large value takes a while to make
+        refuse(name, "a whole number", f"{value!r:.200}")
     must(int(value) >= least, name, f">= {least}", value)  # type: ignore[call-overload]
     must(int(value) <= most, name, f"<= {most}", value)  # type: ignore[call-overload]
 
 
 def number(name: str, value: object, constraint: str, holds: Callable[[float], bool], hint: str = "") -> None:
     """Raise unless ``value`` is a real number for which ``holds`` is true, as ``constraint`` says."""
-    ok = is_real(value) and holds(float(value))  # type: ignore[arg-type]
+    try:
+        ok = is_real(value) and holds(float(value))  # type: ignore[arg-type]
+    except OverflowError:  # a whole number that no float can hold
+        ok = False
     must(ok, name, constraint, repr(value) if isinstance(value, str) else value, hint)
 
 
@@ -132,11 +146,36 @@ def kind(name: str, value: object, wanted: type | tuple[type, ...], described: s
         refuse(name, described, f"{value!r:.60} ({type(value).__name__})", hint)
 
 
-def as_array(name: str, values: object, described: str = "an array", where: str = "") -> NDArray[Any]:
-    """The values as a NumPy array; raise where NumPy refuses them."""
+def as_array(
+    name: str,
+    values: object,
+    described: str = "an array",
+    where: str = "",
+    place: Callable[[int], str] = "row {}".format,
+) -> NDArray[Any]:
+    """The values as a NumPy array; raise where NumPy refuses them, and where values are masked.
+
+    ``where`` ends messages, as in " in client 'ann'"; ``place`` says where a row is.
+    """
     import numpy as np  # here, so that the command's help need not load it
 
+    rows = values if isinstance(values, list | tuple) else ()
     try:
-        return np.asarray(values)
-    except (ValueError, TypeError, RuntimeError) as error:
+        partly = any(isinstance(row, np.ma.MaskedArray) for row in rows)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that a masked element becomes NaN, which is refused as well
+            array: NDArray[Any] = np.ma.array(values) if partly else np.asanyarray(values)
+        # A masked value is missing: NumPy would show what lies under the mask, -9999 for instance.
+        masked = np.argwhere(np.ma.getmaskarray(array)) if isinstance(array, np.ma.MaskedArray) else np.empty((0, 0))
+        array = np.asarray(array)
+    except (ValueError, TypeError, RuntimeError, OverflowError, RecursionError, MemoryError) as error:
         refuse(name, described, f"values that NumPy refuses{where} ({error})")
+    if len(masked):
+        row, *rest = masked[0].tolist() or [0]
+        at = f"{place(row)}, place {rest}" if rest else place(row)
+        refuse(name, "without missing values", f"{len(masked)} masked, the first at {at}{where}", FILL)
+    return array
+
+
+FILL = "Remove or fill such rows."
+"""What to do about values that are missing or not finite."""

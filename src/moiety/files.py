@@ -7,12 +7,14 @@ fails the n-th call or writes only a part.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import re
 import sys
 import tomllib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -224,6 +226,12 @@ def digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
+@functools.cache
+def warn_of_no_lock() -> None:
+    """Warn, once in a process, that nothing keeps two processes from training in one folder."""
+    warnings.warn("Folders cannot be locked here: do not train in one folder from two processes.", stacklevel=2)
+
+
 # Not by an import: the package itself names modules of all layers.
 VERSION: str = sys.modules["moiety"].__version__
 FORMAT = 2
@@ -306,6 +314,8 @@ def lock_folder(folder: Path | None) -> Iterator[None]:
     ``release_locks``.
     """
     if folder is None or fcntl is None:
+        if folder is not None:
+            warn_of_no_lock()
         yield
         return
     with report_failure(folder):
@@ -318,7 +328,7 @@ def lock_folder(folder: Path | None) -> Iterator[None]:
             hint = "Wait until it has ended, or stop it."
             refuse("folder", "one that nobody trains in now", f"{folder}, in use", hint)
         except OSError:  # a file system without locks
-            pass
+            warn_of_no_lock()
         yield
     finally:
         _locks.discard(file)

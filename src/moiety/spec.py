@@ -11,7 +11,7 @@ import inspect
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args, get_origin
 
 from pydantic import ConfigDict, ValidationError, create_model
 
@@ -120,14 +120,25 @@ def build(
     return table[name](**(extra or {}), **check_arguments(kind, table[name], arguments, extra or {}))
 
 
-def check_arguments(kind: str, builder: Callable[..., Any], arguments: Spec, extra: Mapping[str, Any]) -> Spec:
-    """The arguments, converted to the types of the builder; raise for those it does not know, with the nearest."""
+def check_arguments(
+    kind: str, builder: Callable[..., Any], arguments: Spec, extra: Mapping[str, Any], *, complete: bool = True
+) -> Spec:
+    """The arguments, if they have the types of the builder; raise for those it does not know, with the nearest.
+
+    Where they need not be ``complete``, some may be filled in later.
+    """
     parameters = {k: p for k, p in inspect.signature(builder, eval_str=True).parameters.items() if k not in extra}
     types = {k: Any if p.annotation is p.empty else p.annotation for k, p in parameters.items()}
-    checked = check_table(kind, arguments, types, strict=False, user=f" for {builder.__name__}")
+    # A file has lists only, which stand for tuples, too.
+    values = {k: tuple(v) if isinstance(v, list) and _takes_tuple(types.get(k)) else v for k, v in arguments.items()}
+    checked = check_table(kind, values, types, user=f" for {builder.__name__}")
     missing = [k for k, p in parameters.items() if p.default is p.empty and k not in arguments]
-    must(not missing, kind, f"complete for {builder.__name__}", f"no {', '.join(missing)}")
+    must(not missing or not complete, kind, f"complete for {builder.__name__}", f"no {', '.join(missing)}")
     return checked
+
+
+def _takes_tuple(annotation: Any) -> bool:
+    return any(each is tuple or get_origin(each) is tuple for each in (annotation, *get_args(annotation)))
 
 
 def check_table(
@@ -135,7 +146,6 @@ def check_table(
     table: Any,
     types: Mapping[str, Any],
     *,
-    strict: bool = True,
     user: str = "",
     hints: Mapping[str, str] | None = None,
 ) -> Spec:
@@ -145,7 +155,6 @@ def check_table(
         where: the name of the table in messages.
         table: what a file has in its place.
         types: the known keys and their types.
-        strict: if False, "1" stands for 1.
         user: who knows the keys, for messages.
         hints: what to do about some unknown keys; for others the nearest known keys are shown.
     """
@@ -155,7 +164,7 @@ def check_table(
             refuse(where, f"a table of known keys{user}", key, (hints or {}).get(key) or near(key, types, None))
     wanted: dict[str, Any] = {key: (types[key], ...) for key in table}
     try:
-        model = create_model(where, __config__=ConfigDict(strict=strict, arbitrary_types_allowed=True), **wanted)
+        model = create_model(where, __config__=ConfigDict(strict=True, arbitrary_types_allowed=True), **wanted)
         checked = model(**table)
     except ValidationError as error:
         raise one_line_error(error.errors(), [where]) from None

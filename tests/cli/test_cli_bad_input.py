@@ -24,6 +24,10 @@ COMMANDS = {
     "resume without a run": (["run", "small.toml", "--resume"], "none in runs/small*"),
     "resume an absent folder": (["run", "small.toml", "--resume", "--out", "away"], "a run to resume, got away"),
     "resume a recipe without a run": (["run", "quickstart", "--resume"], "none in runs/quickstart*"),
+    "rounds without end": (["run", "small.toml", "--rounds", "1" + "0" * 400], "`rounds` must be <= 1000000000"),
+    "no such workers": (["run", "small.toml", "--workers", "-1"], "`workers` must be >= 1, got -1."),
+    "too many workers": (["run", "small.toml", "--workers", "5000"], "`workers` must be <= 1024, got 5000."),
+    "recipe with rounds without end": (["run", "quickstart", "--rounds", "1" + "0" * 400], "must be <= 1000000000"),
     "recipe with set": (["run", "quickstart", "--set", "run.rounds=3"], "a field of the plan"),
     "recipe with no rounds": (["run", "quickstart", "--rounds", "0"], "`rounds` must be >= 1, got 0."),
     "recipe with a negative seed": (["run", "quickstart", "--seed", "-1"], "`seed`"),
@@ -44,7 +48,7 @@ SETS = {
     "run=3": "a key of [run]",
     "run.rounds.x=3": "run.rounds, which is none",
     "run.roundz=3": "Did you mean rounds?",
-    "run.zzz=3": "evaluate_on, inputs, loss, metric, on_divergence, partial, participation, rounds, seed, start, workers.",
+    "run.zzz=3": "on_divergence, partial, participation, rounds, seed, start, worker_timeout, workers.",
     "run.codec=qsgd": "`run` must be a table of known keys, got codec. It is a section of its own, [codec].",
     "run.inputs=x": "`run.inputs` must be a list, as in ['x'], got 'x'.",
     "run.inputs=[3]": "`run.inputs.1` must be a text, got 3.",
@@ -69,7 +73,21 @@ SETS = {
     "model.outputs=2": "a label from 0 to 1",
     "model={name='mlp', hidden=64}": "`model.hidden` must be a list, as in [64], got 64.",
     "model={name='mlp', hidden=[8, 'a']}": "`model.hidden.2` must be a whole number, got 'a'.",
-    "model={name='mlp', hidden=[1000000000000000000000]}": "can be made",
+    "model={name='mlp', hidden=[1000000000000000000000]}": "<= 1000000000",
+    "model={name='mlp', hidden=[300000, 300000000]}": "`model` must be such that it fits the free memory",
+    "run.rounds=1e400": "`run.rounds` must be a whole number, got inf.",
+    f"run.rounds={'9' * 5000}": "`run.rounds` must be a whole number, got '999",
+    f"run.rounds={'[' * 5000}": "`run.rounds` must be a whole number, got '[[[",
+    "run.worker_timeout=0": "`worker_timeout` must be > 0",
+    "algorithm.shared.batch_size=true": "`algorithm.shared.batch_size` must be a whole number or a text, got True.",
+    "algorithm.shared.steps='1'": "`algorithm.shared.steps` must be a whole number, got '1'.",
+    "algorithm.shared.steps=1000000000000": "`steps` must be <= 1000000000, got 1000000000000.",
+    f"algorithm.shared.steps=1{'0' * 19}": "`steps` must be <= 1000000000, got 1",
+    f"algorithm.shared.steps=1{'0' * 400}": "`steps` must be <= 1000000000, got 1",
+    "algorithm.shared.steps=1000000000": "at most 100,000,000 rows, got 1,000,000,000, or 32,000,000,000 rows.",
+    "algorithm.shared={name='sgd', lr=0.1, epochs=9000000}": "`epochs` must be such that a client's turn has at most",
+    f"algorithm.shared.lr=1{'0' * 400}": "`algorithm.shared.lr` must be",
+    "algorithm.shared.lr=true": "`algorithm.shared.lr` must be a number, got True.",
     "algorithm.shared.lrr=3": "Did you mean lr?",
     "algorithm.zzz=3": "schedule, server, shared, weighting.",
     "algorithm.shared.lr=fast": "`algorithm.shared.lr` must be a number, got 'fast'.",
@@ -89,6 +107,11 @@ FILES = {
     "a key of run above all sections": ("rounds = 3\n" + SMALL, "It is a key of [run]: write run.rounds."),
     "unknown key of run": (SMALL + "\nevaluate_evry = 2\n", "Did you mean evaluate_every"),
     "section is a number": ("run = 5\n" + SMALL.partition("[run]")[0], "`run` must be a table, got 5."),
+    "nested too deeply": (
+        f"x = {'[' * 3000}{']' * 3000}\n" + SMALL,
+        "must be readable TOML in UTF-8, got RecursionError",
+    ),
+    "a number of too many digits": (SMALL.replace("rounds = 2", f"rounds = {'9' * 5000}"), "readable TOML"),
     "no rounds": (SMALL.replace("rounds = 2", ""), "use --rounds"),
     "no clients": (SMALL.replace("clients = 4", ""), "`clients`"),
     "no learning rate": (SMALL.replace("lr = 0.1, ", ""), "no lr"),
@@ -152,3 +175,23 @@ def test_what_no_longer_fits_a_run_is_refused_on_resume(capsys, here):
     refused(capsys, here, ["run", "own.toml", "--resume", "--seed", "3"], "as runs/own began")
     refused(capsys, here, ["run", "own.toml", "--out", "runs/own"], "holds no run yet")
     refused(capsys, here, ["run", "quickstart", "--resume", "--out", "runs/own"], "a single run")
+
+
+ON_RESUME = {
+    "--workers=-1": "`workers` must be >= 1, got -1.",
+    "--workers=0": "`workers` must be >= 1, got 0.",
+    f"--rounds=1{'0' * 400}": "`rounds` must be <= 1000000000",
+    "--set=codec=3": "`codec` must be a table, got 3.",
+    "--set=codec=false": "`codec` must be a table, got False.",
+    "--set=algorithm.nonsense=false": "`algorithm` must be a table of known keys for fedavg, got nonsense.",
+    "--set=algorithm.shared.steps='1'": "`algorithm.shared.steps` must be a whole number, got '1'.",
+    "--set=algorithm.shared.steps=true": "`algorithm.shared.steps` must be a whole number, got True.",
+    "--set=model.nonsense=false": "`model` must be a table of known keys for linear, got nonsense.",
+    "--set=clock={name='synchronous', compute=false}": "`clock.compute` must be a name or a table",
+}
+
+
+@pytest.mark.parametrize("option", ON_RESUME)
+def test_a_resume_takes_no_more_than_a_start(capsys, here, option):
+    assert call(capsys, "run", "small.toml", "-q", "--out", "runs/one").code == 0
+    refused(capsys, here, ["run", "small.toml", "--resume", "--out", "runs/one", option], ON_RESUME[option])

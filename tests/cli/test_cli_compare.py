@@ -154,3 +154,25 @@ def test_broken_folders(capsys, tmp_path, file, how):
     assert (found.code, found.out) == (2, "")
     assert one_line(found.err)
     assert file in found.err
+
+
+@pytest.mark.parametrize("value", ["0.9", None, [0.9], True])
+@pytest.mark.parametrize("key", ["metric", "gain", "n_test"])
+def test_values_that_are_no_numbers(capsys, tmp_path, key, value):
+    one, two = made(tmp_path / "one", ONE), made(tmp_path / "two", TWO)
+    rows, ledger = folder.read_results(two, "0123", ())
+    folder.write_results(two, [{**row, key: value} for row in rows], ledger, "0123")
+    found = call(capsys, "compare", one, two)
+    assert (found.code, found.out) == (2, "")
+    assert one_line(found.err)
+    assert f"`clients.parquet: {key}` must be a number" in found.err
+
+
+@pytest.mark.parametrize("key", ["n_test", "weight"])
+def test_weights_below_zero(capsys, tmp_path, key):
+    one, two = made(tmp_path / "one", ONE), made(tmp_path / "two", TWO)
+    rows, ledger = folder.read_results(two, "0123", ())
+    folder.write_results(two, [{**row, key: -3} for row in rows], ledger, "0123")
+    found = call(capsys, "compare", one, two)
+    assert (found.code, found.out) == (2, "")
+    assert f"`clients.parquet: {key}` must be a number >= 0, got -3 in" in found.err

@@ -15,6 +15,8 @@ from PIL import Image
 from moiety.data import SOURCES, load
 from moiety.errors import MoietyError
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*results are not of that data set")
+
 RNG = np.random.default_rng(0)
 Write = Callable[..., None]
 

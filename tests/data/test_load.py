@@ -23,6 +23,8 @@ from moiety.data import (
 )
 from moiety.errors import MoietyError
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*results are not of that data set")
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

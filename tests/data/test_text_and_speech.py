@@ -14,6 +14,8 @@ import pytest
 from moiety.data import FederatedData, from_arrays, from_spec, load
 from moiety.errors import MoietyError
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*results are not of that data set")
+
 Write = Callable[..., None]
 needs_data = pytest.mark.skipif(not os.environ.get("MOIETY_DATA"), reason="MOIETY_DATA is not set")
 

@@ -22,7 +22,7 @@ def test_a_run_is_one_line() -> None:
     run = mo.fit(mlp(), FED, mo.fedavg(shared=0.1), rounds=2, engine="sequential")
     last = run.history[-1]
     clients = len(FED)
-    assert repr(run) == f"Run(fedavg, 2 rounds, {clients} clients; {last['part']} accuracy {last['metric']:.4f})"
+    assert repr(run) == f"Run(fedavg, 2 rounds, {clients} clients; {last['part']} accuracy {last['metric']:.4g})"
 
 
 def test_a_round_in_which_nothing_moves_is_said_once() -> None:

@@ -28,6 +28,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "evaluate_clients": (True, "`evaluate_clients` must be a whole number"),
     "device": ("meta", "`device` must be a device to train on"),
     "workers": (-1, "`workers` must be >= 1"),
+    "worker_timeout": (0, "`worker_timeout` must be > 0"),
     "partial": ("yes", "`partial` must be true or false"),
     "aggregator": ("median", "`aggregator` must be what moiety.aggregator makes"),
     "codec": (3, "`codec` must be what moiety.codec makes"),

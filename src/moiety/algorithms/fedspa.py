@@ -35,7 +35,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from moiety.errors import choice, number, whole
+from moiety.errors import SEED, choice, number, whole
 from moiety.local import Sgd, apply_masks, difference, gradient_at, select, sgd_work, train
 from moiety.local.masked import Masked, begin_masked, mask_densities, masked_model, masked_work, masks_differ
 from moiety.random import uniform
@@ -104,7 +104,7 @@ def fedspa(
     choice("masks", masks, MASKS)
     choice("regrow", regrow, REGROW)
     number("prune_rate", prune_rate, ">= 0 and <= 1", lambda r: 0 <= r <= 1)
-    whole("mask_seed", mask_seed, 0)
+    whole("mask_seed", mask_seed, 0, SEED)
     by_gradient, weight = search == "dst" and regrow == "gradient", client_weights(weighting, shared_sgd.rows)
 
     def volumes(params: Params) -> dict[str, int]:

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moiety.errors import must, whole
+from moiety.errors import SEED, must, whole
 from moiety.local import ALL, Personal, Sgd, Solver, difference, draw_start, sgd_work, solver_work, train
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
@@ -66,7 +66,7 @@ def ffgg(
     must(shared_sgd.steps == 1, "shared.steps", "1 or left out", shared_sgd.steps, "local_ffgg takes several.")
     solver = solver_work("personal", personal)
     if random_start is not None:
-        whole("random_start", random_start, 0)
+        whole("random_start", random_start, 0, SEED)
     weight = client_weights(weighting, shared_sgd.rows)
 
     def find_w(work: Work, theta: Params, state: Personal) -> tuple[Params, Tensor]:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moiety.errors import whole
+from moiety.errors import SEED, whole
 from moiety.local import Personal, Sgd, Solver, difference, draw_start, fold, sgd_work, solver_work, train
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
@@ -63,7 +63,7 @@ def local_ffgg(
     turns = ("momentum", "pull", "epochs", "steps", "batch_size", "shuffle")
     personal_sgd, first = sgd_work("personal", personal, without=turns), solver_work("solver", solver)
     if random_start is not None:
-        whole("random_start", random_start, 0)
+        whole("random_start", random_start, 0, SEED)
     weight = client_weights(weighting, shared_sgd.rows)
 
     def find_w(work: Work, theta: Params, state: Personal) -> Params:

@@ -104,7 +104,9 @@ def _play(
     """All rounds, after a check of the arguments; with ``old`` a loss stays under the parameters of its time."""
     x_g, x_l, y = (np.asarray(a, dtype=np.float64) for a in (x_g, x_l, y))
     must(y.ndim >= 2, "y", "[..., rounds, clients]", list(y.shape))
+    must(bool(np.isfinite(y).all()), "y", "finite everywhere", "NaN or infinity")
     for name, x in (("global_features", x_g), ("local_features", x_l)):
+        must(bool(np.isfinite(x).all()), name, "finite everywhere", "NaN or infinity")
         must(x.shape[:-1] == y.shape, name, f"[{', '.join(map(str, y.shape))}, features]", list(x.shape))
     choice("loss", loss, LOSSES)
     whole("delay", delay, 0)
@@ -113,6 +115,7 @@ def _play(
     start: list[Floats] = []
     for name, w, x, shape in (("shared", u, x_g, y.shape[:-2]), ("personal", v, x_l, (*y.shape[:-2], y.shape[-1]))):
         first = np.zeros(x.shape[-1]) if w is None else np.asarray(w, np.float64)
+        must(bool(np.isfinite(first).all()), name, "finite everywhere", "NaN or infinity")
         must(first.shape == x.shape[-1:], name, f"{x.shape[-1]} numbers, one a feature", list(first.shape))
         start.append(np.broadcast_to(first, (*shape, x.shape[-1])))
     stream = _Stream(x_g, x_l, y, start[0], start[1], delay, radius)

@@ -16,21 +16,21 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from moiety.data import FederatedData, from_spec
-from moiety.errors import choice, must, near, refuse, report_errors
+from moiety.errors import choice, must, near, refuse
 from moiety.experiments.registry import list_recipes
 from moiety.files import read_toml
 from moiety.models import MODELS
-from moiety.run.build import algorithm_from, split_from
+from moiety.run.build import algorithm_from, model_from, split_from
 from moiety.run.checks import check_inputs
 from moiety.run.pipeline import Stage, check_stage_options, stage_from
 from moiety.run.settings import RUN_KEYS, SECTIONS, Options, check_part, read_options
-from moiety.spec import build
+from moiety.spec import check_arguments
 from moiety.split import Split
 from moiety.types import Algorithm
 
 Table = dict[str, Any]
 KNOWN = (*SECTIONS, "run", "stage")
-MAY_CHANGE = ("run.rounds", "run.engine", "run.engine_reason", "run.workers")
+MAY_CHANGE = ("run.rounds", "run.engine", "run.engine_reason", "run.workers", "run.worker_timeout")
 
 
 class Config(NamedTuple):
@@ -104,7 +104,7 @@ def read_assignment(assignment: str, form: str = "name=value") -> tuple[str, Any
     name, equals, text = assignment.partition("=")
     must(bool(equals) and bool(name.strip()), "--set", f"of the form {form}", assignment or "nothing")
     value = text.strip()
-    with contextlib.suppress(tomllib.TOMLDecodeError):
+    with contextlib.suppress(ValueError, RecursionError):  # that is no TOML, or nested too deeply
         parsed = tomllib.loads(f"value = {value}")
         value = parsed["value"] if len(parsed) == 1 else value
     return name.strip(), value
@@ -172,7 +172,7 @@ def make_parts(config: Config) -> Parts:
     data = from_spec(tables["data"])
     check_part(data, options.settings.evaluate_on)
     check_inputs(options.settings.inputs, data.columns)
-    model = _make_model(fill_sizes(tables["model"], data, options))
+    model = model_from(fill_sizes(tables["model"], data, options))
     split = split_from(tables["split"], model) if "split" in tables else None
     return Parts(model, data, algorithm, split, stages)
 
@@ -192,12 +192,6 @@ def fill_sizes(model: Table, data: FederatedData, options: Options) -> Table:
     return {**{key: size for key, size in sizes.items() if key in known}, **model}
 
 
-def _make_model(table: Table) -> nn.Module:
-    too_large = (RuntimeError, TypeError, MemoryError, OverflowError)
-    with report_errors("model", "one that can be made", too_large):
-        return build("model", MODELS, table)
-
-
 def check_same(given: Table, began: Table, folder: Path) -> None:
     """Refuse what a file says otherwise than the run that is to be continued began.
 
@@ -215,7 +209,20 @@ def check_same(given: Table, began: Table, folder: Path) -> None:
         if name in values_then:
             wanted = repr(then)
             hint += f", or keep it with --set {shlex.quote(f'{name}={json.dumps(then)}')}"
-        must(name in MAY_CHANGE or value == then, name, f"{wanted}, as {folder} began", repr(value), f"{hint}.")
+        same = value == then and isinstance(value, bool) == isinstance(then, bool)
+        must(name in MAY_CHANGE or same, name, f"{wanted}, as {folder} began", repr(value), f"{hint}.")
+
+
+def check_builders(tables: Table) -> None:
+    """Refuse what the builders that a file names do not take: a run that goes on makes nothing from the file."""
+    if "algorithm" in tables:
+        algorithm_from(tables["algorithm"])
+    for number, table in enumerate(tables.get("stage", ()), 1):
+        stage_from(number, table)
+    arguments = dict(tables["model"])
+    name = arguments.pop("name", None)
+    choice("model.name", name, MODELS)
+    check_arguments("model", MODELS[name], arguments, {}, complete=False)
 
 
 def _flatten(table: Table, above: str = "") -> Table:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moiety.analysis.versus import Versus, column, higher_is_better, versus
 from moiety.cli.folders import part_name
-from moiety.errors import must
+from moiety.errors import is_real, must
 from moiety.evaluation import Row, summarise
 from moiety.reports.words import make_printable
 from moiety.run import folder
 from moiety.run.result import Run
 
 _SECTIONS = ("data", "split", "algorithm", "run")
-_CLIENT = ("client", "n_test", "loss", "metric", "shared_loss", "shared_metric", "gain")
-_HISTORY = ("round", "part", "metric_name", "seconds")
+_CLIENT = {
+    "client": "a text",
+    "n_test": "a number >= 0",
+    **dict.fromkeys(("loss", "metric", "shared_loss", "shared_metric", "gain"), "a number"),
+}
+_HISTORY = {"round": "a number >= 0", "part": "a text", "metric_name": "a text", "seconds": "a number >= 0"}
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "a text": lambda value: isinstance(value, str),
+    "a number": is_real,
+    "a number >= 0": lambda value: is_real(value) and value >= 0,
+}
 _LEDGER = ("up_payload", "down_payload", "flops", "device_memory")
 
 
@@ -84,6 +94,7 @@ def read_result(path: Path, name: str) -> Result:
     must(not lacking, "config.toml", "a whole configuration", f"no [{', '.join(lacking)}] in {path}")
     run = folder.read_id(path)
     rows, ledger = folder.read_results(path, run, (*_LEDGER, "rounds"))
+    _check_types("ledger.json", path, ledger, dict.fromkeys((*_LEDGER, "rounds"), "a number >= 0"))
     history, lost = folder.read_history_until(path, run, ledger["rounds"], config["run"])
     ended = bool(history) and history[-1]["round"] == ledger["rounds"]
     must(ended, "history.jsonl", f"whole in its last row, of round {ledger['rounds']}", f"none in {path}")
@@ -93,10 +104,16 @@ def read_result(path: Path, name: str) -> Result:
     return Result(name, config, history, clients, ledger)
 
 
-def _check_rows(file: str, path: Path, rows: list[Any], keys: tuple[str, ...]) -> list[Row]:
+def _check_rows(file: str, path: Path, rows: list[Any], keys: Mapping[str, str]) -> list[Row]:
     """The rows, if there are some and they have what is needed."""
     must(len(rows) > 0, file, "of at least one row", f"none in {path}", "The run may not have ended; resume it.")
     for row in rows:
         lacking = [key for key in keys if not isinstance(row, dict) or key not in row]
         must(not lacking, file, f"rows with {', '.join(keys)}", f"none called {', '.join(lacking)} in {path}")
+        _check_types(file, path, row, {**keys, **({"weight": "a number >= 0"} if "weight" in row else {})})
     return rows
+
+
+def _check_types(file: str, path: Path, row: Row, keys: Mapping[str, str]) -> None:
+    for key, wanted in keys.items():
+        must(_FITS[wanted](row[key]), f"{file}: {key}", wanted, f"{row[key]!r:.60} in {path}", "It is damaged.")

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import torch
 
-from moiety.cli.config import Config, Table, assign, check_same, check_tables, make_parts, read_assignment, read_file
+from moiety.cli.config import (
+    Config,
+    Table,
+    assign,
+    check_builders,
+    check_same,
+    check_tables,
+    make_parts,
+    read_assignment,
+    read_file,
+)
 from moiety.cli.folders import folder_for, keep_assignments, read_assignments, run_name
 from moiety.cli.output import say, show_page
 from moiety.cli.progress import show_progress
@@ -22,7 +32,7 @@ from moiety.run.folder import read_config, read_pipeline
 from moiety.run.pipeline import Watch, pipeline
 from moiety.run.result import Run
 from moiety.run.resume import resume
-from moiety.run.settings import Settings
+from moiety.run.settings import MAY_DIFFER, Settings
 
 OnFolder = Callable[[Path], None]
 """Called with the folder once it is known where the run goes."""
@@ -82,6 +92,7 @@ def _run_file(request: Request, on_folder: OnFolder) -> None:
         watch = watch if before else keep_assignments(watch, folder, sets)
         if request.resume:
             began = read_pipeline(folder)[0] if "stage" in tables else read_config(folder)
+            check_builders(config.tables)
             check_same(_without_attackers(tables), began, folder)
             runs = _continue(name, folder, config, given, watch)
         else:
@@ -122,7 +133,8 @@ def _begin(name: str, folder: Path, config: Config, watch: Watch) -> list[Run]:
 
 def _continue(name: str, folder: Path, config: Config, given: Table, watch: Watch) -> list[Run]:
     """Continue the run or the pipeline in a folder; ``given`` are the keys of ``[run]`` that the command line sets."""
-    settings = Settings(workers=given.get("workers"), attackers=config.options.settings.attackers)
+    given_now = {name: given[name] for name in MAY_DIFFER if name in given}
+    settings = Settings(**given_now, attackers=config.options.settings.attackers)
     if "stage" in config.tables:
         runs: list[Run] = resume(folder, engine=given.get("engine"), watch=watch, settings=settings)
         return runs

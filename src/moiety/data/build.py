@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from moiety.data.apportion import assign_parts
 from moiety.data.checks import as_column, check_column_names, check_finite, check_fractions
-from moiety.data.federated import Array, Columns, FederatedData, Ints, Names, Numbered, describe_array
-from moiety.errors import as_array, must, refuse, whole
+from moiety.data.federated import Array, Columns, FederatedData, Ints, Names, Numbered, check_names, describe_array
+from moiety.errors import SEED, as_array, must, refuse, whole
 from moiety.random import generator
 
 _ROWS_AT_ONCE = 65_536
@@ -54,7 +54,7 @@ def from_arrays(
     >>> [str(name) for name in fed.ids], fed.sizes("train").tolist(), fed.sizes("test").tolist(), fed.classes
     (['a', 'b'], [1, 1], [1, 1], 2)
     """
-    table, rows = _as_table(columns)
+    table, rows = _as_table(columns, place=lambda row: f"client {_name_at(client, row)}, row {row}")
     ids = _as_ids(client, rows)
     names, owner = np.unique(ids, return_inverse=True)
     _check_finite(table, ids)
@@ -80,6 +80,7 @@ def from_clients(
     wrong = next((key for key in clients if isinstance(key, bool) or not isinstance(key, str | int | np.integer)), None)
     must(wrong is None, "clients", "named by strings or integers", repr(wrong))
     keys = [str(key) for key in clients]
+    check_names("clients", keys)  # before NumPy cuts off what is 0 at the end of a text
     most, times = Counter(keys).most_common(1)[0]
     must(times == 1, "clients", "of different names", f"{most!r} {times} times", "1 and '1' are one name.")
     tables, sizes = [], []
@@ -117,7 +118,7 @@ def make(
         seed: as in ``from_arrays``.
         more: rows of other columns, with their clients and parts, that are added.
     """
-    whole("seed", seed)
+    whole("seed", seed, -SEED, SEED)
     labels, rows = labels_of(columns), np.flatnonzero(owner >= 0)
     labels, owner = None if labels is None else labels[rows], owner[rows]
     by_row = np.ndim(test) > 0
@@ -174,16 +175,26 @@ def as_names(ids: Array) -> Names:
 def _as_ids(client: Any, rows: int) -> Array:
     ids = as_array("client", client, "one id for each row")
     must(ids.ndim == 1 and len(ids) == rows, "client", f"one id for each of {rows} rows", f"shape {list(ids.shape)}")
-    if ids.dtype.kind == "O" and all(isinstance(value, str) for value in ids):
+    texts = ids.dtype.kind == "O" and all(isinstance(value, str) for value in ids)
+    if texts or (ids.dtype.kind == "U" and not isinstance(client, np.ndarray)):
+        check_names("client", ids if texts else client)  # before NumPy cuts off what is 0 at the end of a text
         ids = ids.astype(np.str_)
     must(ids.dtype.kind in "iuU", "client", "integers or strings", ids.dtype)
     return ids
 
 
-def _as_table(columns: Mapping[str, Any], where: str = "") -> tuple[dict[str, Array], int]:
+def _name_at(client: Any, row: int) -> str:
+    """The client of a row, for messages; nothing is checked yet."""
+    ids = np.ravel(np.asanyarray(client))
+    return repr(str(ids[row])) if row < len(ids) else "unknown"
+
+
+def _as_table(
+    columns: Mapping[str, Any], where: str = "", place: Callable[[int], str] = "row {}".format
+) -> tuple[dict[str, Array], int]:
     """The columns as arrays of one length, and that length."""
     check_column_names(columns, where)
-    table = {name: as_column(name, values, where) for name, values in columns.items()}
+    table = {name: as_column(name, values, where, place) for name, values in columns.items()}
     lengths = {name: len(column) for name, column in table.items()}
     hint = "Every column has one entry per row."
     must(len(set(lengths.values())) == 1, "columns", f"of one length{where}", lengths, hint)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from moiety.data.federated import Array
-from moiety.errors import as_array, is_real, must, refuse
+from moiety.data.federated import Array, is_plain_name
+from moiety.errors import FILL, as_array, is_real, must, refuse
 
 PADDING = -100
 """The label of a position of a sequence that is not there."""
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # such a name is a file name on every system, too
 
 
 def check_column_names(columns: Mapping[str, Any], where: str = "") -> None:
@@ -24,15 +22,17 @@ def check_column_names(columns: Mapping[str, Any], where: str = "") -> None:
     must(isinstance(columns, Mapping), "columns", f"a table of named columns{where}", type(columns).__name__)
     must(len(columns) > 0, "columns", "at least one named column", f"none{where}")
     for name in columns:
-        plain = isinstance(name, str) and _PLAIN.fullmatch(name) is not None
-        must(plain, "columns", "named by letters, digits and underscores", f"{name!r}{where}")
+        must(is_plain_name(name), "columns", "named by letters, digits and underscores", f"{name!r}{where}")
         hint = "`mask` marks padding; rename the column."
         must(name != "mask", "columns", "of other names than `mask`", f"{name!r}{where}", hint)
 
 
-def as_column(name: str, values: Any, where: str = "") -> Array:
-    """The values as an array of one of the dtypes that training knows: bool, uint8, int64, float32, float64."""
-    column = as_array(f"columns.{name}", values, "an array", where)
+def as_column(name: str, values: Any, where: str = "", place: Callable[[int], str] = "row {}".format) -> Array:
+    """The values as an array of one of the dtypes that training knows: bool, uint8, int64, float32, float64.
+
+    ``where`` and ``place`` are for messages, as in ``as_array``.
+    """
+    column = as_array(f"columns.{name}", values, "an array", where, place)
     must(column.ndim > 0, f"columns.{name}", "an array with an axis of rows", f"a single value{where}")
     hint = "Turn texts and objects into numbers first."
     must(column.dtype.kind in "biuf", f"columns.{name}", "of numbers or booleans", f"{column.dtype}{where}", hint)
@@ -59,7 +59,7 @@ def check_finite(name: str, column: Array, where: Callable[[int], str]) -> None:
     row = int(np.argmax(bad))
     value = column[row].reshape(-1)
     got = f"{value[~np.isfinite(value)][0]} ({where(row)})"
-    refuse(f"columns.{name}", "finite everywhere", got, "Remove or fill such rows.")
+    refuse(f"columns.{name}", "finite everywhere", got, FILL)
 
 
 def check_fractions(test: Any, validation: Any) -> None:

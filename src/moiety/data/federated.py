@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, overload
@@ -29,7 +30,7 @@ from moiety.data.digest import (
     open_mapped,
     release_pages,
 )
-from moiety.errors import choice, is_whole, must, near, refuse
+from moiety.errors import as_array, choice, is_whole, kind, must, near, refuse
 from moiety.files import new_folder
 
 Array = NDArray[Any]
@@ -40,6 +41,7 @@ PARTS = ("train", "validation", "test")
 FOLDER = "folder"
 """Stands for a data set's name in a specification: the data lies in the folder ``path``."""
 _FORMAT = "moiety data 2"
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAMES_SEARCHED = 10_000  # an unknown name is compared with this many: comparing it with all could take minutes
 
 
@@ -80,6 +82,22 @@ class Numbered(Sequence[str]):
 Names = Sequence[str] | Array
 
 
+def check_names(name: str, names: Iterable[object]) -> None:
+    """Raise unless all are texts that files can hold: without the character 0, which NumPy drops at a text's end."""
+    known: list[Any] = names.tolist() if isinstance(names, np.ndarray) else list(names)
+    hint = "Give such clients other names."
+    must(all(isinstance(each, str) for each in known), name, "texts", "others", hint)
+    joined = "\n".join(known)
+    try:
+        joined.encode()
+        odd = "\0" in joined
+    except UnicodeEncodeError:
+        odd = True
+    if odd:
+        first = next(each for each in known if "\0" in each or each.encode(errors="replace").decode() != each)
+        refuse(name, "names of valid Unicode, without the character 0", repr(first), hint)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class FederatedData:
     """The examples of many clients.
@@ -107,14 +125,25 @@ class FederatedData:
 
     def __post_init__(self) -> None:
         must(len(self.columns) > 0, "columns", "at least one named column", "none")
+        for name, column in self.columns.items():
+            fits = isinstance(column, np.ndarray) and column.ndim > 0 and column.dtype.kind in "biuf"
+            got = describe_array(column) if isinstance(column, np.ndarray) else type(column).__name__
+            must(fits, f"columns.{name}", "an array of numbers or booleans with an axis of rows", got)
+            if isinstance(column, np.ma.MaskedArray):
+                as_array(f"columns.{name}", column)
         lengths = {name: len(column) for name, column in self.columns.items()}
         must(len(set(lengths.values())) == 1, "columns", "of one length", lengths)
         b = self.bounds
+        kind("bounds", b, np.ndarray, "int64 [clients, 4]")
         must(b.ndim == 2 and b.shape[1] == 4 and b.dtype == np.int64, "bounds", "int64 [clients, 4]", describe_array(b))
         must(len(b) > 0, "bounds", "of at least one client", "none")
         ordered = bool((np.diff(b, axis=1) >= 0).all()) and int(b.min()) >= 0 and int(b.max()) <= self.total
         must(ordered, "bounds", f"ascending within a client and within 0 to {self.total}", "others")
+        apart = bool((np.sort(b[:, 0])[1:] >= np.sort(b[:, 3])[:-1]).all())
+        must(apart, "bounds", "such that no row belongs to two clients", "clients whose rows overlap")
         must(len(self.ids) == len(b), "ids", f"one name for each of {len(b)} clients", len(self.ids))
+        if not isinstance(self.ids, Numbered):
+            check_names("ids", self.ids)
 
     def __len__(self) -> int:
         return len(self.bounds)
@@ -276,11 +305,13 @@ def open_folder(folder: str | Path, *, read_all: bool = False) -> FederatedData:
     must(path.is_dir(), "folder", "a folder written by FederatedData.save", f"{path}, which is no folder")
     try:
         meta: dict[str, Any] = json.loads((path / "meta.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         _refuse_folder(path, "meta.json is missing or damaged")
-    known = isinstance(meta, dict) and meta.get("format") == _FORMAT
-    if not known or not {"columns", "named", "classes", "spec", "digest"} <= set(meta):
+    if not isinstance(meta, dict) or meta.get("format") != _FORMAT:
         _refuse_folder(path, f"meta.json is not of format '{_FORMAT}'")
+    odd = next((key for key, fits in _META.items() if key not in meta or not fits(meta[key])), None)
+    if odd is not None:
+        _refuse_folder(path, f"meta.json is not of format '{_FORMAT}': `{odd}` is missing or damaged")
     bounds = np.asarray(_map_file(path, "bounds.npy"))
     columns = {str(name): _map_file(path, f"columns/{name}.npy") for name in meta["columns"]}
     fed = FederatedData(
@@ -302,11 +333,33 @@ def open_folder(folder: str | Path, *, read_all: bool = False) -> FederatedData:
     return fed
 
 
+_META: dict[str, Callable[[Any], bool]] = {
+    # A name of letters and digits is one file in the folder, and none outside it.
+    "columns": lambda names: isinstance(names, list) and all(is_plain_name(name) for name in names),
+    "named": lambda named: isinstance(named, bool),
+    "classes": lambda classes: classes is None or (is_whole(classes) and classes > 0),
+    "spec": lambda spec: isinstance(spec, dict),
+    "digest": lambda digest: isinstance(digest, dict),
+}
+"""The keys of ``meta.json`` besides its format, and what their values are."""
+_DTYPES = {"ids.npy": "U", "bounds.npy": "i"}
+
+
 def _map_file(path: Path, file: str) -> Array:
+    damage = (OSError, ValueError, TypeError, EOFError, SyntaxError, RecursionError, MemoryError, OverflowError)
     try:
-        return np.asanyarray(np.load(path / file, mmap_mode="r", allow_pickle=False))
-    except (OSError, ValueError, EOFError):
+        array = np.load(path / file, mmap_mode="r", allow_pickle=False)
+    except damage:
         _refuse_folder(path, f"{file} is missing, truncated or damaged")
+    fits = isinstance(array, np.ndarray) and array.ndim > 0 and array.dtype.isnative
+    if not fits or array.dtype.kind not in _DTYPES.get(file, "biuf"):
+        _refuse_folder(path, f"{file} holds no such array as was written")
+    return np.asanyarray(array)
+
+
+def is_plain_name(name: object) -> bool:
+    """Whether a column may have this name: letters, digits, underscores. Such a name is a file name on every system."""
+    return isinstance(name, str) and _PLAIN.fullmatch(name) is not None
 
 
 def _refuse_folder(path: Path, reason: str) -> NoReturn:

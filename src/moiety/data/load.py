@@ -11,11 +11,11 @@ import numpy as np
 
 from moiety.data.apportion import draw_stratified, largest_remainder
 from moiety.data.build import Piece, as_names, labels_of, make
-from moiety.data.checks import check_fractions
+from moiety.data.checks import check_finite, check_fractions
 from moiety.data.federated import FOLDER, Columns, FederatedData, Ints, Names, Numbered, open_folder
 from moiety.data.partition import PARTITIONS, Partition, deal, iid, natural
 from moiety.data.sources import SOURCES, Source
-from moiety.errors import choice, kind, must, near, refuse, whole
+from moiety.errors import SEED, choice, kind, must, near, refuse, whole
 from moiety.random import generator
 from moiety.spec import build, check_arguments
 
@@ -64,7 +64,7 @@ def load(
     FederatedData(50 clients, 1750 rows; x float32 [64], y int64)
     """
     choice("name", name, SOURCES)
-    whole("seed", seed)
+    whole("seed", seed, -SEED, SEED)
     got = type(partition).__name__
     must(isinstance(partition, Partition | None), "partition", "one such as iid() or dirichlet(0.3)", got)
     check_fractions(0.0, validation)
@@ -75,6 +75,9 @@ def load(
     own_options = _check_source_options(name, options)
     seeds = {"seed": int(seed)} if "seed" in inspect.signature(SOURCES[name]).parameters else {}
     source = SOURCES[name](**own_options, **seeds)
+    for part, columns in {"rows": source.columns, "test rows": source.test or {}}.items():
+        for each, values in columns.items():
+            check_finite(each, values, f"row {{}} of the {part} of {name}".format)
     if partition is None:
         partition = iid() if source.client is None else natural()
     pool = None if partition.natural else source.test

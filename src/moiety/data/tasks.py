@@ -10,7 +10,7 @@ from moiety.data.build import Piece, gather
 from moiety.data.federated import Array, Columns, FederatedData, Ints, Numbered
 from moiety.data.load import standardise
 from moiety.data.sources import SOURCES
-from moiety.errors import MoietyError, choice, message, must, proper_fraction, whole
+from moiety.errors import SEED, MoietyError, choice, message, must, proper_fraction, whole
 from moiety.random import generator
 
 _TRIES = 1000
@@ -54,7 +54,7 @@ def binary_tasks(
     FederatedData(5 clients, 300 rows; x float32 [64], y int64, task int64)
     """
     choice("source", source, SOURCES)
-    whole("seed", seed)
+    whole("seed", seed, -SEED, SEED)
     whole("clients", clients, 1)
     whole("per_class", per_class, 1)
     whole("validation_per_class", validation_per_class, 0)

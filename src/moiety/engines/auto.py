@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from moiety.engines.base import Engine, Functions, RoundInfo
 from moiety.engines.problem import Problem
-from moiety.engines.processes import SPIN_SECONDS, Processes, count_cores
+from moiety.engines.processes import SPIN_SECONDS, TIMEOUT, Processes, can_fork, count_cores
 from moiety.engines.ray import Ray
 from moiety.engines.rows import Job
 from moiety.engines.sequential import Sequential
@@ -36,9 +37,12 @@ def check_engine(name: str) -> None:
     choice("engine", name, [*ENGINES, *OPEN])
 
 
-def make_engine(name: str, problem: Problem, functions: Functions, workers: int | None) -> Engine:
-    """The engine of that name; ``workers`` counts where there are any."""
-    options = {"workers": workers} if name.startswith(("processes", "ray")) else {}
+def make_engine(
+    name: str, problem: Problem, functions: Functions, workers: int | None, timeout: float = TIMEOUT
+) -> Engine:
+    """The engine of that name; ``workers`` and their ``timeout`` count where there are any."""
+    options: dict[str, Any] = {"workers": workers} if name.startswith(("processes", "ray")) else {}
+    options |= {"timeout": timeout} if name.startswith("processes") else {}
     return ENGINES[name](problem, functions, **options)
 
 
@@ -51,6 +55,7 @@ def pick_fastest(
     info: RoundInfo,
     *,
     workers: int | None,
+    timeout: float = TIMEOUT,
     seconds: float = 1.0,
 ) -> tuple[Engine, str]:
     """The fastest engine for these jobs among those that ``name`` leaves open, and why; takes a few ``seconds``.
@@ -77,11 +82,11 @@ def pick_fastest(
     # Enough clients that every worker has some, and else as many as take a moment.
     sample = jobs[: max(2 * count, int(seconds / 4 / per_client))]
     names = [n for n in ENGINES if n.startswith(name) or (name == "auto" and n != "ray")]
-    if count == 1 or len(jobs) == 1:
+    if count == 1 or len(jobs) == 1 or not can_fork():
         names = [n for n in names if not n.startswith("processes")] or names
     times: dict[str, float] = {}
     refused: list[str] = []
-    engines = {n: make_engine(n, problem, functions, workers) for n in names}
+    engines = {n: make_engine(n, problem, functions, workers, timeout) for n in names}
     best = None
     try:
         for n, engine in engines.items():

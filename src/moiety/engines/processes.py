@@ -1,8 +1,8 @@
 """Workers on all cores: each a forked process with one thread, which serves its share of the clients.
 
 Workers are forked once, so they have the problem and the data without a copy; what a round sends and returns (shared
-parameters, personal states, results) lies in memory that all of them map. A worker that dies is replaced and its
-clients are served again: seeds belong to clients, so the result is the same.
+parameters, personal states, results) lies in memory that all of them map. A worker that dies, or that does nothing for
+a stated time, is replaced and its clients are served again: seeds belong to clients, so the result is the same.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +30,7 @@ from moiety.engines.problem import Problem
 from moiety.engines.rows import Job, Rows
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
-from moiety.errors import MoietyError
+from moiety.errors import MoietyError, must
 from moiety.files import release_locks
 from moiety.types import Params, Tree
 
@@ -42,6 +44,8 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 """Parameters of glibc's ``mallopt``, from its malloc.h."""
 SPIN_SECONDS = 0.02
 """How long a worker stays awake for its next share."""
+TIMEOUT = 60.0
+"""After how many seconds a worker that does not answer, and does nothing, is replaced."""
 
 
 class _Worker(NamedTuple):
@@ -59,8 +63,12 @@ class Processes(Engine):
         *,
         inner: type[Sequential | Vectorised],
         workers: int | None = None,
+        timeout: float = TIMEOUT,
     ) -> None:
         super().__init__(problem, functions)
+        hint = "Use engine sequential, vectorised or auto."
+        must(can_fork(), "engine", f"one that needs no forked process on {sys.platform}", "processes", hint)
+        self.timeout = timeout
         self.inner = inner
         self.name = f"processes:{inner.name}"
         self.count = workers or count_cores()
@@ -127,11 +135,13 @@ class Processes(Engine):
         for w, order in enumerate(orders):
             self._send(w, order)
             waiting[w] = 1
+        watch = Watch(self.timeout)
         while waiting:
             pipes = {self.workers[w].pipe: w for w in waiting}
             ends = {self.workers[w].process.sentinel: w for w in waiting}
             # A worker that died shows at both its ends, but dies once.
-            for w in {pipes[end] if end in pipes else ends[end] for end in wait([*pipes, *ends])}:
+            turned = {pipes[end] if end in pipes else ends[end] for end in wait([*pipes, *ends], self.timeout / 4)}
+            for w in turned or {w for w in waiting if watch.is_stuck(self.workers[w].process.pid)}:
                 answer = self._receive(w)
                 if isinstance(answer, Exception):
                     self.close()
@@ -151,6 +161,9 @@ class Processes(Engine):
         return [self.results[function].read(slot) for slot in range(len(jobs))]
 
     def _send(self, w: int, order: Any) -> None:
+        if (read_state(self.workers[w].process.pid) or ("", 0))[0] == "T":  # it is stopped, and would read nothing
+            self._end(w)
+            self.workers[w] = self._fork()
         # A dead worker shows in the wait for its answer.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.workers[w].pipe.send(order)
@@ -191,6 +204,44 @@ class Processes(Engine):
                 pipe.send(sorted(problem.warned))
             except Exception as error:  # the parent raises it
                 pipe.send(error if isinstance(error, MoietyError) else RuntimeError(repr(error)))
+
+
+class Watch:
+    """Tells workers that are stuck (stopped, or blocked for good) from those whose work takes long.
+
+    A stuck process uses no processor time and does not wait for any. The system says both in /proc; where there is
+    none, no worker counts as stuck.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.seen: dict[int, tuple[int, float]] = {}  # process -> its processor time, and when that last changed
+
+    def is_stuck(self, process: int) -> bool:
+        """Whether the process has done nothing for the ``timeout``, as far as it was looked at."""
+        now, state = time.monotonic(), read_state(process)
+        if state is None:
+            return False
+        letter, used = state
+        before, since = self.seen.get(process, (-1, now))
+        if letter == "R" or used != before:
+            self.seen[process] = used, now
+            return False
+        return now - since >= self.timeout
+
+
+def read_state(process: int) -> tuple[str, int] | None:
+    """The letter that says what a process does (R: it runs, or waits for a core), and its processor time in ticks."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], int(fields[11]) + int(fields[12])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def can_fork() -> bool:
+    """Whether workers may be forked: libraries of macOS break in forked processes, and Windows has none."""
+    return sys.platform.startswith("linux")
 
 
 def keep_freed_memory() -> None:

@@ -83,6 +83,17 @@ def phase_rows(phase: Phase, start: int, stop: int, *words: str | int, seed: int
     return Rows(start + order, sizes)
 
 
+def count_rows(phase: Phase, n: int) -> int:
+    """About how many rows a turn of a client with ``n`` rows goes through, an epoch's smaller last batch aside.
+
+    >>> count_rows(Phase(epochs=2, steps=None, batch_size=4, shuffle=True), 10)
+    20
+    >>> count_rows(Phase(epochs=None, steps=3, batch_size=4, shuffle=True), 10)
+    12
+    """
+    return (phase.steps or 0) * min(phase.batch_size, n) + (phase.epochs or 0) * n
+
+
 def _walk(phase: Phase, n: int) -> tuple[np.ndarray, np.ndarray, int]:
     """The sizes of the batches, the rows in data order, and how many epochs are begun; the same for all of a size."""
     width = min(phase.batch_size, n)

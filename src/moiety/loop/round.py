@@ -17,6 +17,7 @@ from moiety.clients.clock import Clock
 from moiety.engines.auto import OPEN, make_engine, pick_fastest
 from moiety.engines.base import Engine, RoundInfo
 from moiety.engines.problem import Problem
+from moiety.engines.processes import TIMEOUT
 from moiety.engines.rows import Job
 from moiety.loop.costs import Flops, flops_per_example, job_flops, memory_on_device
 from moiety.loop.divergence import BARREN_ROUNDS, DivergenceError, explain_barren, explain_drop, explain_server
@@ -85,6 +86,7 @@ class Loop:
     cohort: int
     engine_name: str
     workers: int | None = None
+    timeout: float = TIMEOUT
     uploads: UploadOptions = field(default_factory=UploadOptions)
     clock: Clock | None = None
     on_divergence: str = "stop"
@@ -138,7 +140,14 @@ class Loop:
         if jobs and self.engine_name in OPEN:
             sample = jobs[: self.probe_clients]
             self.engine, self.reason = pick_fastest(
-                self.engine_name, self.problem, self.functions, sample, received, info, workers=self.workers
+                self.engine_name,
+                self.problem,
+                self.functions,
+                sample,
+                received,
+                info,
+                workers=self.workers,
+                timeout=self.timeout,
             )
             self.engine_name = self.engine.name
         engine = self.get_engine()
@@ -150,7 +159,7 @@ class Loop:
         """The engine, made when first needed. While the choice is open, the sequential engine stands in."""
         if self.engine is None:
             name = "sequential" if self.engine_name in OPEN else self.engine_name
-            self.engine = make_engine(name, self.problem, self.functions, self.workers)
+            self.engine = make_engine(name, self.problem, self.functions, self.workers, self.timeout)
         return self.engine
 
     @contextlib.contextmanager

@@ -7,13 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from moiety import task as tasks
+from moiety import tree
 from moiety.algorithms import ALGORITHMS
 from moiety.data import FederatedData
 from moiety.engines.problem import Problem, to_tensors
-from moiety.errors import must
+from moiety.errors import must, report_errors
 from moiety.local.priors import PRIORS
 from moiety.local.schedules import SCHEDULES
 from moiety.local.work import LOCAL_WORK
@@ -21,8 +23,10 @@ from moiety.loop.exchange import declare_layouts
 from moiety.loop.round import Progress
 from moiety.loop.uploads import UploadOptions
 from moiety.loop.virtual_time import choose_loop
+from moiety.machine import check_room
 from moiety.models import MODELS
 from moiety.run.checks import check_clients, check_model, check_split
+from moiety.run.memory import check_columns
 from moiety.run.result import Run
 from moiety.run.settings import Options, check_device, pick_attackers
 from moiety.server import SERVERS
@@ -55,6 +59,17 @@ def algorithm_from(spec: Spec | str, where: str = "algorithm") -> Algorithm:
     return build(where, ALGORITHMS, spec, inner)
 
 
+def model_from(table: Spec) -> nn.Module:
+    """The model that the table [model] of a configuration describes; one that the memory cannot hold is refused."""
+    too_large = (RuntimeError, TypeError, MemoryError, OverflowError)
+    with report_errors("model", "one that can be made", too_large):
+        with torch.device("meta"):  # shapes without values
+            shapes = build("model", MODELS, table)
+        size = sum(p.numel() * p.element_size() for p in tree.module_tensors(shapes).values())
+        check_room("model", size)
+        return build("model", MODELS, table)
+
+
 def split_from(spec: Spec | str, model: nn.Module, where: str = "split") -> Split:
     """The split of ``model`` that the table ``where`` of a configuration describes."""
     return build(where, SPLITS, spec, {"local_model": MODELS}, {"model": model})
@@ -83,6 +98,7 @@ def make_problem(
     names = {*split.shared, *split.personal, *split.frozen}
     must(names == task.init.keys(), "split", "made for this model", f"another's, with {len(names)} names")
     check_split(algorithm, split)
+    check_columns(dict(data.columns), tasks.dtype_of(task))
     problem = Problem(task, split, data, to_tensors(data.columns, task, device), options.seed, partial=settings.partial)
     check_model(problem, inputs, loss)
     check_clients(problem, algorithm)
@@ -119,6 +135,7 @@ def make_run(
         cohort=options.cohort,
         engine_name=options.engine,
         workers=options.settings.workers,
+        timeout=options.settings.worker_timeout,
         uploads=_upload_options(problem.data, options),
         clock=clock,
         on_divergence=options.settings.on_divergence,

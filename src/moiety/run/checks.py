@@ -12,18 +12,20 @@ from torch import nn
 from moiety.data import FederatedData
 from moiety.data.checks import as_column
 from moiety.engines.problem import Problem
-from moiety.engines.rows import has_lone_batch
+from moiety.engines.rows import count_rows, has_lone_batch
 from moiety.errors import kind, must, near, refuse, report_errors
 from moiety.random import torch_seed
 from moiety.split import Split
 from moiety.task.scores import BLANK, IGNORED, LOSSES, METRICS
-from moiety.types import Algorithm, Batch, Task
+from moiety.types import Algorithm, Batch, Phase, Task
 
 OF_CLASSES = tuple(METRICS[name] for name in ("accuracy", "token_accuracy", "one_versus_all_accuracy"))
 OWN_LOSS = (
     "A loss is a name or a function of (output, batch) with one loss per example, as in "
     "lambda output, batch: torch.nn.functional.cross_entropy(output, batch['y'], reduction='none')."
 )
+ROWS = 10**8
+"""The most rows that a client can go through in one turn: their numbers are a list of this length in memory."""
 WHOLE_LABELS = "For classes make y whole numbers, as in y.astype(int)."
 
 
@@ -80,6 +82,7 @@ def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None
     index = torch.from_numpy(np.resize(np.arange(start, stop), 2))
     batch = {name: column.index_select(0, index) for name, column in columns.items()}
     shapes = ", ".join(f"{name} {tuple(column.shape[1:])}" for name, column in columns.items())
+    check_indices(problem, inputs)
     with torch.no_grad(), torch_seed(problem.seed, "check"):
         with report_errors("model", f"one that takes the data's columns ({shapes})"):
             output = task.predict(task.init, batch)
@@ -100,6 +103,32 @@ def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None
         got = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
         hint = own if name == "loss" else ""
         must(fits, name, "one number per example", f"{got} for 2 examples", hint)
+    counted = bool((weights >= 0).all()) and bool(torch.isfinite(weights).all())
+    must(task.metric.weight is None or counted, "metric.weight", "finite and >= 0", weights.tolist())
+
+
+def check_indices(problem: Problem, inputs: tuple[str, ...]) -> None:
+    """Raise where an input of whole numbers holds an index that the model has no entry for (in an embedding)."""
+    columns = problem.columns
+    for name in inputs:
+        column = columns[name]
+        if column.is_floating_point() or not column.numel():
+            continue
+        flat = column.reshape(len(column), -1)
+        for value in (flat.min(), flat.max()):
+            row = int((flat == value).any(1).nonzero()[0])
+            batch = {each: values[[row, row]] for each, values in columns.items()}
+            batch[name] = torch.full_like(batch[name], int(value))
+            try:
+                with torch.no_grad(), torch_seed(problem.seed, "check"):
+                    problem.task.predict(problem.task.init, batch)
+            except IndexError:
+                owner = int(np.argmax((problem.data.bounds[:, 0] <= row) & (row < problem.data.bounds[:, 3])))
+                got = f"{int(value)} (client {str(problem.data.ids[owner])!r}, row {row})"
+                hint = "Number what it stands for from 0, or give the model more entries."
+                refuse(f"columns.{name}", "of indices that the model has entries for", got, hint)
+            except Exception:
+                return  # the model does not take such rows at all, as ``check_model`` says
 
 
 def check_clients(problem: Problem, algorithm: Algorithm) -> None:
@@ -110,6 +139,8 @@ def check_clients(problem: Problem, algorithm: Algorithm) -> None:
     data, sizes = problem.data, problem.data.sizes("train")
     clients = algorithm.posterior.clients if algorithm.posterior else None
     must(clients in (None, len(data)), "clients", f"the number of clients there are, {len(data)}", clients)
+    for phase in algorithm.phases.values():
+        check_turn(phase, int(sizes.max(initial=1)))
     if not problem.task.mixes_examples or _trains_on_one(problem):
         return
     wanted = "at least two training rows for every client, as BatchNorm cannot train on one"
@@ -123,6 +154,14 @@ def check_clients(problem: Problem, algorithm: Algorithm) -> None:
             wanted = "one that leaves no client a batch of one row, which BatchNorm cannot train on"
             got = f"{phase.batch_size} for the {sizes[at]} rows of client {data.ids[at]}"
             refuse("batch_size", wanted, got, f"The next that fits is {fits}.")
+
+
+def check_turn(phase: Phase, most: int) -> None:
+    """Raise where a client's turn goes through more rows than a plan can hold; a client has at ``most`` so many."""
+    name, rows = "steps" if phase.epochs is None else "epochs", count_rows(phase, most)
+    if rows > ROWS:
+        got = f"{getattr(phase, name):,}, or {rows:,} rows"
+        refuse(name, f"such that a client's turn has at most {ROWS:,} rows", got, "Use more rounds instead.")
 
 
 def _trains_on_one(problem: Problem) -> bool:

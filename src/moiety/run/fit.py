@@ -16,6 +16,7 @@ from moiety.run.build import make_problem, make_run
 from moiety.run.checkpoint import store_first_states
 from moiety.run.checks import check_kinds
 from moiety.run.identity import new_identity
+from moiety.run.memory import check_memory
 from moiety.run.result import Run
 from moiety.run.settings import Options, Settings, complete_options, option_tables
 from moiety.run.start import open_start, take_over_states, take_over_values
@@ -73,6 +74,7 @@ def fit(
     options = Options(rounds, cohort, seed, engine, loss, metric, start, Settings() if settings is None else settings)
     options = complete_options(options, model, data, algorithm)
     problem = make_problem(model, data, algorithm, split, options)
+    check_memory(problem, algorithm, options, on_disk=out is not None)
     earlier = None
     if start is not None:
         earlier = open_start(start, model, data, split, options)

@@ -15,12 +15,12 @@ from moiety.data import from_spec
 from moiety.errors import must
 from moiety.files import CONFIG, lock_folder
 from moiety.loop.round import begin_progress
-from moiety.models import MODELS
 from moiety.run import folder as files
-from moiety.run.build import algorithm_from, make_problem, make_run, own_part, split_from
+from moiety.run.build import algorithm_from, make_problem, make_run, model_from, own_part, split_from
 from moiety.run.checkpoint import find_checkpoint, load_checkpoint, store_first_states
 from moiety.run.checks import check_kinds
 from moiety.run.identity import OF_TRAINING, check_identity, check_probe, run_identity, warn_elsewhere
+from moiety.run.memory import check_memory
 from moiety.run.result import Run
 from moiety.run.settings import (
     LEFT_OUT,
@@ -32,7 +32,7 @@ from moiety.run.settings import (
     read_options,
 )
 from moiety.run.train import OnRound, train
-from moiety.spec import Spec, build
+from moiety.spec import Spec
 from moiety.split import Split
 from moiety.types import Metric
 
@@ -50,7 +50,7 @@ class Given(NamedTuple):
 
 
 MAKERS: dict[str, Callable[[Spec], Any]] = {
-    "model": lambda table: build("model", MODELS, table),
+    "model": model_from,
     "data": from_spec,
     "algorithm": algorithm_from,
 }
@@ -133,6 +133,7 @@ def reopen(path: Path, config: dict[str, Any], options: Options, given: Given, *
     same = options.settings.attackers == config["run"].get("attackers")  # the folder names them
     must(same, "attackers", "those that the run began with", given.settings and given.settings.attackers, hint)
     problem = make_problem(model, data, algorithm, split, options)
+    check_memory(problem, algorithm, options, on_disk=True)
     clock = options.settings.clock
     stored = files.read_identity(path)
     ignored = ("initial", "start", "probe", "environment", *(() if to_train else OF_TRAINING))

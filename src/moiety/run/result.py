@@ -15,7 +15,7 @@ from torch import nn
 
 from moiety import tree
 from moiety.errors import kind, refuse, whole
-from moiety.evaluation import Row, format_score
+from moiety.evaluation import Row
 from moiety.evaluation.calibration import calibration_rows
 from moiety.evaluation.predictive import Predictive
 from moiety.loop.evaluate import choose_evaluated, evaluate
@@ -48,7 +48,7 @@ class Run:
         if not self.history:
             return f"Run({size}; not evaluated)"
         last = self.history[-1]
-        metric = format_score(last["metric"], "not finite")
+        metric = "not finite" if last["metric"] is None else f"{last['metric']:.4g}"
         return f"Run({size}; {last['part']} {last['metric_name']} {metric})"
 
     @property

@@ -18,7 +18,8 @@ from moiety import task as tasks
 from moiety.clients.clock import Asynchronous, Clock, Delayed, check_clock, clock_from
 from moiety.data import FederatedData
 from moiety.engines.auto import check_engine
-from moiety.errors import choice, kind, must, number, refuse, whole
+from moiety.engines.processes import TIMEOUT
+from moiety.errors import COUNT, SEED, choice, kind, must, number, refuse, whole
 from moiety.loop.virtual_time import COLLUDING
 from moiety.random import generator
 from moiety.server.aggregators import aggregator_from
@@ -48,6 +49,8 @@ EXAMPLES = {
 """For each of them, a call that makes one."""
 SECTIONS = ("data", "model", "split", "algorithm", *BUILDERS)
 """All tables of a file that name a builder."""
+WORKERS = 1024
+"""The most processes of a run."""
 SECTION_HINTS = {key: f"It is a section of its own, [{key}]." for key in SECTIONS}
 
 
@@ -65,6 +68,8 @@ class Settings:
         evaluate_clients: evaluate this many clients, the same sample each time; all by default.
         device: where the arithmetic happens.
         workers: how many processes, for the engines that have any; all cores by default.
+        worker_timeout: after how many seconds a worker process that does not answer, and uses no processor time, is
+            replaced.
         partial: compute once per row what the trained parameters do not reach, where rows come round again; the
             numbers are the same either way.
         aggregator: joins uploads in the place of the algorithm's own mean, for instance
@@ -93,6 +98,7 @@ class Settings:
     evaluate_clients: int | None = None
     device: str = "cpu"
     workers: int | None = None
+    worker_timeout: float = TIMEOUT
     partial: bool = True
     aggregator: Aggregator | None = None
     codec: Codec | None = None
@@ -111,8 +117,9 @@ class Settings:
             choice("evaluate_on", self.evaluate_on, PARTS)
         for name in ("evaluate_every", "checkpoint_every", "evaluate_clients", "workers"):
             if getattr(self, name) is not None:
-                whole(name, getattr(self, name), 1)
+                whole(name, getattr(self, name), 1, WORKERS if name == "workers" else COUNT)
         check_device(self.device)
+        number("worker_timeout", self.worker_timeout, "> 0 and at most a week in seconds", lambda s: 0 < s <= 604_800)
         kind("partial", self.partial, bool, "true or false")
         for name, example in EXAMPLES.items():
             hint = f"For instance moiety.{name}.{example}."
@@ -141,7 +148,7 @@ class Options:
         for name in ("rounds", "cohort"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), 1)
-        whole("seed", self.seed, 0, 2**63)
+        whole("seed", self.seed, 0, SEED)
         check_engine(self.engine)
         kind("settings", self.settings, Settings, "moiety.Settings(...)")
 
@@ -150,7 +157,9 @@ _TYPES = {**get_type_hints(Options), **get_type_hints(Settings), "engine_reason"
 _TYPES |= {"loss": str, "metric": str, "start": str, "inputs": list[str], "attackers": Any}
 RUN_KEYS: dict[str, Any] = {key: _TYPES[key] for key in _TYPES if key not in ("settings", *BUILDERS)}
 """The keys of ``[run]`` and their types. A run writes ``engine_reason`` down; it says nothing to a new run."""
-LEFT_OUT = ("loss", "metric", "start", "evaluate_clients", "workers", "attackers", "engine_reason")
+MAY_DIFFER = ("workers", "worker_timeout", "on_divergence")
+"""The settings that may change when a run is continued: they change no number."""
+LEFT_OUT = ("loss", "metric", "start", "evaluate_clients", "workers", "worker_timeout", "attackers", "engine_reason")
 """Those that the ``[run]`` of a run's folder may lack; all others are filled in when it begins."""
 
 
@@ -178,23 +187,21 @@ def option_tables(options: Options) -> dict[str, Spec]:
 
 
 def change_settings(settings: Settings, given: Settings | None) -> Settings:
-    """The settings of a run that is continued: of those ``given`` again, ``workers`` and ``on_divergence`` may differ.
+    """The settings of a run that is continued: of those ``given`` again, only ``MAY_DIFFER`` may be others.
 
     ``read_options`` compares what a builder makes, ``reopen`` the attackers.
     """
     if given is None:
         return settings
     kind("settings", given, Settings, "moiety.Settings(...)")
-    hint = "Only workers and on_divergence may change; begin another run for the rest."
+    hint = f"Only {', '.join(MAY_DIFFER)} may change; begin another run for the rest."
     for each in fields(Settings):
         value, began = getattr(given, each.name), getattr(settings, each.name)
-        if each.name not in ("workers", "on_divergence", "attackers", *BUILDERS) and value != each.default:
+        if each.name not in (*MAY_DIFFER, "attackers", *BUILDERS) and value != each.default:
             must(plain(value) == plain(began), each.name, f"{plain(began)!r}, as the run began", plain(value), hint)
     attackers = settings.attackers if given.attackers is None else given.attackers
-    warn = "warn" in (settings.on_divergence, given.on_divergence)
-    on_divergence = "warn" if warn else "stop"
-    workers = given.workers or settings.workers
-    return replace(settings, workers=workers, attackers=attackers, on_divergence=on_divergence)
+    others = {name: getattr(given, name) for name in MAY_DIFFER if getattr(given, name) != getattr(Settings(), name)}
+    return replace(settings, attackers=attackers, **others)
 
 
 def complete_options(options: Options, model: nn.Module | Task, data: FederatedData, algorithm: Algorithm) -> Options:

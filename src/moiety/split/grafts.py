@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moiety.errors import must, whole
+from moiety.errors import SEED, must, whole
 from moiety.random import torch_seed
 from moiety.split.base import Split
 from moiety.split.names import Patterns, read_names
@@ -125,7 +125,7 @@ def graft(
         running_stats: as in ``by_name``.
         personal: gives the names of the copy's own parameters that are personal too, unless frozen or shared.
     """
-    whole("seed", seed, 0)
+    whole("seed", seed, 0, SEED)
     original = read_names(model)
     groups = original.match(frozen=frozen, shared=shared)
     copied = copy.deepcopy(model)

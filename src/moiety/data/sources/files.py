@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import lzma
+import math
 import os
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -12,9 +16,31 @@ from pathlib import Path
 import numpy as np
 
 from moiety.data.federated import Array, Columns, FederatedData
+from moiety.data.sources.digests import DIGESTS
 from moiety.errors import MoietyError, message, must, refuse
+from moiety.machine import check_room
 
 AGAIN = "Get the file again."
+DAMAGE = (
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    SyntaxError,
+    RuntimeError,  # an encrypted archive
+    MemoryError,
+    OverflowError,
+    RecursionError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
+"""What reading a damaged archive raises."""
+REAL, TEXT = "iuf", "U"
+KINDS = {"X": REAL, "F": REAL, "x_train": REAL, "x_test": REAL, "client_names": TEXT, "vocab": TEXT}
+"""The kinds of the arrays in files by their names; all others are whole numbers."""
+_KINDS_IN_WORDS = {"iu": "whole numbers", REAL: "real numbers", TEXT: "texts"}
 
 Shape = tuple[str | int, ...]
 
@@ -49,15 +75,42 @@ def read_archive(file: str, shapes: Mapping[str, Shape]) -> dict[str, Array]:
             archive = np.load(stream, allow_pickle=False)
             missing = sorted(set(shapes) - set(archive.files))
             must(not missing, file, f"an archive of {contents}", f"none called {', '.join(missing)}", AGAIN)
-            arrays = {name: archive[name] for name in shapes}
+            _check_room(file, archive.zip)
+            arrays = {name: np.asarray(archive[name]) for name in archive.files}
     except MoietyError:
         raise
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError):
+    except DAMAGE:
         refuse(file, "a readable npz archive", f"a damaged one, {path}", AGAIN)
     lengths: dict[str, int] = {}
     for name, shape in shapes.items():
-        _check_shape(f"{file}: {name}", arrays[name], shape, lengths)
-    return arrays
+        _check_array(f"{file}: {name}", arrays[name], KINDS.get(name, "iu"), shape, lengths)
+    if digest_arrays(arrays) != DIGESTS.get(file):
+        known = file.partition(".")[0]
+        warnings.warn(f"{path} is not the {known} that moiety knows: results are not of that data set.", stacklevel=2)
+    return {name: arrays[name] for name in shapes}
+
+
+def digest_arrays(arrays: Mapping[str, Array]) -> str:
+    """A digest of the names, types, shapes and values of arrays, however a file packs them."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype.str} {arrays[name].shape};".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _check_room(file: str, archive: zipfile.ZipFile) -> None:
+    """Raise where what the archive unpacks to is more than there is memory for, or less than its arrays claim."""
+    check_room(file, sum(member.file_size for member in archive.infolist()), "It may be made to fill the memory.")
+    for member in archive.infolist():
+        with archive.open(member) as stream:
+            version = np.lib.format.read_magic(stream)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(stream)
+            claimed, held = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
+            same = claimed == held or dtype.hasobject  # which is refused when it is read
+            must(same, f"{file}: {member.filename}", f"of {claimed:,} bytes, as it claims", f"{held:,}", AGAIN)
 
 
 def as_images(pixels: Array) -> Array:
@@ -93,7 +146,8 @@ def _find(file: str, contents: str) -> Path:
     raise MoietyError(message("MOIETY_DATA", f"a folder that holds {file}", got, hint))
 
 
-def _check_shape(name: str, array: Array, shape: Shape, lengths: dict[str, int]) -> None:
+def _check_array(name: str, array: Array, kinds: str, shape: Shape, lengths: dict[str, int]) -> None:
+    must(array.dtype.kind in kinds, name, _KINDS_IN_WORDS[kinds], array.dtype, AGAIN)
     fits = array.ndim == len(shape)
     for length, want in zip(array.shape, shape, strict=False):
         fits = fits and length == (lengths.setdefault(want, length) if isinstance(want, str) else want)
