@@ -77,18 +77,20 @@ def test_a_file_that_may_not_grow(name: str, whole: Path, tmp_path: Path) -> Non
     same_folders(whole, out)
 
 
-def test_a_history_that_may_not_grow(whole: Path, tmp_path: Path) -> None:
-    """The third row no longer fits: two rows remain, not two and a half."""
+def test_a_history_that_may_not_grow(tmp_path: Path) -> None:
+    """The fifth row no longer fits: four rows remain, not four and a half."""
+    whole = tmp_path / "whole"
+    begin(whole, rounds=6)
     rows = (whole / "history.jsonl").read_text().splitlines(keepends=True)
-    room = sum(map(len, rows[:2])) + len(rows[2]) // 2
+    room = sum(map(len, rows[:4])) + len(rows[4]) // 2
     out = tmp_path / "run"
     # Everything else must be smaller than that.
     assert max(size for name, size in biggest(whole).items() if name not in ("history.jsonl", "clients.parquet")) < room
     with files_up_to(room):
-        refused(lambda: begin(out), "out.*run")
-    found = find_checkpoint(out)
-    assert found is not None
-    assert found.name == "round-00000002"
+        refused(lambda: begin(out, rounds=6), "out.*run")
+    newest = find_checkpoint(out)
+    assert newest is not None
+    assert newest.name == "round-00000004"
     try:
         nothing_half_written(out)
     finally:
