@@ -111,7 +111,7 @@ def change_meta(folder: Path, **changes: Any) -> None:
         ("classes", -2),
         ("classes", True),
         ("spec", []),
-        ("fingerprint", None),
+        ("digest", None),
     ],
 )
 def test_meta_says_what_is_damaged(saved: Path, key: str, value: Any) -> None:

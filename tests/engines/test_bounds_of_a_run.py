@@ -121,10 +121,16 @@ def test_the_least_of_machine_and_group_counts(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("power", [12, 19, 400, 5000])
-@pytest.mark.parametrize("name", ["steps", "epochs", "batch_size"])
+@pytest.mark.parametrize("name", ["steps", "epochs"])
 def test_lengths_beyond_reason(name: str, power: int) -> None:
     with pytest.raises(MoietyError, match=f"`{name}` must be <= 1000000000, got"):
         mo.sgd(0.1, **{name: 10**power})
+
+
+@pytest.mark.parametrize("power", [400, 5000])
+def test_a_batch_may_be_larger_than_all_data_but_not_endless(power: int) -> None:
+    with pytest.raises(MoietyError, match=r"`batch_size` must be <= 1e\+100, got"):
+        mo.sgd(0.1, batch_size=10**power)
 
 
 @pytest.mark.parametrize("power", [10, 400, 5000])

@@ -113,7 +113,7 @@ def test_on_resume_only_workers_may_change(tmp_path: Path) -> None:
     for given, words in (
         (
             mo.Settings(evaluate_every=2),
-            "`evaluate_every` must be 1, as the run began, got 2. Only workers and on_divergence",
+            "`evaluate_every` must be 1, as the run began, got 2. Only workers, worker_timeout, on_divergence",
         ),
         (mo.Settings(codec=mo.codec.qsgd(levels=3)), "`codec` must be as the run began with"),
         (mo.Settings(aggregator=mo.aggregator.median()), "`aggregator` must be as the run began with"),

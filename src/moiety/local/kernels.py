@@ -72,7 +72,7 @@ def sgld(*, step: float, batch_size: int) -> Kernel:
         step: gamma; the noise of the minibatches adds to the bias.
         batch_size: rows of a minibatch, drawn without replacement from epochs each freshly shuffled.
     """
-    whole("batch_size", batch_size, 1)
+    whole("batch_size", batch_size, 1, 1e100)
     return Kernel(_make_langevin_step(step), batch_size)
 
 
@@ -94,7 +94,7 @@ def preconditioned_sgld(
     """
     positive("kernel.step", step)
     if batch_size is not None:
-        whole("batch_size", batch_size, 1)
+        whole("batch_size", batch_size, 1, 1e100)
     number("decay", decay, ">= 0 and <= 1", lambda x: 0 <= x <= 1)
     positive("kernel.damping", damping)
     gamma = float(step)

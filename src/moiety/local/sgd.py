@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from moiety.errors import kind, must, number, whole
+from moiety.errors import COUNT, kind, must, number, whole
 from moiety.local.verbs import clip_gradients, mean_loss, reuse_rows
 from moiety.spec import recorded, spec_from_fields
 from moiety.types import Batch, Names, Params, Phase, Recorded, Work
@@ -235,5 +235,6 @@ def check_length(epochs: int | None, steps: int | None, batch_size: int | str | 
     must(epochs is None or steps is None, "epochs", "left out where steps is given", epochs)
     for name, count in (("epochs", epochs), ("steps", steps), ("batch_size", batch_size)):
         if count is not None and not (name == "batch_size" and count == ALL):
-            whole(name, count, 1)
+            # A batch may be larger than any client's data: it then is all of it.
+            whole(name, count, 1, 1e100 if name == "batch_size" else COUNT)
     kind("shuffle", shuffle, bool, "true or false")

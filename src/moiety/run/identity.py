@@ -19,10 +19,10 @@ from moiety.data.digest import explain_difference
 from moiety.engines.problem import Problem
 from moiety.errors import must, refuse
 from moiety.run.probe import NAMES, find_difference, probe
-from moiety.run.settings import Options, option_tables
+from moiety.run.settings import MAY_DIFFER, Options, option_tables
 from moiety.types import Algorithm
 
-MAY_CHANGE = ("rounds", "engine", "workers", "on_divergence", "device", "start", "seed", "clock", "loss", "metric")
+MAY_CHANGE = (*MAY_DIFFER, "rounds", "engine", "device", "start", "seed", "clock", "loss", "metric")
 """Options that may change, or that the identity has elsewhere: the probe has the values of loss and metric."""
 OF_TRAINING = ("settings", "metric", "clock", "traces")
 """What need not be the same where a run is only read."""
