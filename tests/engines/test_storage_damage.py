@@ -146,6 +146,14 @@ def test_verify_of_what_is_lost_and_of_another_run(folders: tuple[Path, Path], t
         assert mo.verify(out), f"with another run's {name}"
 
 
+def test_the_history_of_another_run_with_as_many_rows_is_noticed(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        run_kind("fit", tmp_path / name)
+        assert mo.verify(tmp_path / name) == []
+    shutil.copy(tmp_path / "other/history.jsonl", tmp_path / "one/history.jsonl")
+    assert any("history.jsonl" in line for line in mo.verify(tmp_path / "one"))
+
+
 def test_a_pipeline_is_verified_stage_by_stage(tmp_path: Path) -> None:
     run_kind("pipeline", tmp_path / "out")
     assert mo.verify(tmp_path / "out") == []
