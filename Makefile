@@ -7,7 +7,7 @@ ifneq ($(DATA),)
 export MOIETY_DATA ?= $(DATA)
 endif
 
-.PHONY: demo test nightly pins deviations bench install format clean
+.PHONY: demo test nightly pins deviations bench bench-quick install format clean
 
 demo: install
 	$(BIN)/moiety run quickstart
@@ -35,10 +35,18 @@ pins: install
 deviations: install
 	$(BIN)/python docs/deviations.py
 
-# Builds an environment for each peer and takes the better part of an hour; tables go to docs/benchmarks.md.
+# Builds an environment for each peer and takes hours on a quiet machine; a bench that was stopped goes on where it was.
+# Tables go to docs/benchmarks.md.
 bench: install
 	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.limit
+	$(BIN)/python -m benchmarks.whole
 	$(BIN)/python -m benchmarks.scale
+
+# Five minutes, while one works on speed: few rounds, without peers, nothing written.
+bench-quick: install
+	$(BIN)/python -m benchmarks.run --quick --no-peers --turns 2 --works a,b,d,g,h,1e4,1e7
+	$(BIN)/python -m benchmarks.whole --start-up
 
 install: .venv/installed
 

@@ -1,4 +1,7 @@
-"""``python -m benchmarks.run``: the same work in turn by all, several times; a table of ratios; docs/benchmarks.md."""
+"""``python -m benchmarks.run``: the same work in turn by all, several times; a table of ratios; docs/benchmarks.md.
+
+Every turn of a work is kept as soon as all have run it, so that a run that was stopped goes on with the next turn.
+"""
 
 from __future__ import annotations
 
@@ -7,44 +10,46 @@ import json
 import os
 import subprocess
 import threading
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import results, work
 from benchmarks.environments import PEERS, ROOT, python_of
 from benchmarks.memory import family
-from benchmarks.variants import BASE, Variant, variants
+from benchmarks.variants import Variant, base_of, variants
 
 Found = dict[str, Any]
+KEPT = work.FOLDER / "turns.json"
+GROUPS = {"works": work.WORKS, "sizes": work.SIZES, "cohorts": work.COHORTS}
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
-    parser.add_argument("--works", default=",".join(work.WORKS), help="which works, for instance a,d")
+    parser.add_argument("--works", default=",".join(work.ALL), help="which works, for instance a,d")
     parser.add_argument("--peers", default=",".join(PEERS), help="which peers, for instance pfl,fluke")
     parser.add_argument("--no-peers", action="store_true", help="only moiety and the bare loop")
     parser.add_argument("--only", default="", help="only rows whose name holds one of these words, and the base")
-    parser.add_argument("--repeats", type=int, default=3, help="how many times all run in turn")
-    parser.add_argument("--quick", action="store_true", help="one turn of a few rounds, nothing written: does it run?")
+    parser.add_argument("--turns", type=int, default=5, help="how many times all run in turn")
+    parser.add_argument("--quick", action="store_true", help="few rounds, nothing kept or written: a look")
     options = parser.parse_args()
     options.works = [w for w in options.works.split(",") if w]
     options.peers = [] if options.no_peers else [p for p in options.peers.split(",") if p]
-    for given, known in ((options.works, work.WORKS), (options.peers, PEERS)):
+    for given, known in ((options.works, work.ALL), (options.peers, PEERS)):
         wrong = sorted(set(given) - set(known))
         if wrong:
             parser.error(f"{', '.join(wrong)} is none of {', '.join(known)}")
-    if options.quick:
-        options.repeats = 1
     return options
 
 
 def measure(variant: Variant, name: str, rounds: int) -> Found:
-    """One run in a process of its own: what it printed, and the peak of the memory of its whole family."""
+    """One run in a process of its own: what it printed, its whole time, and the peak of the memory of its family."""
     environ = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
-    environ |= {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    environ |= {"PYTHONPATH": variant.path(), "PYTHONWARNINGS": "ignore", work.STARTED: str(time.time())}
     if variant.processes > 1:
         environ["OMP_NUM_THREADS"] = "1"
-    command = variant.command(name, rounds)
+    command, began = variant.command(name, rounds), time.perf_counter()
     process = subprocess.Popen(
         command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -52,6 +57,7 @@ def measure(variant: Variant, name: str, rounds: int) -> Found:
     watcher = threading.Thread(target=_watch, args=(process.pid, peak, done))
     watcher.start()
     out, err = process.communicate()
+    whole = time.perf_counter() - began
     done.set()
     watcher.join()
     try:
@@ -59,7 +65,7 @@ def measure(variant: Variant, name: str, rounds: int) -> Found:
     except (IndexError, ValueError):
         return {"error": (err.strip() or out.strip()).splitlines()[-1:] or ["no output"]}
     found["memory_mb"] = max(found["memory_mb"], peak[0])
-    return found
+    return found | {"whole": whole}
 
 
 def _watch(pid: int, peak: list[float], done: threading.Event) -> None:
@@ -68,30 +74,49 @@ def _watch(pid: int, peak: list[float], done: threading.Event) -> None:
         peak[0] = max(peak[0], family(pid).resident)
 
 
+def run_turn(turn: int, name: str, rows: Sequence[Variant], rounds: int) -> dict[str, Found]:
+    """All rows of a work, one after the other, beginning with another one in each turn."""
+    found = {}
+    for variant in [*rows[turn % len(rows) :], *rows[: turn % len(rows)]]:
+        found[variant.name] = measure(variant, name, rounds)
+        print(f"turn {turn + 1}  {name:>5}  {variant.name:36} {results.brief(found[variant.name])}", flush=True)
+    return found
+
+
+def run_turns(
+    name: str, rows: Sequence[Variant], rounds: int, turns: int, kept_as: str | None
+) -> dict[str, list[Found]]:
+    """Every turn of a work. Turns of the same commit, rows and rounds that were kept under a name are not run again."""
+    who = {"commit": results.stamp()["commit"], "rows": [v.name for v in rows], "rounds": rounds}
+    stored = json.loads(KEPT.read_text()) if kept_as and KEPT.exists() else {}
+    mine = stored.get(kept_as, {})
+    done = mine["turns"] if {k: mine.get(k) for k in who} == who else []
+    for turn in range(len(done), turns):
+        done.append(run_turn(turn, name, rows, rounds))
+        if kept_as:
+            KEPT.write_text(json.dumps({**stored, kept_as: {**who, "turns": done}}))
+    return {v.name: [turn[v.name] for turn in done[:turns]] for v in rows}
+
+
 def main() -> None:
     """Build, run in turn, compare, print and write."""
     options = arguments()
     for peer in options.peers:
         python_of(peer)
-    rounds = {w: min(2, work.WORKS[w].rounds) if options.quick else work.WORKS[w].rounds for w in options.works}
+    rows = [v for v in variants(options.peers) if not options.only or any(o in v.name for o in options.only.split(","))]
+    wrong = []
     for name in options.works:
-        work.make(name, rounds[name])
-    rows = [v for v in variants(options.peers) if v.name == BASE or any(o in v.name for o in options.only.split(","))]
-    found: dict[str, dict[str, list[Found]]] = {w: {} for w in options.works}
-    for turn in range(options.repeats):
-        for name in options.works:
-            able = [v for v in rows if name in v.works]
-            for variant in able[turn % len(able) :] + able[: turn % len(able)]:
-                one = measure(variant, name, rounds[name])
-                found[name].setdefault(variant.name, []).append(one)
-                print(f"turn {turn + 1}  {name}  {variant.name:36} {results.brief(one)}", flush=True)
-    order = [v.name for v in rows]
-    tables = {name: results.table(name, found[name], order) for name in options.works}
-    for name, table in tables.items():
-        print(f"\n{results.text(name, table)}")
-    if not options.quick and not options.only:
-        results.update("works", tables)
-    wrong = [f"{name}: {row['name']}: {row['problem']}" for name, t in tables.items() for row in t if row["problem"]]
+        kept = [v for v in variants(options.peers) if name in v.works and (v in rows or v.name == base_of(name))]
+        rounds = max(2, work.ALL[name].rounds // 10) if options.quick else work.ALL[name].rounds
+        work.make(name, rounds)
+        write = not options.quick and not options.only and not options.no_peers
+        found = run_turns(name, kept, rounds, options.turns, name if write else None)
+        table = results.table(name, found, [v.name for v in kept])
+        print(f"\n{results.text(name, table)}\n", flush=True)
+        if write:
+            group = next(g for g, members in GROUPS.items() if name in members)
+            results.update(group, {name: table})
+        wrong += [f"{name}: {row['name']}: {row['problem']}" for row in table if row["problem"]]
     if wrong:
         raise SystemExit("\n" + "\n".join(wrong))
 

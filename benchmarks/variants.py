@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import os
+import subprocess
 import sys
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.environments import python_of
+from benchmarks.environments import ROOT, python_of
+from benchmarks.work import COHORTS, FOLDER, SIZES
 
 CORES = len(os.sched_getaffinity(0))
 BASE = "bare loop, 1 thread"
 MOIETY = "moiety"
 REFERENCE = "moiety, sequential"
 WITHOUT = f"{REFERENCE}, without partial evaluation"
+EARLIER = "d44ef69"
+"""The commit before steps were taken inside the backward pass."""
+BEFORE = f"moiety, commit {EARLIER}"
+OURS = tuple("fgh")
+"""Works that nobody else has; they are compared with an earlier commit."""
+
+
+def base_of(work: str) -> str:
+    """The row that the others of a work are compared with."""
+    return BEFORE if work in OURS else BASE
 
 
 @dataclass(frozen=True)
@@ -22,12 +36,13 @@ class Variant:
 
     name: str
     runner: str
-    works: str = "abcde"
+    works: tuple[str, ...] = tuple("abcde")
     peer: str | None = None
     threads: int = 1
     engine: str | None = None
     processes: int = 1
     partial: bool = True
+    commit: str | None = None
 
     def command(self, work: str, rounds: int) -> list[str]:
         """The command line that runs it."""
@@ -37,26 +52,43 @@ class Variant:
         engine = ["--engine", self.engine, *([] if self.partial else ["--no-partial"])] if self.engine else []
         return [str(part) for part in [python, *launch, "-m", f"benchmarks.runners.{self.runner}", *options, *engine]]
 
+    def path(self) -> str:
+        """Where its Python looks first: these benchmarks, and before them the package of an earlier commit."""
+        return f"{_unpack(self.commit) / 'src'}:{ROOT}" if self.commit else str(ROOT)
+
+
+def _unpack(commit: str) -> Path:
+    """The package as it was, in a folder that is made once."""
+    folder = FOLDER / commit
+    if not folder.exists():
+        archive = subprocess.run(["git", "archive", commit, "src"], cwd=ROOT, capture_output=True, check=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            tar.extractall(folder, filter="data")
+    return folder
+
 
 def variants(peers: list[str]) -> list[Variant]:
     """All rows, in the order of the table."""
     from moiety.engines.auto import ENGINES
 
-    rows = [Variant(BASE, "bare")]
+    rows = [Variant(BASE, "bare", (*"abcde", *SIZES, *COHORTS))]
     rows += [Variant(f"bare loop, {n} threads", "bare", threads=n) for n in (2, 4, 8, 16, 32) if n <= CORES]
     # Threads 0: nothing is set, moiety decides as it would for anyone.
-    rows.append(Variant(MOIETY, "moiety_runner", threads=0, engine="auto"))
+    rows.append(Variant(BEFORE, "moiety_runner", OURS, threads=0, engine="auto", commit=EARLIER))
+    rows.append(Variant(MOIETY, "moiety_runner", (*"abcde", *OURS, *COHORTS), threads=0, engine="auto"))
     engines = [e for e in ENGINES if e != "ray"]  # for clusters; on one machine it says nothing
     rows += [Variant(f"moiety, {e}", "moiety_runner", _works(e), threads=0, engine=e) for e in engines]
-    rows.append(Variant(WITHOUT, "moiety_runner", "ce", threads=0, engine="sequential", partial=False))
-    theirs = [Variant("pfl", "pfl_runner", "abd", "pfl")]
+    rows.append(Variant(WITHOUT, "moiety_runner", ("c", "e"), threads=0, engine="sequential", partial=False))
+    abd = tuple("abd")
+    theirs = [Variant("pfl", "pfl_runner", abd, "pfl")]
     if CORES > 1:
-        theirs.append(Variant(f"pfl, {CORES} processes", "pfl_runner", "abd", "pfl", processes=CORES))
-    theirs.append(Variant("fluke", "fluke_runner", "abcd", "fluke"))
-    theirs.append(Variant("Flower", "flower_runner", "abd", "flower"))
+        theirs.append(Variant(f"pfl, {CORES} processes", "pfl_runner", abd, "pfl", processes=CORES))
+    theirs.append(Variant("fluke", "fluke_runner", (*abd, "c"), "fluke"))
+    theirs.append(Variant("Flower", "flower_runner", abd, "flower"))
     return rows + [v for v in theirs if v.peer in peers]
 
 
-def _works(engine: str) -> str:
+def _works(engine: str) -> tuple[str, ...]:
     """Convolutions of whole clients under vmap take many times as long as the loop: not worth the wait."""
-    return "ade" if "vectorised" in engine else "abcde"
+    sizes = tuple(SIZES) if engine == "sequential" else ()
+    return (*("ade" if "vectorised" in engine else "abcde"), *sizes)

@@ -95,7 +95,12 @@ def main() -> None:
     for cohort in arrays.cohorts[: warm_up(arrays.work) + options.rounds].tolist():
         federation.round(cohort)
         clock.tick()
-    report(clock.seconds(arrays.work, options.rounds), *federation.losses(), version=torch.__version__)
+    report(
+        clock.seconds(arrays.work, options.rounds),
+        *federation.losses(),
+        version=torch.__version__,
+        first_round=clock.first_round(),
+    )
 
 
 if __name__ == "__main__":

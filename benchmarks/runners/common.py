@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.work import WARM_UP, Arrays, Work, load
+from benchmarks.work import STARTED, WARM_UP, Arrays, Work, load
 
 
 def warm_up(work: Work) -> int:
@@ -22,7 +23,7 @@ def warm_up(work: Work) -> int:
 
     The rounds of (c) are long, one is enough; finetuning warms up on one client.
     """
-    return {"average": WARM_UP, "alternate": 1, "finetune": 0}[work.kind]
+    return {"alternate": 1, "finetune": 0}.get(work.kind, WARM_UP)
 
 
 def arguments() -> tuple[argparse.Namespace, Arrays]:
@@ -48,6 +49,11 @@ class Clock:
     def tick(self) -> None:
         """A round has ended."""
         self.ends.append(time.perf_counter())
+
+    def first_round(self) -> float:
+        """Seconds from the start of this process to the end of the first round."""
+        since = time.perf_counter() - self.ends[1]
+        return time.time() - since - float(os.environ[STARTED])
 
     def seconds(self, work: Work, rounds: int) -> list[float]:
         """The durations of ``rounds`` rounds after the warm-up."""

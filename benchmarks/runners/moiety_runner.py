@@ -19,19 +19,33 @@ from moiety.task import from_module
 
 
 def algorithm_of(work: Work) -> mo.Algorithm:
-    """FedAvg, or FedAlt, whose personal phase alone is finetuning."""
+    """What ``work.kind`` names; FedAlt's personal phase alone is finetuning."""
+    epoch = mo.sgd(work.lr, steps=EXAMPLES // BATCH, batch_size=BATCH, shuffle=False)
     if work.kind == "average":
-        return mo.fedavg(shared=mo.sgd(work.lr, steps=EXAMPLES // BATCH, batch_size=BATCH, shuffle=False))
+        return mo.fedavg(shared=epoch)
+    if work.kind == "chains":
+        return mo.fedpop(shared=work.lr, personal=mo.kernel.langevin(step=1e-4), samples=10)
+    if work.kind == "sparse":
+        return mo.fedspa(shared=epoch)
+    if work.kind == "lora":
+        return mo.fedalt(shared=epoch, personal=epoch)
     return mo.fedalt(
         shared=mo.sgd(work.lr, epochs=max(1, work.body_epochs), batch_size=BATCH, shuffle=False),
         personal=mo.sgd(work.lr, epochs=work.head_epochs, batch_size=BATCH, shuffle=False),
     )
 
 
+def split_of(work: Work, model: nn.Module) -> mo.Split | None:
+    """Nothing personal, low-rank updates, or the head."""
+    if work.kind in ("average", "sparse"):
+        return None
+    return mo.split.lora(model, rank=4) if work.kind == "lora" else mo.split.output_layer(model)
+
+
 def train(arrays: Arrays, model: nn.Module, fed: mo.FederatedData, options: Namespace) -> None:
     """``mo.fit``; the last round, which ends with the evaluation, is not among those timed."""
     work, clock = arrays.work, Clock()
-    split = None if work.kind == "average" else mo.split.output_layer(model)
+    split = split_of(work, model)
     total = warm_up(work) + options.rounds
     run = mo.fit(
         model,
@@ -48,9 +62,16 @@ def train(arrays: Arrays, model: nn.Module, fed: mo.FederatedData, options: Name
     if run._loop.problem.partial != options.partial:
         raise SystemExit("fit did not do as `partial` says")
     row = run.history[-1]
-    personal = None if split is None else row["loss"]
+    personal = None if work.kind == "average" else row["loss"]
     seconds = clock.seconds(work, options.rounds - 1)
-    report(seconds, row["shared_loss"], personal, engine=run.engine, version=mo.__version__)
+    report(
+        seconds,
+        row["shared_loss"],
+        personal,
+        engine=run.engine,
+        version=mo.__version__,
+        first_round=clock.first_round(),
+    )
 
 
 def finetune(arrays: Arrays, model: nn.Module, fed: mo.FederatedData, options: Namespace) -> None:
@@ -83,7 +104,14 @@ def finetune(arrays: Arrays, model: nn.Module, fed: mo.FederatedData, options: N
     engine.close()
     model.load_state_dict(task.init)
     shared, seconds = mean_loss(model, x, y), clock.seconds(work, options.rounds)
-    report(seconds, shared, float(np.mean(losses)), engine=engine.name, version=mo.__version__)
+    report(
+        seconds,
+        shared,
+        float(np.mean(losses)),
+        engine=engine.name,
+        version=mo.__version__,
+        first_round=clock.first_round(),
+    )
 
 
 def main() -> None:
