@@ -149,6 +149,25 @@ class Body(nn.Module):
         return self.head(self.between(torch.tanh(self.body(x)), x))
 
 
+class Functional(nn.Module):
+    """Parameters of its own, plain functions, and decisions by shape, which a symbolic trace cannot follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.randn(VOCABULARY, WIDTH))
+        self.mixing, self.bias = nn.Parameter(torch.randn(WIDTH, WIDTH)), nn.Parameter(torch.randn(WIDTH))
+        self.register_buffer("scale", torch.full((WIDTH,), 0.5))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length = x.shape
+        h = functional.embedding(x, self.embedding) * self.scale
+        h = h + torch.stack([torch.full((WIDTH,), 1.0 / (k + 1)).to(h.dtype) for k in range(length)])
+        for _ in range(length // 2):
+            h = torch.tanh(functional.linear(h, self.mixing, self.bias))
+        return self.head(h).reshape(rows, length, VOCABULARY)
+
+
 def build_model(build: Any, dtype: torch.dtype = torch.float64, seed: int = 3) -> nn.Module:
     """A module with weights that do not depend on what ran before."""
     with torch.random.fork_rng(devices=[]):
@@ -192,6 +211,7 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     ),
     "additive": (Additive, "vectors", {"personal": ["own"]}),
     "tied": (Tied, "tokens", {"personal": ["middle"]}),
+    "functional code": (Functional, "tokens", {"personal": ["head"], "frozen": ["scale"]}),
 }
 
 
@@ -528,6 +548,29 @@ class Branching(Body):
         return h if x.sum() > 0 else 2 * h
 
 
+class ByRows(Body):
+    def between(self, h: Tensor, x: Tensor) -> Tensor:
+        return h if x.shape[0] < 8 else 2 * h
+
+
+class OneRow(Body):
+    def between(self, h: Tensor, x: Tensor) -> Tensor:
+        return 2 * h if x.shape[0] == 1 else h
+
+
+class NormAfter(Body):
+    """Moves running statistics after the block, in code that a symbolic trace cannot follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(x.shape[1] // 4):
+            x = torch.tanh(x)
+        return self.norm(super().forward(x))
+
+
 class Sideways(Body):
     """The features stand in columns: the first axis is not that of the examples."""
 
@@ -565,6 +608,9 @@ FALLBACKS: dict[str, tuple[Any, str]] = {
     "dropout function": (Dropped, r"random numbers \(dropout\)"),
     "batch norm": (batch_norm, "normalisation over the batch"),
     "control flow": (Branching, "cannot be traced"),
+    "control flow by the number of rows": (ByRows, "cannot be traced"),
+    "one row is another matter": (OneRow, "other numbers than the model"),
+    "running statistics that move": (NormAfter, "changes buffers"),
     "not a row per example": (Sideways, "not one row per example"),
     "a number": (Scalar, "not one row per example"),
     "examples mixed": (Mixing, "mixed"),
@@ -575,7 +621,7 @@ FALLBACKS: dict[str, tuple[Any, str]] = {
 def test_the_whole_model_is_run_and_one_warning_says_so(build, reason):
     model = build_model(build)
     split = mo.split.by_name(model, personal=["head"])
-    sizes = (6, 4, 8) if build is batch_norm else SIZES
+    sizes = (6, 4, 8) if build in (batch_norm, NormAfter) else SIZES
     (said,) = train_both(model, rows_of("vectors", sizes), split)
     assert said.startswith("Partial evaluation is off for the block of head")
     assert "\n" not in said

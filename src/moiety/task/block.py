@@ -10,6 +10,7 @@ slower.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
@@ -53,6 +54,14 @@ functorch = find_private()
 def in_block() -> bool:
     """Whether this runs for a block of clients at once; False where torch cannot tell."""
     return functorch is not None and functorch.peek_interpreter_stack() is not None
+
+
+def leave_block() -> AbstractContextManager[None]:
+    """Within it, code runs once, as if for no block of clients."""
+    if functorch is None or not in_block():
+        return nullcontext()
+    left: AbstractContextManager[None] = functorch.temporarily_pop_interpreter_stack()
+    return left
 
 
 def for_blocks(module: nn.Module) -> nn.Module:

@@ -1,15 +1,22 @@
 """Partial evaluation: what no trained parameter reaches is computed once per row, not once per step.
 
 While a block of parameters is trained and the rest is held fixed (a personal head, an adapter), the part of the model
-that the block does not reach gives the same features for a row each time the row comes round. ``torch.fx`` finds that
-part: nodes that no trained parameter reaches are the prefix, the rest is the suffix. The numbers are those of the whole
-model, since both run the very same operations.
+that the block does not reach gives the same features for a row each time the row comes round. A graph of the model
+shows that part: nodes that no trained parameter reaches are the prefix, the rest is the suffix. The numbers are those
+of the whole model, since both run the very same operations.
+
+``torch.fx`` makes the graph in milliseconds from modules and plain functions. Code that looks at shapes or types, as
+models of other libraries do, needs ``torch.export``, which takes a few seconds the first time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
 import torch
@@ -17,6 +24,7 @@ from torch import Tensor, fx, nn
 from torch.random import fork_rng
 
 from moiety import tree
+from moiety.task.block import leave_block
 from moiety.types import Params
 
 
@@ -87,16 +95,14 @@ def divide(
     ``inputs`` hold a few rows on which the cut is tried: features must be tensors with a row for every example, must
     not be random, and must not depend on the other rows of the batch.
     """
-    try:
-        with fork_rng(devices=()):  # what runs within may draw
-            graph = fx.Tracer().trace(module)
-    except Exception as error:  # tracing runs the user's code, which may raise anything
-        return f"the model cannot be traced ({_shorten(error)})"
-    cut = _cut_graph(module, graph, trained)
+    traced = _trace(module, params, inputs)
+    if isinstance(traced, str):
+        return traced
+    cut = _cut_graph(*traced, trained)
     if cut is None:
         return None
     names = tensor_names(module)
-    prefix, suffix = (Call(fx.GraphModule(module, part), names) for part in cut)
+    prefix, suffix = (Call(fx.GraphModule(traced[0], part), names) for part in cut)
 
     def features(params: Params, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         # Buffers of the prefix are not kept: what changes them (BatchNorm while training) is refused below.
@@ -105,7 +111,59 @@ def divide(
     count = sum(node.op == "placeholder" for node in cut[1].nodes)
     divided = Divided(count, features, suffix.on_copies)
     objection = _find_objection(prefix.module, divided, params, inputs)
-    return objection or _find_difference(module, divided, params, inputs) or divided
+    objection = objection or _find_difference(module, divided, params, inputs)
+    if not objection and traced[0] is not module:  # a graph of several rows, where one row may go another way
+        objection = _find_difference(module, divided, params, [column[:1] for column in inputs])
+    return objection or divided
+
+
+def _trace(module: nn.Module, params: Params, inputs: Sequence[Tensor]) -> tuple[nn.Module, fx.Graph] | str:
+    """The graph of a module, and what holds the tensors its nodes name; or why there is none."""
+    with fork_rng(devices=()):  # what runs within may draw
+        try:
+            return module, fx.Tracer().trace(module)
+        except Exception:  # tracing runs the user's code, which may raise anything
+            pass
+        try:
+            with _hush(), leave_block():
+                return _export(module, params, inputs)
+        except Exception as error:
+            return f"the model cannot be traced ({_shorten(error)})"
+
+
+@contextmanager
+def _hush() -> Iterator[None]:
+    """Keep to itself what torch prints and logs where it cannot make a graph."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stderr(StringIO()):
+            yield
+    finally:
+        logging.disable(level)
+
+
+def _export(module: nn.Module, params: Params, inputs: Sequence[Tensor]) -> tuple[nn.Module, fx.Graph]:
+    """The graph that ``torch.export`` makes, for any number of rows; it raises where the code depends on values."""
+    changed = Call(module).on_copies(params, [column.clone() for column in inputs])[1]
+    if not all(torch.equal(buffer, params[name]) for name, buffer in changed.items()):
+        raise ValueError("its forward pass changes buffers")  # such an operation leads to no output
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch's own imports
+        from torch.export import Dim, export
+    rows = Dim("rows", min=2)
+    # One row alone would be taken for a constant.
+    several = tuple(column.repeat(3, *[1] * (column.dim() - 1)) for column in inputs)
+    program = export(module, several, dynamic_shapes=tuple({0: rows} for _ in several), strict=False)
+    exported = program.module(check_guards=False)  # with the very parameters of the module, and constants
+    for node in exported.graph.nodes:
+        if node.target is torch.ops.aten.sym_size.int:  # which cannot run for a block of clients
+            node.op, node.target = "call_method", "size"
+    end = exported.graph.output_node()
+    (results,) = end.args
+    if isinstance(results, tuple) and len(results) == 1:
+        end.args = results  # the one tensor itself, as the module gives it
+    return exported, exported.graph
 
 
 def _cut_graph(module: nn.Module, graph: fx.Graph, trained: frozenset[str]) -> tuple[fx.Graph, fx.Graph] | None:
@@ -124,6 +182,8 @@ def _cut_graph(module: nn.Module, graph: fx.Graph, trained: frozenset[str]) -> t
             fed.add(node)
     end = next(n for n in graph.nodes if n.op == "output")
     border = [n for n in graph.nodes if n in fed and n not in reached and any(u in reached for u in n.users)]
+    counts = {n for n in border if n.op == "call_method" and n.target == "size" and n.args[1:] == (0,)}
+    border = [n for n in border if n not in counts]  # how many rows there are can be seen from any feature
     if end not in reached or not owns & _ancestors(border):
         return None
     before, after = fx.Graph(), fx.Graph()
@@ -134,7 +194,8 @@ def _cut_graph(module: nn.Module, graph: fx.Graph, trained: frozenset[str]) -> t
             kept[node] = before.node_copy(node, lambda n: kept[n])
     before.output(tuple(kept[n] for n in border))
     left: dict[fx.Node, fx.Node] = {n: after.placeholder(f"feature_{i}") for i, n in enumerate(border)}
-    needed = _ancestors([end], stop=set(border))
+    left |= {n: after.call_method("size", (left[border[0]], 0)) for n in counts}
+    needed = _ancestors([end], stop={*border, *counts})
     for node in graph.nodes:
         if node in needed and node not in left and node.op != "placeholder":
             left[node] = after.node_copy(node, lambda n: left[n])
