@@ -286,9 +286,9 @@ NOTES = (
     "Rates, rounds and the radius of centred clipping were set by looking at runs without an attack.",
     "A personal output layer can turn labels back: attackers with flipped labels then send what helps the shared layers"
     " nearly as honest labels would. The row *label flip* says more of the split than of aggregators.",
-    "Once what is not finite is dropped, no Byzantine client is left: the trimmed mean is then the mean of the honest, up"
-    " to rounding. Rounding grows along these runs (a difference of 1e-7 after one round is 0.3 after sixty, relative to"
-    " the largest weight), so that cells which agree on paper can be a few points apart for one seed.",
+    "Once what is not finite is dropped, no Byzantine client is left: the trimmed mean is then the mean of the honest,"
+    " up to rounding. Rounding grows along these runs (a difference of 1e-7 after one round is 0.3 after sixty,"
+    " relative to the largest weight), so that cells which agree on paper can be a few points apart for one seed.",
 )
 
 ffgg_byzantine = Experiment(
