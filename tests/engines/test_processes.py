@@ -30,8 +30,12 @@ import moiety as mo
 from moiety import tree
 from moiety.engines import processes
 from moiety.engines.arena import ALIGN, Arena
+from moiety.engines.base import RoundInfo
+from moiety.engines.messages import pack_answer, pack_order, unpack_answer, unpack_order
 from moiety.engines.processes import Processes, deal_jobs
 from moiety.engines.rows import Job, Rows
+from moiety.errors import MoietyError
+from moiety.transport import PrivacyError
 
 HERE = Path(__file__).parent
 SIZES = (4, 9, 12, 17, 25, 40, 7)
@@ -343,6 +347,49 @@ def test_clients_that_bring_down_every_worker_are_named(tmp_path, workers):
     deaths = (tmp_path / "trouble.deaths").read_text().split()
     assert len(set(deaths)) == len(deaths)
     assert 3 <= len(deaths) <= 3 * workers  # the last of the other share's may have been ended before it died
+
+
+# Messages.
+
+
+def test_messages_are_not_pickled(monkeypatch, tmp_path):
+    def refuse(*values):
+        raise AssertionError("something was pickled")
+
+    for name in ("dumps", "loads"):
+        monkeypatch.setattr(multiprocessing.connection._ForkingPickler, name, refuse)
+    same_runs(fit("sequential", rounds=2), fit("processes:sequential", rounds=2, workers=2))
+    trouble = tmp_path / "trouble"
+    trouble.write_text("ValueError of a worker")
+    refused(lambda: fit("processes:sequential", model=net(trouble), workers=2), "of a worker")
+
+
+def test_an_order_arrives_as_it_was_sent():
+    rows = {"first": Rows(np.array([7, 5, 6]), np.array([2, 1])), "second": Rows(np.arange(0), np.arange(0))}
+    share = [
+        (0, Job(np.int64(3), rows, 3, None, 2**63 - 1, -(2**63), 4)),
+        (9, Job(1, {}, 10**9, None)),
+        (2, Job(2, {"first": Rows(np.array([2**40]), np.array([1]))}, 1, None)),
+    ]
+    info = RoundInfo(12, 0.1 + 0.2, float("inf"))
+    function, arrived, same_info = unpack_order(pack_order("train", share, info))
+    assert (function, same_info) == ("train", info)
+    for (slot, job), (same_slot, same) in zip(share, arrived, strict=True):
+        assert (slot, job._replace(rows={})) == (same_slot, same._replace(rows={}))
+        assert list(job.rows) == list(same.rows)
+        for each, other in zip(job.rows.values(), same.rows.values(), strict=True):
+            np.testing.assert_array_equal(np.concatenate(each), np.concatenate(other))
+            assert len(each.order) == len(other.order)
+
+
+@pytest.mark.parametrize("error", [PrivacyError("`a` must be b."), MoietyError("`a` must be \ud800."), KeyError("a")])
+def test_errors_keep_their_kind_and_their_words(error):
+    answer = unpack_answer(pack_answer(error))
+    if isinstance(error, MoietyError):
+        assert (type(answer), str(answer)) == (type(error), str(error))
+    else:
+        assert (type(answer), str(answer)) == (RuntimeError, "KeyError('a')")
+    assert unpack_answer(pack_answer(["one", "two\nthree"])) == ["one", "two\nthree"]
 
 
 # Errors, and what is left.

@@ -26,11 +26,12 @@ import torch
 from moiety import tree
 from moiety.engines.arena import Arena
 from moiety.engines.base import Engine, Functions, RoundInfo
+from moiety.engines.messages import Share, pack_answer, pack_order, unpack_answer, unpack_order
 from moiety.engines.problem import Problem
 from moiety.engines.rows import Job, Rows
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
-from moiety.errors import MoietyError, must
+from moiety.errors import must
 from moiety.files import release_locks
 from moiety.types import Params, Tree
 
@@ -160,18 +161,18 @@ class Processes(Engine):
                 waiting[w] += 1
         return [self.results[function].read(slot) for slot in range(len(jobs))]
 
-    def _send(self, w: int, order: Any) -> None:
+    def _send(self, w: int, order: tuple[str, Share, RoundInfo]) -> None:
         if (read_state(self.workers[w].process.pid) or ("", 0))[0] == "T":  # it is stopped, and would read nothing
             self._end(w)
             self.workers[w] = self._fork()
         # A dead worker shows in the wait for its answer.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.workers[w].pipe.send(order)
+            self.workers[w].pipe.send_bytes(pack_order(*order))
 
-    def _receive(self, w: int) -> Any:
+    def _receive(self, w: int) -> list[str] | Exception | None:
         """A worker's answer: its warnings, an exception, or None where it died before it answered."""
         try:
-            return self.workers[w].pipe.recv() if self.workers[w].pipe.poll() else None
+            return unpack_answer(self.workers[w].pipe.recv_bytes()) if self.workers[w].pipe.poll() else None
         except (EOFError, ConnectionResetError):
             return None
 
@@ -192,7 +193,7 @@ class Processes(Engine):
                 if os.getppid() != parent:
                     os._exit(0)
             try:
-                function, share, info = pipe.recv()
+                function, share, info = unpack_order(pipe.recv_bytes())
             except EOFError:
                 os._exit(0)
             try:
@@ -201,9 +202,9 @@ class Processes(Engine):
                 for (slot, _), result in zip(share, results, strict=True):
                     self.results[function].write(slot, result)
                 self.problem.data.release()
-                pipe.send(sorted(problem.warned))
+                pipe.send_bytes(pack_answer(sorted(problem.warned)))
             except Exception as error:  # the parent raises it
-                pipe.send(error if isinstance(error, MoietyError) else RuntimeError(repr(error)))
+                pipe.send_bytes(pack_answer(error))
 
 
 class Watch:
