@@ -168,6 +168,9 @@ def as_array(
         # A masked value is missing: NumPy would show what lies under the mask, -9999 for instance.
         masked = np.argwhere(np.ma.getmaskarray(array)) if isinstance(array, np.ma.MaskedArray) else np.empty((0, 0))
         array = np.asarray(array)
+        lists = [(row, value) for row, value in enumerate(rows) if isinstance(value, list | tuple)]
+        if hidden := [row for row, value in lists if _hides(value, np.ma.MaskedArray)]:
+            masked = np.array(hidden)[:, None]
     except (ValueError, TypeError, RuntimeError, OverflowError, RecursionError, MemoryError) as error:
         refuse(name, described, f"values that NumPy refuses{where} ({error})")
     if len(masked):
@@ -175,6 +178,16 @@ def as_array(
         at = f"{place(row)}, place {rest}" if rest else place(row)
         refuse(name, "without missing values", f"{len(masked)} masked, the first at {at}{where}", FILL)
     return array
+
+
+def _hides(values: list[Any] | tuple[Any, ...], masked: type[Any]) -> bool:
+    """Whether a list has a masked value in it, however deep."""
+    if not any(issubclass(each, (list, tuple, masked)) for each in set(map(type, values))):  # as most lists
+        return False
+    return any(
+        _hides(each, masked) if isinstance(each, list | tuple) else isinstance(each, masked) and each.mask.any()
+        for each in values
+    )
 
 
 FILL = "Remove or fill such rows."

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -225,6 +227,19 @@ def test_damaged_files(tmp_path: Path, write: Write, kept: int) -> None:
         str(error.value)
         == f"`letter.npz` must be a readable npz archive, got a damaged one, {path}. Get the file again."
     )
+
+
+def test_a_damaged_head_of_an_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOIETY_DATA", str(tmp_path))
+    stream = io.BytesIO()
+    np.save(stream, pixels(60, 16))
+    for head in (b"'shape': )60, 16)", b"'shape': (60, 16,", b" 'shape'(60, 16)\n"):
+        damaged = re.sub(rb"'shape': \(60, 16\)", head.ljust(17), stream.getvalue())
+        with zipfile.ZipFile(tmp_path / "letter.npz", "w") as archive:
+            for name in ("X", "y", "n_train"):
+                archive.writestr(f"{name}.npy", damaged)
+        with pytest.raises(MoietyError, match=r"^`letter.npz` must be a readable npz archive, got a damaged one"):
+            load("letter", clients=2)
 
 
 def test_foreign_files(tmp_path: Path, write: Write) -> None:

@@ -50,6 +50,24 @@ def test_masked_places_say_row_column_and_client() -> None:
         small(columns={"x": np.ma.array(np.zeros(4), mask=[0, 0, 1, 0])})
 
 
+@pytest.mark.parametrize(
+    "values", [[[[1.0]], [[np.ma.masked]]], [(MASKED[0],), (MASKED[1],)], [([0],), ([MASKED[1, 1]],)]]
+)
+def test_no_list_is_too_deep_for_a_mask_to_be_seen(values: Any) -> None:
+    with pytest.raises(
+        MoietyError, match=r"`columns.x` must be without missing values, got 1 masked.*client 'b', row 1"
+    ):
+        from_arrays({"x": values}, client=["a", "b"])
+
+
+def test_ids_that_no_array_holds_are_refused_before_they_are_shown() -> None:
+    ids: Any = ["a", "b", "a"]
+    for _ in range(100):
+        ids = [ids]
+    with pytest.raises(MoietyError, match=r"^`client` must be one id for each row, got values that NumPy refuses"):
+        from_arrays({"x": MASKED}, client=ids)
+
+
 def test_a_mask_that_hides_nothing_is_none() -> None:
     whole = np.ma.array([[1.0], [2.0]], mask=False)
     fed = from_arrays({"x": whole}, client=["a", "b"], test=0)

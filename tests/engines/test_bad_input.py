@@ -209,6 +209,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "target of another shape": (lambda: fit(data=REGRESSION), "`model`.*\\(2,\\) of y.*mse.*\\(3,\\)"),
     "column missing": (lambda: fit(inputs=["z"]), "`inputs`.*z"),
     "columns none": (lambda: fit(inputs=[]), "`model`|`inputs`"),
+    "columns numbers": (lambda: fit(inputs=[0]), "`inputs` must be a list of column names, got 0"),
+    "columns lists": (lambda: fit(inputs=[["x"]]), "`inputs` must be a list of column names, got .'x'."),
     "columns a number": (lambda: fit(inputs=5), "`inputs`"),
     "loss a scalar": (lambda: fit(loss=lambda o, b: o.mean()), "`loss`.*one number per example.*reduction"),
     "loss a module": (

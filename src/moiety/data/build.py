@@ -184,8 +184,8 @@ def _as_ids(client: Any, rows: int) -> Array:
 
 
 def _name_at(client: Any, row: int) -> str:
-    """The client of a row, for messages; nothing is checked yet."""
-    ids = np.ravel(np.asanyarray(client))
+    """The client of a row, for messages; how many ids there are is not checked yet."""
+    ids = np.ravel(as_array("client", client, "one id for each row"))
     return repr(str(ids[row])) if row < len(ids) else "unknown"
 
 

@@ -113,6 +113,8 @@ class Settings:
         choice("on_divergence", self.on_divergence, ON_DIVERGENCE)
         kind("inputs", self.inputs, (list, tuple), "a list of column names")
         must(len(self.inputs) > 0, "inputs", "at least one column of the data", "none")
+        for name in self.inputs:
+            kind("inputs", name, str, "a list of column names")
         if self.evaluate_on is not None:
             choice("evaluate_on", self.evaluate_on, PARTS)
         for name in ("evaluate_every", "checkpoint_every", "evaluate_clients", "workers"):

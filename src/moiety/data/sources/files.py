@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 
@@ -26,7 +27,8 @@ DAMAGE = (
     EOFError,
     ValueError,
     TypeError,
-    SyntaxError,
+    SyntaxError,  # an array's head is read as Python
+    TokenError,
     RuntimeError,  # an encrypted archive
     MemoryError,
     OverflowError,
