@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engine_cases import (
     StopHereError,
     federation,
@@ -24,8 +26,10 @@ from engine_cases import (
 )
 from flat_options import flat
 from run_settings import with_settings
+from safetensors.torch import save
 
 import moiety as mo
+from moiety.files import LINE_END, digest, seal
 
 FED = federation()
 ROUNDS = 4
@@ -99,13 +103,30 @@ def remove(name: str) -> Damage:
     return lambda folder: file(folder, name).unlink()
 
 
-def state(change: Callable[[dict[str, Any]], Any]) -> Damage:
+def forge(name: str, change: Callable[[dict[str, Any]], Any]) -> Damage:
+    """Change a JSON file, and give it a right checksum."""
+
     def damage(folder: Path) -> None:
-        path = file(folder, "state.json")
+        path = file(folder, name)
         content = json.loads(path.read_text())
         change(content)
         path.write_text(json.dumps(content))
         reseal(path)
+
+    return damage
+
+
+def state(change: Callable[[dict[str, Any]], Any]) -> Damage:
+    return forge("state.json", change)
+
+
+def index(changes: torch.Tensor, name: str = "changes") -> Damage:
+    """Put another index into the checkpoint, with right checksums."""
+
+    def damage(folder: Path) -> None:
+        content = save({name: changes})
+        file(folder, INDEX).write_bytes(content)
+        state(lambda s: s["files"].update({INDEX: digest(content)}))(folder)
 
     return damage
 
@@ -205,6 +226,24 @@ CASES |= {
     "state.json of another split": (state(lambda s: s["identity"].update(personal=["hidden1.weight"])), "personal"),
     "state.json of other shapes": (state(lambda s: s["identity"]["model"].update({"head.bias": [4]})), "model"),
     "state.json with a strange ledger": (state(lambda s: s["ledger"].update(gifts=1)), "checkpoint|ledger"),
+    "state.json with a table in the ledger": (state(lambda s: s["ledger"].update(rounds={})), "another ledger"),
+    "state.json without its index": (state(lambda s: s["files"].pop(INDEX)), "another index.safetensors"),
+    "state.json without its server": (state(lambda s: s["files"].pop(SERVER)), "another server.safetensors"),
+    "index of floats": (index(torch.zeros(2, 4)), "another index.safetensors"),
+    "index of one axis": (index(torch.zeros(4, dtype=torch.int64)), "another index.safetensors"),
+    "index of negative numbers": (index(-torch.ones(2, 4, dtype=torch.int64)), "another index.safetensors"),
+    "index of another name": (index(torch.zeros(0, 4, dtype=torch.int64), "other"), "another index.safetensors"),
+    "index of an unknown client": (index(torch.tensor([[99, 2, 1, 5]])), "`clients` must be"),
+    "identity.json with words in the probe": (
+        forge("identity.json", lambda s: s["probe"]["output"].__setitem__(0, "x")),
+        "`model` must be the one that the run",
+    ),
+    "identity.json with NaN in the probe": (
+        forge("identity.json", lambda s: s["probe"]["output"].__setitem__(0, float("nan"))),
+        "`model` must be the one that the run",
+    ),
+    "layout.json with a size in words": (forge("clients/layout.json", lambda s: s.update(bytes="x")), "layout.json"),
+    "layout.json with a size below 0": (forge("clients/layout.json", lambda s: s.update(bytes=-1)), "layout.json"),
     "config.toml removed": (remove("config.toml"), "run folder"),
     "config.toml empty": (write("config.toml", ""), "config.toml"),
     "config.toml of noise": (write("config.toml", b"\xff\x00\x01"), "config.toml"),
@@ -241,6 +280,33 @@ def test_a_damaged_folder_is_refused_and_left_alone(damage: Damage, pattern: str
     before = tree_hash(folder)
     refused(lambda: mo.resume(folder, data=FED), pattern)
     assert tree_hash(folder) == before
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name.startswith(("index of", "layout", "state.json without its"))]
+)
+def test_verify_names_what_is_wrong_with_right_checksums(name: str, folder: Path) -> None:
+    CASES[name][0](folder)
+    assert any(re.search(CASES[name][1], problem) for problem in mo.verify(folder))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"round": 1, "seconds": 1, "train_loss": "x"',
+        '{"seconds": 1',
+        '{"round": 1, "seconds": NaN',
+        '{"a": ' + "[" * 9999,
+    ],
+)
+def test_a_row_of_the_history_that_no_run_wrote_is_a_lost_one(row: str, folder: Path) -> None:
+    path, run = folder / "history.jsonl", json.loads((folder / "identity.json").read_text())["run"]
+    lines = path.read_bytes().splitlines()
+    lines[0] = seal(f'{row}, "check": "'.encode(), LINE_END, run)
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    assert [problem.partition("`")[2].partition("`")[0] for problem in mo.verify(folder)] == ["history.jsonl"]
+    with pytest.warns(UserWarning, match="has lost the rows of round 1. The models are not affected"):
+        assert [row["round"] for row in mo.resume(folder, data=FED).history] == [2, 3, 4]
 
 
 @pytest.mark.parametrize(

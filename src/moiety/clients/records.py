@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moiety.errors import must
+from moiety.errors import is_whole, must
 from moiety.files import (
     make_empty,
     make_folder,
@@ -102,7 +102,10 @@ class Records:
 
     def digest(self, changes: np.ndarray[Any, np.dtype[np.int64]]) -> str:
         """A sum over the whole index with these changes; it takes time for what changed only."""
-        before = [(client, *self.entry(client)) for client in changes[:, 0].tolist()]
+        clients = changes[:, 0].tolist()
+        known = all(0 <= client < self.clients for client in clients)
+        must(known, "clients", f"those of a run with {self.clients}", f"others in an index of {self.folder}")
+        before = [(client, *self.entry(client)) for client in clients]
         old = sum_entries(*np.array(before, dtype=np.int64).reshape(-1, 4).T)
         return f"{(self._sum - old + sum_entries(*changes.T)) % 2**64:016x}"
 
@@ -149,7 +152,10 @@ def create_records(folder: Path, layout: Mapping[str, Any], size: int, run: str)
 def open_records(folder: Path, run: str, flags: int = os.O_RDWR) -> Records:
     """The records of a folder of that run, whatever they hold."""
     layout = read_sealed(folder / LAYOUT, run, ("clients", "bytes"))
-    return Records(folder, layout["clients"], layout["bytes"], flags)
+    clients, size = layout["clients"], layout["bytes"]
+    fits = all(is_whole(number) and number >= 0 for number in (clients, size))
+    must(fits, LAYOUT, "as it was written", f"{clients!r:.40} clients of {size!r:.40} bytes in {folder / LAYOUT}")
+    return Records(folder, clients, size, flags)
 
 
 def file_lengths(clients: int, size: int) -> dict[str, int]:

@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from moiety import tree
-from moiety.errors import must
+from moiety.errors import is_real, must
 from moiety.files import (
     aside_of,
     digest,
@@ -141,7 +141,22 @@ def read_checkpoint(path: Path, run: str) -> tuple[dict[str, Any], dict[str, dic
     must(not odd, "checkpoint", "as it was written", f"another {''.join(odd[:1])} in {path / STATE}", AGAIN)
     same = state["round"] == round_of(path)
     must(same, "checkpoint", f"of round {round_of(path)}", f"round {state['round']} in {path / STATE}", AGAIN)
-    return state, {name: read_tensors(path / name, wanted, AGAIN) for name, wanted in state["files"].items()}
+    files = {name: read_tensors(path / name, wanted, AGAIN) for name, wanted in state["files"].items()}
+    _check_content(state, files, path)
+    return state, files
+
+
+def _check_content(state: dict[str, Any], files: dict[str, dict[str, Tensor]], path: Path) -> None:
+    """Refuse files whose checksums are right and that do not hold what a checkpoint holds."""
+    changes = files.get(INDEX, {}).get("changes", torch.empty(0))
+    laid_out = changes.dtype == torch.int64 and changes.dim() == 2 and changes.shape[1] == 4
+    fits = {
+        INDEX: laid_out and bool(((changes >= 0) & (changes < 2**32)).all()),
+        SERVER: SERVER in files,
+        "ledger": all(is_real(value) for value in state["ledger"].values()),
+    }
+    odd = [name for name, fine in fits.items() if not fine]
+    must(not odd, "checkpoint", "as it was written", f"another {', '.join(odd)} in {path}", AGAIN)
 
 
 def pack_states(states: Mapping[int, Tree]) -> dict[str, Tensor]:

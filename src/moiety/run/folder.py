@@ -6,6 +6,7 @@ damaged, or that is of another run, is refused by name.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -19,7 +20,7 @@ import pyarrow.parquet as pq
 import tomli_w
 from safetensors.torch import save
 
-from moiety.errors import kind, must, report_errors
+from moiety.errors import is_real, is_whole, kind, must, report_errors
 from moiety.evaluation import Row
 from moiety.files import (
     CONFIG,
@@ -153,11 +154,20 @@ def read_history(folder: Path, run: str | None = None) -> list[Row]:
     with report_unreadable(path):
         lines = path.read_bytes().splitlines() if path.exists() else []
     for line in lines:
-        if is_sealed(line, LINE_END, run):
-            row = json.loads(line)
-            del row["check"]
-            rows[int(row["round"])] = row
+        if is_sealed(line, LINE_END, run) and (row := _read_row(line)) is not None:
+            rows[row["round"]] = row
     return [rows[t] for t in sorted(rows)]
+
+
+def _read_row(line: bytes) -> Row | None:
+    """The row of a line, where it has what a run goes on with, and could be written again."""
+    with contextlib.suppress(ValueError, RecursionError):
+        row = json.loads(line)
+        json.dumps(row, allow_nan=False)
+        loss = row.get("train_loss", "")
+        if is_whole(row.get("round")) and is_real(row.get("seconds")) and (loss is None or is_real(loss)):
+            return {key: value for key, value in row.items() if key != "check"}
+    return None
 
 
 def read_history_until(folder: Path, run: str, until: int, options: Mapping[str, Any]) -> tuple[list[Row], list[int]]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from moiety.engines.problem import Problem
+from moiety.errors import is_real
 from moiety.random import torch_seed, uniform
 from moiety.task import dtype_of
 from moiety.types import Batch, Params
@@ -63,8 +64,10 @@ def differ(was: Any, now: Any, tolerance: float) -> bool:
     if [x is None for x in was] != [x is None for x in now]:
         return True
     pairs = [(a, b) for a, b in zip(was, now, strict=True) if a is not None]
+    if not all(is_real(a) for a, _ in pairs):
+        return True
     scale = max((abs(a) for a, _ in pairs), default=0.0)
-    return any(abs(a - b) > tolerance * scale for a, b in pairs)
+    return not all(abs(a - b) <= tolerance * scale for a, b in pairs)
 
 
 def _rows(problem: Problem) -> Batch:
