@@ -102,7 +102,8 @@ def _public_aside(path: Path) -> Path:
 
 def open_file(path: Path, flags: int, *, private: bool = True) -> int:
     """Open a file for writing."""
-    handle: int = system_call(os.open, path, flags, 0o600 if private else 0o666)
+    # Windows would change line ends in what is written, unless it is told that these are bytes.
+    handle: int = system_call(os.open, path, flags | getattr(os, "O_BINARY", 0), 0o600 if private else 0o666)
     return handle
 
 
@@ -117,17 +118,30 @@ def write_at(handle: int, content: bytes, at: int) -> None:
     """Write all of ``content`` at a place of a file."""
     rest = memoryview(content)
     while rest:
-        count = system_call(os.pwrite, handle, rest, at)
+        count = system_call(getattr(os, "pwrite", _seek_and_write), handle, rest, at)
         rest, at = rest[count:], at + count
 
 
 def read_at(handle: int, size: int, at: int) -> bytes:
     """The bytes at a place of a file; fewer where it ends."""
     pieces: list[bytes] = []
-    while size and (piece := os.pread(handle, size, at)):
+    read = getattr(os, "pread", _seek_and_read)
+    while size and (piece := read(handle, size, at)):
         pieces.append(piece)
         size, at = size - len(piece), at + len(piece)
     return b"".join(pieces)
+
+
+def _seek_and_write(handle: int, content: memoryview, at: int) -> int:
+    """What ``os.pwrite`` does, for Windows, which does not have it."""
+    os.lseek(handle, at, os.SEEK_SET)
+    return os.write(handle, content)
+
+
+def _seek_and_read(handle: int, size: int, at: int) -> bytes:
+    """What ``os.pread`` does, for Windows."""
+    os.lseek(handle, at, os.SEEK_SET)
+    return os.read(handle, size)
 
 
 def sync_file(handle: int) -> None:
@@ -213,7 +227,9 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's list of names, so that a rename survives a power cut."""
+    """Flush a folder's list of names, so that a rename survives a power cut. Windows cannot open a folder."""
+    if os.name == "nt":
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         system_call(os.fsync, handle)

@@ -30,6 +30,7 @@ from safetensors.torch import save
 
 import moiety as mo
 from moiety.files import LINE_END, digest, seal
+from moiety.run.folder import read_start
 
 FED = federation()
 ROUNDS = 4
@@ -307,6 +308,16 @@ def test_a_row_of_the_history_that_no_run_wrote_is_a_lost_one(row: str, folder: 
     assert [problem.partition("`")[2].partition("`")[0] for problem in mo.verify(folder)] == ["history.jsonl"]
     with pytest.warns(UserWarning, match="has lost the rows of round 1. The models are not affected"):
         assert [row["round"] for row in mo.resume(folder, data=FED).history] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [{"v": torch.zeros(2, 3)}, {"clients": torch.arange(2), "v": torch.zeros(1, 3)}, {"clients": torch.arange(2)}],
+)
+def test_first_states_that_are_not_laid_out_as_states(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    content = save(tensors)
+    (tmp_path / "start.safetensors").write_bytes(content)
+    refused(lambda: read_start(tmp_path, digest(content), {"v": torch.zeros(3)}), "start.safetensors")
 
 
 @pytest.mark.parametrize(

@@ -335,11 +335,20 @@ def test_a_file_of_another_length_is_refused(tmp_path, name, change):
     refused(lambda: DiskStore(state, tmp_path / "c", 3), f"whole .{size} bytes of {name}")
 
 
-@pytest.mark.parametrize("content", ["", "{", "null", "{}", "[" * 100_000], ids=["", "{", "null", "{}", "deep"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"null", b"{}", b"[" * 100_000, b"\xff"], ids=["", "{", "null", "{}", "deep", "not UTF-8"]
+)
 def test_a_broken_layout_is_refused(tmp_path, content):
     DiskStore(state, tmp_path / "c", 3)
-    (tmp_path / "c" / "layout.json").write_text(content)
+    (tmp_path / "c" / "layout.json").write_bytes(content)
     refused(lambda: DiskStore(state, tmp_path / "c", 3), "layout.json")
+
+
+@pytest.mark.parametrize("client", [-1, 3, 2**40])
+def test_a_client_that_the_run_does_not_have_is_refused(tmp_path, client):
+    store = DiskStore(state, tmp_path / "c", 3)
+    for call in (lambda: store.put([client], [state(1)]), lambda: store.get([client])):
+        refused(call, f"`clients` must be those of a run with 3, got client {client} in")
 
 
 def test_a_folder_that_was_cut_off_while_being_made_is_made_anew(tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_cases import federation, mlp, same_runs
+from engine_cases import StopHereError, federation, mlp, same_runs, stop_after
 from run_settings import with_settings
 
 import moiety as mo
@@ -21,6 +21,7 @@ from moiety.errors import MoietyError
 
 FED = federation()
 PLAIN = mo.fedavg(shared=mo.sgd(0.1, batch_size=5))
+PERSONAL = mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.1, batch_size=5))
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there are no workers")
 
 
@@ -98,6 +99,8 @@ def test_systems_without_workers(monkeypatch: pytest.MonkeyPatch, platform: str)
     monkeypatch.setattr("moiety.engines.processes.Processes._fork", refuse_to_fork)
     monkeypatch.setattr("moiety.engines.processes.count_cores", lambda: 4)
     monkeypatch.setattr(sys, "platform", platform)
+    for engine in ("sequential", "vectorised"):
+        assert fit(engine).engine == engine
     run = fit("auto")
     assert run.engine in ("sequential", "vectorised")
     assert "processes" not in run.config["run"]["engine_reason"]
@@ -113,3 +116,35 @@ def test_a_system_without_locks_is_one_warning(tmp_path: Path, monkeypatch: pyte
         [fit("sequential", out=tmp_path / name) for name in ("one", "two")]
     files.warn_of_no_lock.cache_clear()
     assert len(warned) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be locked")
+def test_a_folder_on_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has neither ``pread`` nor ``pwrite`` nor locks, and opens no folder; the same bits all the same."""
+    split = mo.split.output_layer(mlp())
+    wanted = fit("sequential", PERSONAL, split=split, out=tmp_path / "wanted")
+    system_open = os.open
+
+    def open_no_folder(path: Any, *arguments: Any) -> int:
+        if Path(path).is_dir():
+            raise PermissionError(13, "Permission denied", str(path))
+        return system_open(path, *arguments)
+
+    class Windows:
+        """All of ``os`` that files use, as it is there."""
+
+        name = "nt"
+        open = staticmethod(open_no_folder)
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("pread", "pwrite"):
+                raise AttributeError(name)
+            return getattr(os, name)
+
+    for name, value in {"os": Windows(), "fcntl": None}.items():
+        monkeypatch.setattr(files, name, value)
+    with pytest.raises(StopHereError):
+        fit("sequential", PERSONAL, split=split, out=tmp_path / "run", on_round=stop_after(1))
+    run = mo.resume(tmp_path / "run", data=FED)
+    assert mo.verify(tmp_path / "run") == []
+    same_runs(wanted, run)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moiety.errors import is_whole, must
+from moiety.errors import is_whole, must, refuse
 from moiety.files import (
     make_empty,
     make_folder,
@@ -70,6 +70,8 @@ class Records:
 
     def entry(self, client: int) -> Entry:
         """What the index says of a client, as of the last checkpoint."""
+        if not 0 <= client < self.clients:
+            refuse("clients", f"those of a run with {self.clients}", f"client {client} in {self.folder.parent}")
         return Entry(*_ENTRY.unpack(read_at(self._index, _ENTRY.size, client * _ENTRY.size)))
 
     def read(self, client: int) -> bytes | None:
@@ -102,10 +104,7 @@ class Records:
 
     def digest(self, changes: np.ndarray[Any, np.dtype[np.int64]]) -> str:
         """A sum over the whole index with these changes; it takes time for what changed only."""
-        clients = changes[:, 0].tolist()
-        known = all(0 <= client < self.clients for client in clients)
-        must(known, "clients", f"those of a run with {self.clients}", f"others in an index of {self.folder}")
-        before = [(client, *self.entry(client)) for client in clients]
+        before = [(client, *self.entry(client)) for client in changes[:, 0].tolist()]
         old = sum_entries(*np.array(before, dtype=np.int64).reshape(-1, 4).T)
         return f"{(self._sum - old + sum_entries(*changes.T)) % 2**64:016x}"
 

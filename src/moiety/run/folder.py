@@ -134,7 +134,9 @@ def read_initial(folder: Path, wanted: str, order: Iterable[str]) -> Params:
 
 def read_start(folder: Path, wanted: str, first: Tree) -> dict[int, Tree]:
     """The states with which clients began; none where there is no digest. ``first`` is laid out as they are."""
-    return unpack_states(read_tensors(folder / "start.safetensors", wanted), first) if wanted else {}
+    path = folder / "start.safetensors"
+    with report_unreadable(path):
+        return unpack_states(read_tensors(path, wanted), first) if wanted else {}
 
 
 def _seal_row(row: Row, run: str) -> bytes:
