@@ -61,7 +61,7 @@ def made(
     rows.append({"client": "e", "n": 20, "n_test": 0, **untested})
     ledger = {"up_payload": 1_500_000, "down_payload": 500_000, "flops": 1e9, "device_memory": 1000}
     folder.write_results(path, rows, {**ledger, "rounds": 7}, "0123")
-    last = {"round": 7, "part": "test", "metric_name": metric, "seconds": 1.5, "dropped": []}
+    last = {"round": 7, "part": "test", "metric_name": metric, "seconds": 1.5, "train_loss": 0.5, "dropped": []}
     folder.append_history(path, last, "0123")
     return path
 
