@@ -164,7 +164,10 @@ def unpack_rows(tensors: Mapping[str, Tensor], template: Tree, prefix: str = "")
     Rows are cloned: a view would keep all other rows in memory.
     """
     columns = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-    count = len(next(iter(columns.values()))) if columns else 0
+    counts = {column.shape[:1] for column in columns.values()} or {torch.Size([0])}
+    if len(counts) > 1 or torch.Size() in counts:
+        raise ValueError("columns must have as many rows as each other")
+    ((count,),) = counts
     return [refill(template, {k: v[row].clone() for k, v in columns.items()}) for row in range(count)]
 
 

@@ -243,6 +243,11 @@ CASES |= {
         forge("identity.json", lambda s: s["probe"]["output"].__setitem__(0, float("nan"))),
         "`model` must be the one that the run",
     ),
+    "identity.json with a key of nothing": (
+        forge("identity.json", lambda s: s["settings"].update(more=None)),
+        "`more` must be nothing, as the run in",
+    ),
+    "config.toml with a list for a name": (config('name = "fedalt"', 'name = ["fedalt"]'), "algorithm"),
     "layout.json with a size in words": (forge("clients/layout.json", lambda s: s.update(bytes="x")), "layout.json"),
     "layout.json with a size below 0": (forge("clients/layout.json", lambda s: s.update(bytes=-1)), "layout.json"),
     "config.toml removed": (remove("config.toml"), "run folder"),
@@ -310,9 +315,25 @@ def test_a_row_of_the_history_that_no_run_wrote_is_a_lost_one(row: str, folder: 
         assert [row["round"] for row in mo.resume(folder, data=FED).history] == [2, 3, 4]
 
 
+@pytest.mark.parametrize("text", ["evaluate_every = {a = 1}", "evaluate_every = -1", 'evaluate_every = "x"'])
+def test_verify_reads_how_often_a_run_is_evaluated(text: str, folder: Path) -> None:
+    config("evaluate_every = 1", text)(folder)
+    assert any("`run.evaluate_every` must be" in problem for problem in mo.verify(folder))
+
+
+def test_verify_of_a_configuration_without_options(folder: Path) -> None:
+    section_as_text("run")(folder)
+    assert any("`run` must be a table in" in problem for problem in mo.verify(folder))
+
+
 @pytest.mark.parametrize(
     "tensors",
-    [{"v": torch.zeros(2, 3)}, {"clients": torch.arange(2), "v": torch.zeros(1, 3)}, {"clients": torch.arange(2)}],
+    [
+        {"v": torch.zeros(2, 3)},
+        {"clients": torch.arange(2), "v": torch.zeros(1, 3)},
+        {"clients": torch.arange(2)},
+        {"clients": torch.arange(2), "v": torch.zeros(())},
+    ],
 )
 def test_first_states_that_are_not_laid_out_as_states(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
     content = save(tensors)

@@ -41,8 +41,9 @@ def own_part(config: Mapping[str, Any], part: str) -> str | None:
     An algorithm of another package counts as the user's own: its name cannot be looked up here.
     """
     table = config[part]
-    unknown = part == "algorithm" and table.get("name") not in ALGORITHMS
-    own: str | None = table.get("own") or (table.get("name") if unknown else None)
+    name = table.get("name")
+    unknown = part == "algorithm" and not (isinstance(name, str) and name in ALGORITHMS)
+    own: str | None = table.get("own") or (name if unknown else None)
     return own
 
 

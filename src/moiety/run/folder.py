@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import tomli_w
 from safetensors.torch import save
 
-from moiety.errors import is_real, is_whole, kind, must, report_errors
+from moiety.errors import is_real, is_whole, kind, must, report_errors, whole
 from moiety.evaluation import Row
 from moiety.files import (
     CONFIG,
@@ -179,7 +179,9 @@ def read_history_until(folder: Path, run: str, until: int, options: Mapping[str,
     cut short is of a later round.
     """
     rows = [row for row in read_history(folder, run) if row["round"] <= until]
+    kind("run", options, Mapping, f"a table in {folder / CONFIG}")
     every = options.get("evaluate_every", until) or 1
+    whole("run.evaluate_every", every, 1)
     wanted = {*range(every, until + 1, every), *([until] if until and until == options.get("rounds") else [])}
     return rows, sorted(wanted - {row["round"] for row in rows})
 

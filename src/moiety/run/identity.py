@@ -128,7 +128,7 @@ def _is_digest(was: Any) -> bool:
 def _find_place(key: str, was: Any, now: Any) -> tuple[str, Any, Any]:
     """Where two values first differ, as a dotted name, and what is there."""
     if isinstance(was, dict) and isinstance(now, dict):
-        odd = next(k for k in sorted({*was, *now}) if was.get(k) != now.get(k))
+        odd = next(k for k in sorted({*was, *now}) if (k in was, was.get(k)) != (k in now, now.get(k)))
         return _find_place(f"{key}.{odd}", was.get(odd), now.get(odd))
     if isinstance(was, list) and isinstance(now, list) and len(was) + len(now) > 4:
         was, now = [x for x in was if x not in now] or was, [x for x in now if x not in was] or now
