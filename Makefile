@@ -21,7 +21,7 @@ test: install
 	$(BIN)/pytest -n 2
 
 # What is too long for the gate: planted faults; every call of the disk fails once; a thousand flipped bits and cut
-# files; runs that are killed again and again; six thousand fuzzed inputs.
+# files; runs that are killed again and again; eight thousand fuzzed inputs and folders.
 nightly: install
 	$(BIN)/python -m benchmarks.faults
 	MOIETY_NIGHTLY=1 $(BIN)/pytest -n 2 tests/engines/test_storage_faults.py tests/engines/test_storage_damage.py tests/fuzz

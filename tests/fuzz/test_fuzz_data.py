@@ -227,6 +227,7 @@ def test_data_folders(place: Path, data: st.DataObject) -> None:
 
 def test_as_many_cases_as_stated() -> None:
     for area in ("arrays", "npz", "data folders"):
+        print(area, dict(counts[area]))
         assert counts[area]["clean line"] > 0
         assert counts[area]["accepted and right"] > 0
         assert sum(counts[area].values()) >= 0.9 * CASES, counts[area]

@@ -244,6 +244,7 @@ def test_own_algorithms(changes: list[str]) -> None:
 
 def test_as_many_cases_as_stated() -> None:
     for area in ("configurations", "options", "own algorithms"):
+        print(area, dict(counts[area]))
         assert counts[area]["clean line"] > 0
         assert counts[area]["accepted and right"] > 0
         assert sum(counts[area].values()) >= 0.9 * CASES, counts[area]
