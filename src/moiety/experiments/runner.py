@@ -44,7 +44,7 @@ def run(
     if out is not None:  # also where nothing is new: the file's time says when the experiment was continued
         began = {"recipe": experiment.name, "plan": _fingerprint(plan), **settled}
         write_sealed(make_folder(out, private=False) / RECIPE, began, run)
-    runner = Runner(experiment, plan, out, run, engine, settled["device"], watch)
+    runner = Runner(experiment, plan, out, engine, settled["device"], watch, run)
     with contextlib.suppress(StopIteration):
         while True:
             cell = cells.send(runner.run(cell))
@@ -103,10 +103,11 @@ class Runner:
     experiment: Experiment[Any]
     plan: Any
     out: Path | None
-    id: str
     engine: str | None
     device: str | None
     watch: Watch
+    id: str = ""
+    """Tells what this experiment wrote from what others did."""
     results: dict[Key, Row] = field(default_factory=dict)
     runs: dict[Key, Run] = field(default_factory=dict)
     """Runs by key where nothing is written, for those that start from them."""
