@@ -88,6 +88,8 @@ def test_a_stage_of_another_pipeline_is_refused_by_name(tmp_path: Path) -> None:
     for name in ("one", "other"):
         run_kind("pipeline", tmp_path / name)
         assert mo.verify(tmp_path / name) == []
+    modes = {p.stat().st_mode & 0o777 for p in [tmp_path / "one", *(tmp_path / "one").rglob("*")]}
+    assert modes == {0o700, 0o600}
     stage = tmp_path / "one/1-fedavg"
     shutil.rmtree(stage)
     shutil.copytree(tmp_path / "other/1-fedavg", stage)

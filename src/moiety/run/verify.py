@@ -13,7 +13,7 @@ import numpy as np
 
 from moiety.clients.records import LAYOUT, Entry, open_records
 from moiety.data import FederatedData, from_spec, open_folder
-from moiety.data.digest import explain_difference
+from moiety.data.digest import Digest, explain_difference
 from moiety.data.folder import META
 from moiety.errors import MoietyError, kind, message, must
 from moiety.files import CONFIG, PIPELINE, RECIPE, TABLE, TABLE_FORMAT, read_sealed, report_unreadable
@@ -69,8 +69,8 @@ class _Check:
 
     data: bool | FederatedData
     problems: list[str] = field(default_factory=list)
-    known: dict[str, FederatedData] = field(default_factory=dict)
-    """Data of runs by their tables."""
+    known: dict[str, tuple[FederatedData, Digest]] = field(default_factory=dict)
+    """Data of runs by their tables, with their digests."""
 
     def ask(self, read: Callable[..., T], *arguments: Any) -> T | None:
         """What ``read`` gives, or None where it finds something wrong."""
@@ -80,16 +80,17 @@ class _Check:
             self.problems.append(str(error))
             return None
 
-    def data_of(self, config: dict[str, Any], folder: Path) -> FederatedData:
-        """The data of a run: given, or made again from what its file names. No digest of it is known."""
-        if isinstance(self.data, FederatedData):
-            return replace(self.data, mapped={})
-        own = own_part(config, "data") is not None
+    def read_data(self, config: dict[str, Any], folder: Path) -> tuple[FederatedData, Digest]:
+        """The data of a run, given or made again from what its file names, and the digest of all its bytes."""
+        given = isinstance(self.data, FederatedData)
+        own = own_part(config, "data") is not None and not given
         hint = "In Python, give it as moiety.verify(folder, data=...)."
         must(not own, "data", f"given for the run in {folder}, whose file cannot name it", "nothing", hint)
-        table = json.dumps(config["data"], sort_keys=True)
+        table = "" if given else json.dumps(config["data"], sort_keys=True)
         if table not in self.known:
-            self.known[table] = replace(from_spec(config["data"]), mapped={})
+            data = self.data if isinstance(self.data, FederatedData) else from_spec(config["data"])
+            data = replace(data, mapped={})  # without the digests that are kept beside columns
+            self.known[table] = data, data.digest()
         return self.known[table]
 
 
@@ -139,8 +140,8 @@ def _verify_run(folder: Path, check: _Check) -> None:
 
 def _verify_data(folder: Path, identity: dict[str, Any], config: dict[str, Any], check: _Check) -> None:
     """Read all data of a run and compare it with the digest that the run began with."""
-    fed = check.data_of(config, folder)
-    odd = explain_difference(identity["data"], fed.digest(), fed.bounds, fed.ids)
+    fed, now = check.read_data(config, folder)
+    odd = explain_difference(identity["data"], now, fed.bounds, fed.ids)
     must(not odd, "data", f"as the run in {folder} began", odd)
 
 
