@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from engine_cases import (
     StopHereError,
@@ -88,6 +89,14 @@ def flip(name: str, at: int) -> Damage:
         path.write_bytes(bytes(content))
 
     return damage
+
+
+def flip_state(folder: Path) -> None:
+    """Change the last byte of a state that the index names."""
+    slots = np.fromfile(folder / "clients/index.bin", dtype="<u4").reshape(-1, 3)[:, 1]
+    client = int(np.flatnonzero(slots)[-1])
+    size = (folder / "clients/states.bin").stat().st_size // (2 * len(slots))
+    flip("clients/states.bin", (2 * client + int(slots[client])) * size - 1)(folder)
 
 
 def write(name: str, content: bytes | str) -> Damage:
@@ -229,6 +238,7 @@ CASES |= {
         lambda folder: shutil.rmtree(folder / "clients"),
         "layout.json.*remove checkpoint, progress.json, clients and",
     ),
+    "the state of a client": (flip_state, r"states.bin.*another state of client \d"),
     "clients emptied": (lambda folder: os.truncate(folder / "clients/states.bin", 0), "clients.*states.bin"),
     "clients as at first": (lambda folder: clear(folder / "clients/index.bin"), "`clients` must be as the checkpoint"),
     "checkpoint removed": (

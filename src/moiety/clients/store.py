@@ -62,6 +62,9 @@ class Store:
     def start_again(self) -> None:
         """Begin without a checkpoint."""
 
+    def check_states(self) -> None:
+        """Compare all states with their checksums, before a run goes on with them."""
+
 
 class DiskStore(Store):
     """States in a sparse file of records, read and written where they lie: O(cohort) per round.
@@ -133,6 +136,11 @@ class DiskStore(Store):
         must(same, "clients", f"as the checkpoint of round {round} has it", got, START_AGAIN)
         if self.digest(changes[:0]) != wanted:
             self.settle(changes)
+
+    def check_states(self) -> None:
+        """Compare all states with their checksums, one after the other."""
+        for client in self.records.owners():
+            self.records.read(client)
 
     def start_again(self) -> None:
         """Empty the store, unless a checkpoint was written that is lost."""

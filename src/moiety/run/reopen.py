@@ -70,6 +70,7 @@ def continue_run(
     )
     with lock_folder(path):
         run = reopen(path, config, options, given)
+        run._loop.progress.store.check_states()  # before a round is trained that a damaged one would spoil
         done = run._loop.progress.round
         must(run._loop.rounds >= done, "rounds", f">= {done}, the rounds already trained", options.rounds)
         now = run._loop.progress.run
