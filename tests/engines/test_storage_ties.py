@@ -81,6 +81,24 @@ def test_a_checkpoint_that_was_not_written_down_yet_is_right(stopped: Path, monk
     assert kind_contents(place) == kind_contents(whole)
 
 
+def test_no_round_is_trained_before_all_states_are_compared(tmp_path: Path) -> None:
+    """Though the next round asks another client, and the next evaluation is far."""
+    settings = mo.Settings(evaluate_every=4, checkpoint_every=1)
+    with pytest.raises(StopHereError):
+        run_kind("fit", tmp_path / "run", rounds=4, cohort=1, settings=settings, on_round=stop_after(2))
+    slots = np.fromfile(tmp_path / "run/clients/index.bin", dtype="<u4").reshape(-1, 3)[:, 1]
+    assert np.count_nonzero(slots) == 2  # so one of them at least is not asked in the next round
+    for client in np.flatnonzero(slots).tolist():
+        out = Path(shutil.copytree(tmp_path / "run", tmp_path / f"{client}"))
+        states = np.memmap(out / "clients/states.bin", dtype=np.uint8, mode="r+")
+        states.reshape(len(slots), 2, -1)[client, slots[client] - 1, -1] ^= 1
+        states.flush()
+        seen: list[int] = []
+        said = f"states.bin.*another state of client {client}"
+        refused(lambda: mo.resume(out, data=FED, on_round=lambda r, n: seen.append(r.round)), said)  # noqa: B023
+        assert seen == []
+
+
 # Stages of a pipeline.
 
 
