@@ -24,7 +24,8 @@ test: install
 # files; runs that are killed again and again; eight thousand fuzzed inputs and folders.
 nightly: install
 	$(BIN)/python -m benchmarks.faults
-	MOIETY_NIGHTLY=1 $(BIN)/pytest -n 2 tests/engines/test_storage_faults.py tests/engines/test_storage_damage.py tests/fuzz
+	MOIETY_NIGHTLY=1 $(BIN)/pytest -n 2 tests/engines/test_storage_faults.py tests/engines/test_storage_damage.py \
+		tests/data/test_folder.py tests/fuzz
 	$(BIN)/python tests/engines/kill_kinds.py --kills 200
 
 # Where numbers change on purpose: writes them to tests/golden/pins and says which changed.

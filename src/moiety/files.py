@@ -31,6 +31,12 @@ except ImportError:  # Windows has none: folders are not locked there
 
 CONFIG, PIPELINE, RECIPE = "config.toml", "pipeline.toml", "recipe.json"
 """The file that says what is in a folder: a run, a pipeline or a recipe. The last two have runs in folders below."""
+TABLE, TABLE_FORMAT = "table.json", 2
+"""The numbers of a recipe, and the format of that file. Format 1 had no checksum."""
+START_AGAIN = (
+    "Restore the folder from a copy, or remove checkpoint, progress.json, clients and history.jsonl to start again."
+)
+"""What to do where a run cannot go on from its checkpoint."""
 LOCK = ".lock"
 _locks: set[int] = set()
 """The files that this process holds a lock on."""
@@ -68,18 +74,19 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_bytes().decode())
 
 
-def write_file(path: Path, content: bytes, *, private: bool = True) -> None:
-    """Write a file whole or not at all: beside its place first, flushed to disk, then renamed.
+def write_file(path: Path, content: bytes | Iterable[bytes], *, private: bool = True) -> None:
+    """Write a file, given whole or in pieces, whole or not at all: beside its place, flushed to disk, then renamed.
 
     A private file is for its owner alone. It lies in a folder that one process at a time writes to, so the file
     beside it has a fixed name; what a killed process left there is written over or removed by that name.
     """
-    aside = aside_of(path) if private else _public_aside(path)
+    aside = aside_of(path) if private else own_aside_of(path)
     with report_failure(path):
         try:
             handle = open_file(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, private=private)
             try:
-                _write_all(handle, content)
+                for piece in [content] if isinstance(content, bytes) else content:
+                    _write_all(handle, piece)
                 system_call(os.fsync, handle)
             finally:
                 os.close(handle)
@@ -95,8 +102,8 @@ def aside_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.moiety")
 
 
-def _public_aside(path: Path) -> Path:
-    """The same for a page or for data: two processes may write them at once."""
+def own_aside_of(path: Path) -> Path:
+    """The same for a page, or for a folder of data: two processes may write them at once."""
     return path.with_name(f".{path.name}.moiety-{os.getpid()}")
 
 
@@ -179,13 +186,11 @@ def write_json(path: Path, content: Mapping[str, Any], indent: int | None = 1, *
 
 
 @contextlib.contextmanager
-def new_folder(target: Path, *, private: bool = True) -> Iterator[Path]:
-    """Fill a new folder whole or not at all: under another name next to its place, which is renamed at the end."""
-    # A private one has the same name whatever the target's is, so that it can be removed by that name.
-    aside = aside_of(target.parent / "new") if private else _public_aside(target)
+def new_folder(target: Path, aside: Path) -> Iterator[Path]:
+    """Fill a new private folder whole or not at all: as ``aside``, next to its place, and renamed at the end."""
     try:
         remove_folder(aside)  # a process may have been killed
-        system_call(os.mkdir, aside, 0o700 if private else 0o777)
+        system_call(os.mkdir, aside, 0o700)
         yield aside
         system_call(os.rename, aside, target)
         sync_folder(target.parent)
@@ -250,8 +255,12 @@ def warn_of_no_lock() -> None:
 
 # Not by an import: the package itself names modules of all layers.
 VERSION: str = sys.modules["moiety"].__version__
-FORMAT = 2
-"""The format of a run's folder. Format 1 had neither checksums nor the run's id in its files."""
+FORMAT = 3
+"""The format of the folder of a run, a pipeline or a recipe.
+
+Format 1 had neither checksums nor the run's id in its files. Format 2 had none in recipes, and its stages could be of
+any pipeline.
+"""
 JSON_END, TOML_END, LINE_END = b'"\n}\n', b"\n", b'"}'
 """What follows the checksum in each kind of file. The checksum is over all bytes before it."""
 
@@ -266,34 +275,51 @@ def is_sealed(content: bytes, end: bytes, run: str = "") -> bool:
     return content == seal(content[: -len(end) - 2 * 16], end, run)
 
 
-def write_sealed(path: Path, content: Mapping[str, Any], run: str) -> None:
-    """Write a table as JSON with the format, moiety's version, the run's id and a checksum of all of it."""
-    table = {"format": FORMAT, "moiety": VERSION, "run": run, **content}
-    write_file(path, seal(json.dumps(table, indent=1).removesuffix("\n}").encode() + b',\n "check": "', JSON_END))
+def write_sealed(
+    path: Path, content: Mapping[str, Any], run: str | None, *, format: int = FORMAT, private: bool = True
+) -> None:
+    """Write a table as JSON with the format, moiety's version, the run's id if any, and a checksum of all of it."""
+    table = {"format": format, "moiety": VERSION, **({} if run is None else {"run": run}), **content}
+    text = json.dumps(table, indent=1).removesuffix("\n}") + ',\n "check": "'
+    write_file(path, seal(text.encode(), JSON_END), private=private)
+
+
+def is_whole_table(path: Path) -> bool:
+    """Whether a file is there and is as ``write_sealed`` wrote it."""
+    try:
+        return is_sealed(path.read_bytes(), JSON_END)
+    except OSError:
+        return False
 
 
 def read_sealed(
-    path: Path, run: str | None = None, keys: Iterable[str] = (), hint: str = "", name: str = ""
+    path: Path,
+    run: str | None = None,
+    keys: Iterable[str] = (),
+    hint: str = "",
+    name: str = "",
+    *,
+    format: int = FORMAT,
 ) -> dict[str, Any]:
     """A table that ``write_sealed`` wrote, with the run's id and without the rest of the seal.
 
     It must be of this format, whole, and of the run of that id where one is given.
     """
     content = read_json(path, hint=hint, name=name)
-    with report_unreadable(path, hint, name):
-        whole = is_sealed(path.read_bytes(), JSON_END)
+    whole = is_whole_table(path)
     if whole or "check" not in content:
-        check_format(content.get("format", 1), path)
+        check_format(content.get("format", 1), path, format)
     check_seal(whole, path, content.get("run"), run, hint, name)
     missing = sorted(set(keys) - content.keys())
     must(not missing, name or path.name, "as it was written", f"{path}, which has no {', '.join(missing)}", hint)
     return {key: value for key, value in content.items() if key not in ("format", "moiety", "check")}
 
 
-def check_format(number: object, path: Path) -> None:
+def check_format(number: object, path: Path, wanted: int = FORMAT) -> None:
     """Refuse a file of another format."""
     hint = "Use the version of moiety that wrote it."
-    must(number == FORMAT, "folder", f"of format {FORMAT}", f"format {number!s:.20} in {path}", hint)
+    shown = f"{number!s:.20}".removeprefix("moiety data ")  # as data folders had it up to format 2
+    must(number == wanted, "folder", f"of format {wanted}", f"format {shown} in {path}", hint)
 
 
 def check_seal(whole: bool, path: Path, got: object, run: str | None, hint: str = "", name: str = "") -> None:

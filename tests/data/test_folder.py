@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from failing_disk import NIGHTLY, Disk
 
-from moiety.data import FederatedData, digest, from_arrays, from_spec, open_folder
+from moiety import files, verify
+from moiety.cli import main
+from moiety.data import FederatedData, digest, folder, from_arrays, from_spec, open_folder
 from moiety.errors import MoietyError
 
 
@@ -51,14 +57,106 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
         make().save(tmp_path / "a" / "b")
 
 
-def test_a_failed_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: object, **kwargs: object) -> None:
-        raise OSError("no space left")
+@pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
+def test_every_call_of_a_save_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for_good: bool) -> None:
+    """Either the folder is there and whole, or there is none; one line says so, and the next try succeeds."""
+    counted = Disk()
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "system_call", counted)
+        make().save(tmp_path / "whole")
+    assert counted.calls.count("fsync") > 10
+    assert {"open", "write", "fsync", "replace", "rename", "mkdir"} == set(counted.calls)
+    for n, call in enumerate(counted.calls):
+        disk, target = Disk(n, for_good=for_good), tmp_path / f"{n}"
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "system_call", disk)
+            with pytest.raises(MoietyError, match=r"^`out` must be a folder that can be written, got [^\n]*$"):
+                make().save(target)
+        if target.exists():  # only the flush after the rename failed
+            assert n == len(counted.calls) - 1
+        elif not for_good:
+            assert {p.name for p in tmp_path.iterdir()} == {"whole"}, call
+        if not target.exists():
+            make().save(target)
+        assert open_folder(target).fingerprint() == make().fingerprint()
+        shutil.rmtree(target)
 
-    monkeypatch.setattr(np, "save", full)
-    with pytest.raises(OSError, match="no space"):
-        make().save(tmp_path / "d")
-    assert list(tmp_path.iterdir()) == []
+
+def test_writes_that_stop_short_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "system_call", Disk(only_short=True))
+    make().save(tmp_path / "d")
+    assert (tmp_path / "d/columns/x.npy").read_bytes() == npy_bytes(make().columns["x"])
+    assert verify(tmp_path / "d") == []
+
+
+def npy_bytes(array: np.ndarray) -> bytes:
+    """What NumPy itself writes."""
+    content = io.BytesIO()
+    np.save(content, array)
+    return content.getvalue()
+
+
+def test_files_are_numpys_and_for_their_owner_alone(tmp_path: Path) -> None:
+    """Also where rows are written in several pieces, or lie in another order in memory."""
+    fed = make()
+    odd = replace(fed, columns={"x": np.asfortranarray(fed.columns["x"]), "z": fed.columns["x"].astype(">f4")[:, ::-1]})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder, "CHUNK_BYTES", 40)
+        odd.save(tmp_path / "d")
+    assert (tmp_path / "d/columns/x.npy").read_bytes() == npy_bytes(fed.columns["x"])
+    assert (tmp_path / "d/columns/z.npy").read_bytes() == npy_bytes(np.array(odd.columns["z"], dtype="<f4", order="C"))
+    assert (tmp_path / "d/bounds.npy").read_bytes() == npy_bytes(fed.bounds)
+    modes = {p.name: p.stat().st_mode & 0o777 for p in [tmp_path / "d", *(tmp_path / "d").rglob("*")]}
+    assert modes == {name: 0o600 if "." in name else 0o700 for name in modes}
+    assert len(modes) == 7
+
+
+def test_every_byte_counts(tmp_path: Path) -> None:
+    """A flipped bit or a cut at any place, and bytes after the end: ``verify`` and ``open_folder`` name the file."""
+    make().save(tmp_path / "d")
+    assert verify(tmp_path / "d") == []
+    for file in ("columns/x.npy", "columns/y.npy", "bounds.npy", "ids.npy", "meta.json"):
+        path = tmp_path / "d" / file
+        content = path.read_bytes()
+        bits = range(0, 8 * len(content), 1 if NIGHTLY else 37)
+        damages = [_flip(content, bit) for bit in bits] + [content[: len(content) // 2], content + b"\n"]
+        for damaged in damages:
+            path.write_bytes(damaged)
+            (problem,) = verify(tmp_path / "d")
+            assert file in problem or f"other values in column {path.stem}" in problem, problem
+            assert "\n" not in problem
+            with pytest.raises(MoietyError):
+                open_folder(tmp_path / "d")
+        path.write_bytes(content)
+        path.rename(tmp_path / "gone")
+        assert len(verify(tmp_path / "d")) == 1
+        (tmp_path / "gone").rename(path)
+    assert sorted(p.name for p in (tmp_path / "d/columns").iterdir()) == [
+        "x.npy",
+        "x.npy.digest",
+        "y.npy",
+        "y.npy.digest",
+    ]
+
+
+def _flip(content: bytes, bit: int) -> bytes:
+    return content[: bit // 8] + bytes([content[bit // 8] ^ 1 << bit % 8]) + content[bit // 8 + 1 :]
+
+
+def test_a_folder_of_an_older_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was written before ``meta.json`` had a checksum: one line with both numbers, and nothing is touched."""
+    old = Path(shutil.copytree(Path(__file__).parent / "format_2", tmp_path / "old"))
+    before = {p: p.read_bytes() for p in old.rglob("*") if p.is_file()}
+    wanted = (
+        r"^`folder` must be of format 3, got format 2 in [^\n]*meta.json\. Use the version of moiety that wrote it\.$"
+    )
+    with pytest.raises(MoietyError, match=wanted):
+        open_folder(old)
+    with pytest.raises(MoietyError, match=wanted):
+        from_spec({"name": "folder", "path": str(old)})
+    assert main(["verify", str(old)]) == 2
+    assert re.fullmatch(wanted[1:-1] + "\n", capsys.readouterr().err.removeprefix("moiety: "))
+    assert {p: p.read_bytes() for p in old.rglob("*") if p.is_file()} == before
 
 
 def test_the_folder_appears_by_one_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,12 +185,25 @@ def test_truncated_files_are_named(tmp_path: Path, file: str, kept: int) -> None
 def test_missing_and_foreign_files(tmp_path: Path) -> None:
     with pytest.raises(MoietyError, match="which is no folder"):
         open_folder(tmp_path / "none")
-    with pytest.raises(MoietyError, match=r"meta.json is missing or damaged. Save the data again."):
+    with pytest.raises(MoietyError, match=r"^`meta.json` must be as it was written, got .*Save the data again\.$"):
         open_folder(tmp_path)
-    for text in ["{", "[]", json.dumps({"format": "other"}), json.dumps({"format": "moiety data 1"})]:
+    for text, said in {
+        "{": "`meta.json` must be as it was written",
+        "[]": "`meta.json` must be as it was written",
+        json.dumps({"format": "other"}): "of format 3, got format other",
+        json.dumps({"format": "moiety data 1"}): "of format 3, got format 1",
+    }.items():
         (tmp_path / "meta.json").write_text(text)
-        with pytest.raises(MoietyError, match=r"meta.json is (missing or damaged|not of format)"):
+        with pytest.raises(MoietyError, match=said):
             open_folder(tmp_path)
+
+
+def test_changed_classes_are_noticed(tmp_path: Path) -> None:
+    make().save(tmp_path / "d")
+    meta = tmp_path / "d/meta.json"
+    meta.write_text(meta.read_text().replace('"classes": 3', '"classes": 4'))
+    with pytest.raises(MoietyError, match=r"`meta.json` must be as it was written, got another checksum in"):
+        open_folder(tmp_path / "d")
 
 
 def test_a_replaced_column_is_noticed(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import zipfile
 from collections.abc import Callable
@@ -14,7 +13,9 @@ import pytest
 
 import moiety as mo
 from moiety.data import FederatedData, from_arrays, from_clients, load, open_folder
+from moiety.data.folder import FORMAT, read_meta
 from moiety.errors import MoietyError
+from moiety.files import digest, write_sealed
 
 MASKED = np.ma.array([[1.0, 2.0], [3.0, -9999.0], [5.0, 6.0]], mask=[[0, 0], [0, 1], [0, 0]])
 
@@ -113,8 +114,8 @@ def saved(tmp_path: Path) -> Path:
 
 
 def change_meta(folder: Path, **changes: Any) -> None:
-    meta = json.loads((folder / "meta.json").read_text())
-    (folder / "meta.json").write_text(json.dumps({**meta, **changes}))
+    """As someone would who can compute checksums."""
+    write_sealed(folder / "meta.json", {**read_meta(folder), **changes}, None, format=FORMAT)
 
 
 @pytest.mark.parametrize(
@@ -135,14 +136,39 @@ def change_meta(folder: Path, **changes: Any) -> None:
 def test_meta_says_what_is_damaged(saved: Path, key: str, value: Any) -> None:
     np.save(saved.parent / "x.npy", np.zeros(4))  # what ../../x would find
     change_meta(saved, **{key: value})
-    with pytest.raises(MoietyError, match=f"`{key}` is missing or damaged") as caught:
+    with pytest.raises(MoietyError, match=f"`{key}` of meta.json is missing or damaged") as caught:
         open_folder(saved)
     assert "\n" not in str(caught.value)
 
 
 def test_meta_that_is_nested_too_deeply(saved: Path) -> None:
     (saved / "meta.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
-    with pytest.raises(MoietyError, match=r"meta.json is missing or damaged"):
+    with pytest.raises(MoietyError, match=r"^`meta.json` must be as it was written"):
+        open_folder(saved)
+
+
+def change_head(folder: Path, file: str, head: int = 20) -> None:
+    """Let ``meta.json`` expect the file that is there now."""
+    content = (folder / file).read_bytes()
+    entry = {"bytes": len(content), "checked": head, "check": digest(content[:head])}
+    change_meta(folder, files={**read_meta(folder)["files"], file: entry})
+
+
+@pytest.mark.parametrize("head", [b"(", b"{'descr': [", b"{'descr': '<f8', 'shape': (2, 4)", b"\0"])
+def test_heads_that_numpy_cannot_read(saved: Path, head: bytes) -> None:
+    path = saved / "bounds.npy"
+    path.write_bytes(path.read_bytes()[:10] + head.ljust(118) + path.read_bytes()[128:])
+    change_head(saved, "bounds.npy", 128)
+    with pytest.raises(MoietyError, match=r"bounds.npy is missing, truncated or damaged"):
+        open_folder(saved)
+
+
+@pytest.mark.parametrize(
+    "files", [None, [], {}, {"bounds.npy": 3}, {"bounds.npy": {"checked": -2, "bytes": 1, "check": 0}}]
+)
+def test_files_that_meta_does_not_describe(saved: Path, files: Any) -> None:
+    change_meta(saved, files=files)
+    with pytest.raises(MoietyError, match=r"bounds.npy is missing, truncated or damaged"):
         open_folder(saved)
 
 
@@ -158,6 +184,7 @@ def test_meta_that_is_nested_too_deeply(saved: Path) -> None:
 )
 def test_arrays_of_other_kinds(saved: Path, file: str, array: Any) -> None:
     np.save(saved / file, array)
+    change_head(saved, file)
     with pytest.raises(MoietyError, match=f"{file} holds no such array as was written"):
         open_folder(saved)
 
@@ -165,6 +192,7 @@ def test_arrays_of_other_kinds(saved: Path, file: str, array: Any) -> None:
 def test_an_archive_in_the_place_of_an_array(saved: Path) -> None:
     with (saved / "bounds.npy").open("wb") as file:
         np.savez(file, x=np.zeros(3))
+    change_head(saved, "bounds.npy")
     with pytest.raises(MoietyError, match=r"bounds.npy holds no such array"):
         open_folder(saved)
 

@@ -1,11 +1,8 @@
-"""Small runs of several kinds, begun and continued, and disks that fail; for tests of what is left on disk."""
+"""Small runs of several kinds, begun and continued; for tests of what is left on disk."""
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +10,6 @@ from engine_cases import federation, folder_contents, mlp
 
 import moiety as mo
 
-NIGHTLY = bool(os.environ.get("MOIETY_NIGHTLY"))
-"""Whether to try everything, which takes minutes, and not a sample."""
 FED = federation((4, 6, 8))
 ALT = mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5))
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -62,28 +57,3 @@ def fresh(out: Path) -> Path:
     """The folder, without what an earlier try left there."""
     shutil.rmtree(out, ignore_errors=True)
     return out
-
-
-class Disk:
-    """In the place of ``moiety.files.system_call``: counts calls, and fails the n-th or writes only half of it.
-
-    ``for_good`` lets all calls after it fail too, as a full disk does. A short write is followed by an error at the
-    next write, unless ``only_short``.
-    """
-
-    def __init__(self, n: int = -1, error: int = errno.ENOSPC, *, for_good: bool = False, only_short: bool = False):
-        self.n, self.error, self.for_good, self.only_short = n, error, for_good, only_short
-        self.calls: list[str] = []
-
-    def __call__(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        at, name = len(self.calls), call.__name__
-        self.calls.append(name)
-        writes = name in ("write", "pwrite")
-        if self.only_short:
-            if writes and len(arguments[1]) > 1:
-                return call(arguments[0], arguments[1][: len(arguments[1]) // 2], *arguments[2:])
-        elif at == self.n or (self.for_good and at > self.n >= 0):
-            if writes and at == self.n:  # half of it reaches the disk, and then there is no room
-                call(arguments[0], arguments[1][: len(arguments[1]) // 2], *arguments[2:])
-            raise OSError(self.error, os.strerror(self.error))
-        return call(*arguments)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from engine_cases import (
@@ -93,6 +94,14 @@ def flip(name: str, at: int) -> Damage:
         path.write_bytes(bytes(content))
 
     return damage
+
+
+def flip_state(folder: Path) -> None:
+    """Change the last byte of a state that the index names."""
+    slots = np.fromfile(folder / "clients/index.bin", dtype="<u4").reshape(-1, 3)[:, 1]
+    client = int(np.flatnonzero(slots)[-1])
+    size = (folder / "clients/states.bin").stat().st_size // (2 * len(slots))
+    flip("clients/states.bin", (2 * client + int(slots[client])) * size - 1)(folder)
 
 
 def write(name: str, content: bytes | str) -> Damage:
@@ -211,7 +220,7 @@ for key in (
     CASES[f"config.toml without run.{key}"] = (without_key(key), key)
 CASES |= {
     "state.json removed": (remove("state.json"), "checkpoint"),
-    "state.json of format 3": (state(lambda s: s.update(format=3)), "of format 2, got format 3"),
+    "state.json of format 4": (state(lambda s: s.update(format=4)), "of format 3, got format 4"),
     "state.json of another format": (state(lambda s: s.update(format="other")), "other"),
     "state.json of another run": (state(lambda s: s.update(run="0" * 16)), "a file of run .* one of run 0000"),
     "state.json of another round": (state(lambda s: s.update(round=3)), "of round 2, got round 3"),
@@ -272,11 +281,15 @@ CASES |= {
     "config.toml with a wrong loss": (config('loss = "cross_entropy"', 'loss = "crossentropy"'), "loss"),
     "clients removed": (
         lambda folder: shutil.rmtree(folder / "clients"),
-        "layout.json.*remove checkpoint, clients and",
+        "layout.json.*remove checkpoint, progress.json, clients and",
     ),
+    "the state of a client": (flip_state, r"states.bin.*another state of client \d"),
     "clients emptied": (lambda folder: os.truncate(folder / "clients/states.bin", 0), "clients.*states.bin"),
     "clients as at first": (lambda folder: clear(folder / "clients/index.bin"), "`clients` must be as the checkpoint"),
-    "checkpoint removed": (lambda folder: shutil.rmtree(folder / "checkpoint"), "`checkpoint` must be there.*round 2"),
+    "checkpoint removed": (
+        lambda folder: shutil.rmtree(folder / "checkpoint"),
+        r"`checkpoint` must be of round 2, which progress\.json names, got none in",
+    ),
 }
 
 
@@ -444,6 +457,7 @@ def test_what_does_not_belong_is_refused_before_the_first_checkpoint_too(name: s
     shutil.rmtree(folder / "checkpoint")
     shutil.rmtree(folder / "clients")
     (folder / "history.jsonl").unlink()
+    (folder / "progress.json").unlink()
     before = tree_hash(folder)
     given, pattern = GIVEN[name]
     refused(lambda: mo.resume(folder, **with_settings(**given())), pattern)
@@ -474,12 +488,13 @@ def test_a_last_line_cut_short_is_made_again(keep: int, finished: Path, folder: 
 
 def test_the_advice_to_remove_a_broken_checkpoint_works(finished: Path, folder: Path) -> None:
     cut(SERVER, 0.5)(folder)
-    text = refused(lambda: mo.resume(folder, data=FED), "remove checkpoint, clients and history.jsonl")
+    text = refused(lambda: mo.resume(folder, data=FED), "remove checkpoint, progress.json, clients and history.jsonl")
     (checkpoint,) = (folder / "checkpoint").iterdir()
     assert str(checkpoint) in text
     shutil.rmtree(folder / "checkpoint")
     shutil.rmtree(folder / "clients")
     (folder / "history.jsonl").unlink()
+    (folder / "progress.json").unlink()
     mo.resume(folder, data=FED)
     same_folders(finished, folder)
 

@@ -99,7 +99,7 @@ def test_a_run_that_starts_again_starts_from_the_same_states(earlier, tmp_path, 
     """Without its checkpoints a run begins anew, and its clients with the states they began with."""
     whole = fit(alt(), start=earlier)
     fit(alt(), start=earlier, out=tmp_path / "run", rounds=2)
-    for name in lost:
+    for name in (*lost, "progress.json"):
         path = tmp_path / "run" / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     again = mo.resume(tmp_path / "run", data=FED, rounds=3)
@@ -123,6 +123,7 @@ def test_a_changed_file_of_states_is_refused(earlier, tmp_path):
     fit(alt(), start=earlier, out=tmp_path / "run")
     shutil.rmtree(tmp_path / "run/checkpoint")
     shutil.rmtree(tmp_path / "run/clients")
+    (tmp_path / "run/progress.json").unlink()
     file = tmp_path / "run/start.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1

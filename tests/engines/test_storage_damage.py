@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_cases import StopHereError, refused, stop_after, tree_hash
-from storage_cases import FED, NIGHTLY, fresh, kind_contents, run_kind
+from failing_disk import NIGHTLY
+from storage_cases import FED, fresh, kind_contents, run_kind
 
 import moiety as mo
 from moiety.cli import main
@@ -20,7 +21,7 @@ from moiety.cli.results import read_result
 from moiety.files import write_sealed
 from moiety.run.folder import read_id
 
-FORMAT_1 = Path(__file__).parent / "format_1"
+HERE = Path(__file__).parent
 COUNT = 1000 if NIGHTLY else 40
 
 
@@ -130,7 +131,7 @@ def test_the_command(folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.
         "clients.parquet",
     ]
     assert main(["verify", str(tmp_path / "nothing")]) == 2
-    assert capsys.readouterr().err.startswith("moiety: `folder` must be one of a run, of a pipeline or of a recipe")
+    assert capsys.readouterr().err.startswith("moiety: `folder` must be one of a run, of a pipeline, of a recipe")
 
 
 def test_verify_of_what_is_lost_and_of_another_run(folders: tuple[Path, Path], tmp_path: Path) -> None:
@@ -167,19 +168,20 @@ def test_a_pipeline_is_verified_stage_by_stage(tmp_path: Path) -> None:
     assert "server.safetensors" in second
 
 
-def test_a_folder_of_an_older_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It was written before files had checksums: one line with both numbers, and nothing is touched."""
-    out = Path(shutil.copytree(FORMAT_1 / "run", tmp_path / "run"))
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_folder_of_an_older_format(number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was written by the code of that time: one line with both numbers, and nothing is touched."""
+    out = Path(shutil.copytree(HERE / f"format_{number}/run", tmp_path / "run"))
     before = tree_hash(out)
-    wanted = "`folder` must be of format 2, got format 1 in .*identity.json"
+    wanted = f"`folder` must be of format 3, got format {number} in .*identity.json"
     refused(lambda: mo.resume(out, data=FED), wanted)
     refused(lambda: run_kind("fit", tmp_path / "new", start=out), wanted)
     refused(lambda: read_result(out, "run"), wanted)
     (problem,) = mo.verify(out)
-    assert "of format 2, got format 1" in problem
+    assert f"of format 3, got format {number}" in problem
     for words in (["verify", str(out)], ["compare", str(out), str(out)]):
         assert main(words) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1
-        assert "of format 2, got format 1" in error
+        assert f"of format 3, got format {number}" in error
     assert tree_hash(out) == before

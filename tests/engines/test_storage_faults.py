@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from engine_cases import SHAPE, StopHereError, stop_after
-from storage_cases import NIGHTLY, Disk, fresh, kind_contents, run_kind
+from failing_disk import NIGHTLY, Disk
+from storage_cases import fresh, kind_contents, run_kind
 
 import moiety as mo
 from moiety import files

@@ -5,14 +5,20 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
+import os
+import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import pytest
+from failing_disk import Disk
 
 import moiety as mo
+from moiety import files
 from moiety.cli import main
 from moiety.experiments import CI_NOTICE, Cell, Experiment, Page, Section, registry
 from moiety.experiments.judge import claim_row, count_verdicts, score_row
@@ -198,13 +204,121 @@ def test_resuming_with_other_options_is_refused(tmp_path):
         replace(TOY, name="other").run(out=tmp_path, resume=True)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", "[" * 100_000, "\xff"])
-@pytest.mark.parametrize("file", ["recipe.json", "seed-0/a.json"])
-def test_a_damaged_file_is_one_clear_line(file, text, tmp_path):
+BAD = ["{", "[]", "[" * 100_000, "\xff", ""]
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_damaged_recipe_is_one_clear_line(text, tmp_path):
     TOY.run(out=tmp_path)
-    (tmp_path / file).write_bytes(text.encode("latin-1"))
-    with pytest.raises(mo.MoietyError, match=r"^`(recipe|a)\.json` must be as it was written, got [^\n]*$"):
+    (tmp_path / "recipe.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(mo.MoietyError, match=r"^`recipe\.json` must be as it was written, got [^\n]*$"):
         TOY.run(out=tmp_path, resume=True)
+    assert mo.verify(tmp_path)[0].startswith("`recipe.json` must be as it was written")
+
+
+def test_a_damaged_result_is_computed_again_and_said(tmp_path):
+    """Every byte counts: a flipped bit anywhere, as well as a file that is no table at all."""
+    first = TOY.run(out=tmp_path, seeds=1)
+    file = tmp_path / "seed-0/a.json"
+    content = file.read_bytes()
+    flips = [content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :] for at in range(0, len(content), 11)]
+    for damaged in [text.encode("latin-1") for text in BAD] + flips + [content[:-1], content + b" "]:
+        file.write_bytes(damaged)
+        (problem,) = mo.verify(tmp_path)
+        assert "a.json" in problem
+        WORKED.clear()
+        with pytest.warns(
+            UserWarning, match=r"^[^\n]*seed-0/a.json is not as it was written: the cell seed 0 a is run"
+        ):
+            again = TOY.run(out=tmp_path, resume=True)
+        assert WORKED == [(0, "a")]
+        assert again.results[0, "a"]["score"] == first.results[0, "a"]["score"] == 0.1
+        assert mo.verify(tmp_path) == []
+
+
+def test_a_result_of_another_cell_or_experiment_is_refused(tmp_path):
+    for name, changes in (("one", {}), ("other", {"lr": 0.5})):
+        TOY.run(out=tmp_path / name, seeds=1, changes=changes)
+    kept = (tmp_path / "one/seed-0/a.json").read_bytes()
+    shutil.copy(tmp_path / "other/seed-0/a.json", tmp_path / "one/seed-0/a.json")
+    with pytest.raises(
+        mo.MoietyError, match=r"^`a\.json` must be a file of run \w{16}, got one of run \w{16} in [^\n]*$"
+    ):
+        TOY.run(out=tmp_path / "one", resume=True)
+    assert ["`a.json` must be a file of run" in line for line in mo.verify(tmp_path / "one")] == [True]
+    (tmp_path / "one/seed-0/a.json").write_bytes(kept)
+    (tmp_path / "one/seed-0/b-c.json").write_bytes(kept)
+    with pytest.raises(
+        mo.MoietyError, match=r"^`b-c\.json` must be the result of seed 0 b, c, got that of another cell"
+    ):
+        TOY.run(out=tmp_path / "one", resume=True)
+
+
+def test_another_plan_for_the_same_options_is_refused(tmp_path):
+    """As where a new version of the recipe has other sizes."""
+    TOY.run(out=tmp_path)
+    other = replace(TOY, plan=lambda scale: Plan(parts=(Part(rows=21),)))
+    with pytest.raises(mo.MoietyError, match=r"^`plan` must be the one that the recipe in .* began with, got another"):
+        other.run(out=tmp_path, resume=True)
+
+
+def test_the_table_has_a_checksum(tmp_path):
+    TOY.run(out=tmp_path)
+    text = (tmp_path / "table.json").read_text()
+    assert json.loads(text)["format"] == 2
+    assert json.loads(text)["moiety"] == mo.__version__
+    (tmp_path / "table.json").write_text(text.replace('"ours": 0.6', '"ours": 0.9', 1))
+    assert (tmp_path / "table.json").read_text() != text
+    (problem,) = mo.verify(tmp_path)
+    assert problem.startswith("`table.json` must be as it was written, got another checksum")
+
+
+def test_a_folder_of_an_older_format(tmp_path, capsys):
+    """It was written before recipes had checksums: one line with both numbers, and nothing is touched."""
+    old = Path(shutil.copytree(Path(__file__).parent / "format_1", tmp_path / "old"))
+    before = {p: p.read_bytes() for p in old.rglob("*") if p.is_file()}
+    wanted = (
+        r"`folder` must be of format 3, got format 1 in [^\n]*recipe.json\. Use the version of moiety that wrote it\."
+    )
+    with pytest.raises(mo.MoietyError, match=wanted):
+        TOY.run(out=old, resume=True)
+    assert main(["verify", str(old)]) == 2
+    assert re.fullmatch(f"moiety: {wanted}\n", capsys.readouterr().err)
+    assert {p: p.read_bytes() for p in old.rglob("*") if p.is_file()} == before
+
+
+def test_results_are_for_their_owner_and_the_page_for_all(tmp_path):
+    RUNS.run(out=tmp_path / "out")
+    modes = {str(p.relative_to(tmp_path)): p.stat().st_mode & 0o777 for p in (tmp_path / "out").rglob("*")}
+    public = {"out/table.json", "out/table.md"}
+    mask = os.umask(0)
+    os.umask(mask)
+    for name, mode in modes.items():
+        private = 0o700 if (tmp_path / name).is_dir() else 0o600
+        assert mode == (0o666 & ~mask if name in public else private), name
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o777 & ~mask
+
+
+@pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
+def test_every_call_of_the_disk_may_fail(tmp_path, monkeypatch, for_good):
+    """What ended stays, and the next try ends with the same results and a whole folder."""
+    counted = Disk()
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "system_call", counted)
+        wanted = TOY.run(out=tmp_path / "whole", seeds=1)
+    assert len(counted.calls) > 30
+    for n, call in enumerate(counted.calls):
+        out = tmp_path / f"{n}"
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "system_call", Disk(n, for_good=for_good))
+            with pytest.raises(mo.MoietyError, match=r"^`out` must be a folder that can be written, got [^\n]*$"):
+                TOY.run(out=out, seeds=1)
+        again = TOY.run(out=out, seeds=1, resume=True)
+        assert {k: v.get("score") for k, v in again.results.items()} == {
+            k: v.get("score") for k, v in wanted.results.items()
+        }, call
+        assert mo.verify(out) == []
+        shutil.rmtree(out)
 
 
 def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import warnings
@@ -16,6 +15,8 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from moiety.data import FederatedData, from_arrays, load, open_folder
+from moiety.data.folder import FORMAT, read_meta
+from moiety.files import write_sealed
 
 ODD: list[Any] = [
     None,
@@ -208,9 +209,9 @@ def test_data_folders(place: Path, data: st.DataObject) -> None:
     if draw(st.booleans()):
         damage(draw, folder / draw(st.sampled_from(["columns/x.npy", "columns/y.npy", "bounds.npy", "meta.json"])))
     else:
-        meta = json.loads((folder / "meta.json").read_text())
+        meta = read_meta(folder)
         meta[draw(st.sampled_from(sorted(meta)))] = draw(st.sampled_from(META))
-        (folder / "meta.json").write_text(json.dumps(meta))
+        write_sealed(folder / "meta.json", meta, None, format=FORMAT)  # as someone would who can compute checksums
 
     def is_right(fed: FederatedData) -> bool:
         """The rows of the columns that are named are those that were saved, under the same clients."""

@@ -96,7 +96,7 @@ def test_a_page_and_its_numbers(name, recipe_run):
         assert words in page
     (folder,) = [path for path in run.folder.iterdir() if path.is_dir()]
     for row in (row for row in run.table["rows"] if row["verdict"] is None):
-        kept = [json.loads((folder / f"seed-{s}" / f"{row['method']}.json").read_text()) for s in (0, 1)]
+        kept = [json.loads((folder / f"seed-{s}" / f"{row['method']}.json").read_text())["result"] for s in (0, 1)]
         if name == "fedpop-uncertainty":
             factor = 100 if row["measure"] in ("accuracy", "ece", "client_ece", "auroc") else 1
             values = [factor * each["scores"][row["measure"]] for each in kept]

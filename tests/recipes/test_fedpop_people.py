@@ -132,7 +132,7 @@ def test_a_page_and_its_numbers(recipe_run):
         assert words in page
     assert (run.folder / "reliability.png").read_bytes().startswith(b"\x89PNG")
     seeds = [
-        {method: json.loads((run.folder / f"seed-{seed}/{method}.json").read_text()) for method in METHODS}
+        {method: json.loads((run.folder / f"seed-{seed}/{method}.json").read_text())["result"] for method in METHODS}
         for seed in (0, 1)
     ]
     scores = [row for row in run.table["rows"] if row["verdict"] is None]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -164,10 +167,11 @@ def test_resumed_it_runs_nothing_again(ended):
     assert times == {file: file.stat().st_mtime_ns for file in (folder / "lines").iterdir()}
 
 
-def test_a_broken_line_is_one_clear_line(ended, tmp_path):
-    folder, _ = ended
-    (tmp_path / "lines").mkdir()
-    (tmp_path / "recipe.json").write_text((folder / "recipe.json").read_text())
-    (tmp_path / "lines" / "cg-1.json").write_text("{")
-    with pytest.raises(mo.MoietyError, match=r"^`cg-1.json` must be as it was written, got [^\n]*$"):
-        ffgg_figure1.run(out=tmp_path, resume=True)
+def test_a_broken_line_is_computed_again(ended, tmp_path):
+    folder, table = ended
+    out = shutil.copytree(folder, tmp_path / "out")
+    (out / "lines" / "cg-1.json").write_text("{")
+    with pytest.warns(UserWarning, match=r"cg-1.json is not as it was written: the cell .* is run again"):
+        ffgg_figure1.run(out=out, resume=True)
+    again = json.loads((out / "table.json").read_text())["points"]["cg-1"]
+    np.testing.assert_allclose(again, table["points"]["cg-1"], rtol=1e-12)  # another engine may have been quicker

@@ -1,13 +1,12 @@
 """The recipes of the Glocal paper at scale ci: what they write is what their cells hold."""
 
-import json
-
 import numpy as np
 import pytest
 from recipe_runs import call_command
 
 from moiety.errors import MoietyError
 from moiety.experiments import load_recipe
+from moiety.files import read_sealed, write_sealed
 from moiety_recipes.glocal_clients import draw_masks, glocal_clients, glocal_features
 from moiety_recipes.glocal_delay import RULES, glocal_delay
 from moiety_recipes.glocal_fictitious import draw_rollouts, glocal_fictitious
@@ -71,9 +70,9 @@ def test_without_delay_the_three_rules_are_one(ended):
 def test_resuming_reads_what_has_ended(ended):
     folder, _, _ = ended["glocal-table1"]
     cell = folder / "digits.json"
-    kept = json.loads(cell.read_text())
-    kept["methods"]["glocal"]["each"] = [1.0, 1.0]
-    cell.write_text(json.dumps(kept))
+    kept = read_sealed(cell)
+    kept["result"]["methods"]["glocal"]["each"] = [1.0, 1.0]
+    write_sealed(cell, kept, kept["run"])
     code, out, _ = call_command("run", "glocal-table1", "--scale", "ci", "--out", str(folder), "--resume")
     assert code == 0
     assert "100.00 [100.00, 100.00]" in out

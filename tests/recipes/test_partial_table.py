@@ -62,13 +62,6 @@ def test_a_step_that_was_broken_off_goes_on_as_if_nothing_had_been(tmp_path):
         assert (ours["clients"], ours["train"]) == (theirs["clients"], theirs["train"])
 
 
-def test_a_damaged_result_is_told_in_one_line(tmp_path):
-    (tmp_path / "digits/seed-3").mkdir(parents=True)
-    (tmp_path / "digits/seed-3/fedavg.json").write_text("{")
-    with pytest.raises(Exception, match=r"`fedavg\.json` must be as it was written"):
-        runner(tmp_path).run(cell(train_together(SETTING.stages, 0.1)))
-
-
 def test_rounds_keep_the_ratio_of_the_stages():
     stages = plan("paper").settings[0].stages
     assert (stages.with_rounds(100).rounds, stages.with_rounds(100).personal_rounds) == (100, 25)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from moiety.errors import MoietyError
 from moiety.experiments import list_recipes, load_recipe
+from moiety.files import write_sealed
 from moiety.run.folder import read_clients, read_config
 from moiety_recipes.quickstart import quickstart, sentence
 
@@ -105,7 +105,7 @@ def test_what_would_mix_runs_is_refused(outcome):
 
 def test_a_folder_that_was_tampered_with_is_refused(tmp_path):
     asked = {"recipe": "quickstart", "scale": "laptop", "rounds": "many", "seed": 0, "seeds": None}
-    (tmp_path / "recipe.json").write_text(json.dumps({**asked, "changes": {}, "device": None}))
+    write_sealed(tmp_path / "recipe.json", {**asked, "plan": "", "changes": {}, "device": None}, "id")
     with pytest.raises(MoietyError, match="`rounds` must be a whole number"):
         quickstart.run(out=tmp_path, resume=True)
 

@@ -176,14 +176,19 @@ def compare(
 
 @app.command(context_settings=_HELP)
 def verify(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, of a pipeline or of a recipe.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The folder of a run, of a pipeline, of a recipe or of data.")
+    ],
+    data: Annotated[
+        bool, typer.Option("--data", help="Read all data of the runs too, and compare it with what they began with.")
+    ] = False,
 ) -> None:
     """Check every file of a folder against its checksum, and change nothing.
 
     Ends with 0 and one line where all is well, and with 2 and a line for each file that is damaged, missing or of
-    another run.
+    another run. Data that the file of a run cannot name is compared by moiety.verify in Python.
     """
     from moiety.cli.verify import verify_folder
 
-    if not verify_folder(folder):
+    if not verify_folder(folder, data=data):
         raise typer.Exit(2)

@@ -21,6 +21,7 @@ import numpy as np
 
 from moiety.errors import is_whole, must, refuse
 from moiety.files import (
+    START_AGAIN,
     make_empty,
     make_folder,
     open_file,
@@ -81,8 +82,8 @@ class Records:
             return None
         content = read_at(self._states, self.size, self._place(client, entry.slot)) if entry.slot < 3 else b""
         whole = len(content) == self.size and zlib.crc32(content) == entry.check
-        hint = "Restore the folder from a copy, or remove checkpoint, clients and history.jsonl to start again."
-        must(whole, STATES, "as it was written", f"another state of client {client} in {self.folder / STATES}", hint)
+        got = f"another state of client {client} in {self.folder / STATES}"
+        must(whole, STATES, "as it was written", got, START_AGAIN)
         return content
 
     def write(self, client: int, content: bytes) -> None:

@@ -17,7 +17,7 @@ import torch
 from moiety import tree
 from moiety.clients.records import LAYOUT, Records, create_records, open_records
 from moiety.errors import must
-from moiety.files import read_sealed
+from moiety.files import START_AGAIN, read_sealed
 from moiety.types import Tree
 
 Changes = np.ndarray[Any, np.dtype[np.int64]]
@@ -62,6 +62,9 @@ class Store:
     def start_again(self) -> None:
         """Begin without a checkpoint."""
 
+    def check_states(self) -> None:
+        """Compare all states with their checksums, before a run goes on with them."""
+
 
 class DiskStore(Store):
     """States in a sparse file of records, read and written where they lie: O(cohort) per round.
@@ -82,8 +85,7 @@ class DiskStore(Store):
         self.layout = {"clients": clients, "leaves": leaves}
         if not resumed and not (folder / LAYOUT).exists():
             create_records(folder, self.layout, sum(self.sizes), run)
-        hint = "Restore clients from a copy, or remove checkpoint, clients and history.jsonl to start again."
-        stored = read_sealed(folder / LAYOUT, run, ("clients", "leaves", "bytes"), hint)
+        stored = read_sealed(folder / LAYOUT, run, ("clients", "leaves", "bytes"), START_AGAIN)
         same = {key: stored[key] for key in self.layout} == self.layout
         must(same, "clients", "states of this model and data", f"others in {folder}")
         self.records: Records = open_records(folder, run)
@@ -130,23 +132,21 @@ class DiskStore(Store):
         """Check that the index is the checkpoint's, and settle its changes where a kill came between."""
         clients, slots = changes[:, 0], changes[:, 2]
         known = bool(((clients >= 0) & (clients < self.records.clients) & (slots > 0) & (slots < 3)).all())
-        hint = "Restore the folder from a copy, or remove checkpoint, clients and history.jsonl to start again."
-        same = known and self.digest(changes) == wanted
-        must(same, "clients", f"as the checkpoint of round {round} has it", f"another index in {self.folder}", hint)
+        same, got = known and self.digest(changes) == wanted, f"another index in {self.folder}"
+        must(same, "clients", f"as the checkpoint of round {round} has it", got, START_AGAIN)
         if self.digest(changes[:0]) != wanted:
             self.settle(changes)
+
+    def check_states(self) -> None:
+        """Compare all states with their checksums, one after the other."""
+        for client in self.records.owners():
+            self.records.read(client)
 
     def start_again(self) -> None:
         """Empty the store, unless a checkpoint was written that is lost."""
         last = self.records.last_round()
-        hint = "Restore it from a copy, or remove clients and history.jsonl to start the run again."
-        must(
-            not last,
-            "checkpoint",
-            f"there, for clients has states of round {last}",
-            f"none in {self.folder.parent}",
-            hint,
-        )
+        wanted = f"there, for clients has states of round {last}"
+        must(not last, "checkpoint", wanted, f"none in {self.folder.parent}", START_AGAIN)
         if self.records.owners():
             create_records(self.folder, self.layout, sum(self.sizes), self.run)
             self.records = open_records(self.folder, self.run)

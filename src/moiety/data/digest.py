@@ -93,14 +93,17 @@ def digest_column(column: Array, edges: Array) -> Digest:
 
 
 def open_mapped(path: Path, column: Array, bounds: Array, *, read_all: bool = False) -> MappedFile:
-    """A column that has just been mapped from ``path``, with its digest: the one beside it, or a new one."""
+    """A column that has just been mapped from ``path``, with its digest: the one beside it, or a new one.
+
+    With ``read_all`` it is always a new one, which is not kept.
+    """
     edges = block_edges(bounds, len(column))
     state, beside = _file_state(path), path.with_name(f"{path.name}.digest")
     known = None if read_all else _read_beside(beside, state, _hash(edges))
     if known is not None:
         return MappedFile(column, path, state, known)
     entry: dict[str, Any] = {"state": state, "read": time.time_ns(), "digest": digest_column(column, edges)}
-    if _file_state(path) == state:
+    if not read_all and _file_state(path) == state:
         with contextlib.suppress(MoietyError):  # the folder may be read-only: then all is read at every start
             write_json(beside, {**entry, "check": fingerprint_of(entry)}, private=False)
     return MappedFile(column, path, state, entry["digest"])

@@ -4,19 +4,17 @@ Rows are grouped by client, and within a client they are ordered train, validati
 gathers of row numbers, whatever the number of clients.
 
 On disk the data is a folder of NumPy files that is read by memory mapping: ``columns/NAME.npy`` for each column,
-``bounds.npy``, ``ids.npy`` where clients have names, and ``meta.json``. There is no pickle: a folder from a stranger
-cannot run code.
+``bounds.npy``, ``ids.npy`` where clients have names, and ``meta.json``.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn, overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +28,8 @@ from moiety.data.digest import (
     open_mapped,
     release_pages,
 )
+from moiety.data.folder import AGAIN, COLUMNS, map_array, read_meta, refuse_folder, write_arrays
 from moiety.errors import as_array, choice, is_whole, kind, must, near, refuse
-from moiety.files import new_folder
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -40,7 +38,6 @@ Columns = Mapping[str, Array]
 PARTS = ("train", "validation", "test")
 FOLDER = "folder"
 """Stands for a data set's name in a specification: the data lies in the folder ``path``."""
-_FORMAT = "moiety data 2"
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAMES_SEARCHED = 10_000  # an unknown name is compared with this many: comparing it with all could take minutes
 
@@ -274,23 +271,23 @@ class FederatedData:
         target = Path(folder)
         must(not target.exists(), "folder", "a new one", target, "Remove it first or choose another name.")
         must(target.parent.is_dir(), "folder", "inside a folder that exists", target)
+        named = not isinstance(self.ids, Numbered)
         meta = {
-            "format": _FORMAT,
             "columns": list(self.columns),
             "classes": self.classes,
             "spec": {} if self.spec.get("name") == FOLDER else self.spec,  # it lies in another folder now
-            "named": not isinstance(self.ids, Numbered),
+            "named": named,
             "digest": self.digest(),
         }
-        arrays = {f"columns/{name}.npy": column for name, column in self.columns.items()}
+        arrays = {_column_file(name): column for name, column in self.columns.items()}
         arrays["bounds.npy"] = self.bounds
-        if meta["named"]:
+        if named:
             arrays["ids.npy"] = np.asarray(self.ids, dtype=np.str_)
-        with new_folder(target, private=False) as path:
-            (path / "columns").mkdir()
-            for file, array in arrays.items():
-                np.save(path / file, array, allow_pickle=False)
-            (path / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+        write_arrays(target, meta, arrays)
+
+
+def _column_file(name: str) -> str:
+    return f"{COLUMNS}/{name}.npy"
 
 
 def open_folder(folder: str | Path, *, read_all: bool = False) -> FederatedData:
@@ -299,37 +296,30 @@ def open_folder(folder: str | Path, *, read_all: bool = False) -> FederatedData:
     A configuration file can name it: ``[data]`` with ``name = "folder"`` and ``path``.
 
     The first time all columns are read, to see whether they are as they were saved. After that only a file that was
-    changed, exchanged or copied is read again, or all of them with ``read_all``.
+    changed, exchanged or copied is read again. With ``read_all`` all of them are read, and nothing is written.
     """
     path = Path(folder)
     must(path.is_dir(), "folder", "a folder written by FederatedData.save", f"{path}, which is no folder")
-    try:
-        meta: dict[str, Any] = json.loads((path / "meta.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        _refuse_folder(path, "meta.json is missing or damaged")
-    if not isinstance(meta, dict) or meta.get("format") != _FORMAT:
-        _refuse_folder(path, f"meta.json is not of format '{_FORMAT}'")
+    meta = read_meta(path)
     odd = next((key for key, fits in _META.items() if key not in meta or not fits(meta[key])), None)
     if odd is not None:
-        _refuse_folder(path, f"meta.json is not of format '{_FORMAT}': `{odd}` is missing or damaged")
-    bounds = np.asarray(_map_file(path, "bounds.npy"))
-    columns = {str(name): _map_file(path, f"columns/{name}.npy") for name in meta["columns"]}
+        refuse_folder(path, f"`{odd}` of meta.json is missing or damaged")
+    bounds = np.asarray(map_array(path, meta, "bounds.npy"))
+    columns = {str(name): map_array(path, meta, _column_file(name)) for name in meta["columns"]}
     fed = FederatedData(
         columns=columns,
         bounds=bounds,
-        ids=_map_file(path, "ids.npy") if meta["named"] else Numbered(len(bounds)),
+        ids=map_array(path, meta, "ids.npy") if meta["named"] else Numbered(len(bounds)),
         classes=meta["classes"],
         spec=meta["spec"] or {"name": FOLDER, "path": str(path)},
     )
-    files = {n: open_mapped(path / f"columns/{n}.npy", c, bounds, read_all=read_all) for n, c in columns.items()}
+    files = {n: open_mapped(path / _column_file(n), c, bounds, read_all=read_all) for n, c in columns.items()}
     fed = replace(fed, mapped=files)
     try:
         odd = fed.explain_difference(meta["digest"])
     except (KeyError, TypeError, AttributeError):
-        _refuse_folder(path, "meta.json is missing or damaged")
-    must(
-        not odd, "folder", "as it was saved", f"{odd} in {path}", "A file was changed or replaced: save the data again."
-    )
+        refuse_folder(path, "`digest` of meta.json is missing or damaged")
+    must(not odd, "folder", "as it was saved", f"{odd} in {path}", f"A file was changed or replaced. {AGAIN}")
     return fed
 
 
@@ -341,29 +331,12 @@ _META: dict[str, Callable[[Any], bool]] = {
     "spec": lambda spec: isinstance(spec, dict),
     "digest": lambda digest: isinstance(digest, dict),
 }
-"""The keys of ``meta.json`` besides its format, and what their values are."""
-_DTYPES = {"ids.npy": "U", "bounds.npy": "i"}
-
-
-def _map_file(path: Path, file: str) -> Array:
-    damage = (OSError, ValueError, TypeError, EOFError, SyntaxError, RecursionError, MemoryError, OverflowError)
-    try:
-        array = np.load(path / file, mmap_mode="r", allow_pickle=False)
-    except damage:
-        _refuse_folder(path, f"{file} is missing, truncated or damaged")
-    fits = isinstance(array, np.ndarray) and array.ndim > 0 and array.dtype.isnative
-    if not fits or array.dtype.kind not in _DTYPES.get(file, "biuf"):
-        _refuse_folder(path, f"{file} holds no such array as was written")
-    return np.asanyarray(array)
+"""The keys of ``meta.json`` besides those of its files, and what their values are."""
 
 
 def is_plain_name(name: object) -> bool:
     """Whether a column may have this name: letters, digits, underscores. Such a name is a file name on every system."""
     return isinstance(name, str) and _PLAIN.fullmatch(name) is not None
-
-
-def _refuse_folder(path: Path, reason: str) -> NoReturn:
-    refuse("folder", "one that FederatedData.save wrote", f"{path}: {reason}", "Save the data again.")
 
 
 def _part_index(part: str) -> int:

@@ -21,22 +21,21 @@ if TYPE_CHECKING:
 CI_NOTICE = "Scale ci only shows that the recipe runs: scores of so little training say nothing about the methods."
 """What the page says at that scale, and its closing sentence."""
 NIGHT_NOTICE = "This experiment has no sizes of its own for the scale night: these are the sizes of the scale laptop."
-TABLE_FORMAT = 1
-"""The format of ``table.json``."""
 NO_FIGURES = "No figure was drawn: figures need matplotlib, as in `pip install 'moiety[report]'`."
 
 
-def write_page(experiment: Experiment[Any], options: Row, page: Page, results: Results, out: Path | None) -> Outcome:
-    """The page as text; with a folder it is written there, with the numbers and the figures."""
+def write_page(
+    experiment: Experiment[Any], options: Row, page: Page, results: Results, out: Path | None, run: str
+) -> Outcome:
+    """The page as text; with a folder it is written there, with the numbers and the figures. ``run`` is the id."""
     head = describe_run(experiment.name, options, results)
     parts = [*_opening(experiment, head), page.about, *(show_section(section) for section in page.sections)]
     if out is not None:
-        from moiety.files import write_file
+        from moiety.files import TABLE, TABLE_FORMAT, write_file, write_sealed
 
         parts += _draw(page, out)
-        format = {"format": TABLE_FORMAT, "moiety": head["versions"]["moiety"]}
-        content = _replace_not_finite({**format, **head, **page.more, "rows": page.rows})
-        write_file(out / "table.json", (json.dumps(content, indent=1, allow_nan=False) + "\n").encode(), private=False)
+        content = _replace_not_finite({**head, **page.more, "rows": page.rows})
+        write_sealed(out / TABLE, content, run, format=TABLE_FORMAT, private=False)
         write_file(out / "table.md", ("\n\n".join(parts) + "\n").encode(), private=False)
     sentence = CI_NOTICE if head["scale"] == "ci" else page.sentence
     return Outcome("\n\n".join(parts), sentence, results)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -73,3 +73,16 @@ def _check_kind(name: str, old: Any, new: Any) -> None:
         must(isinstance(old, bool) and isinstance(new, bool), name, f"of the kind of {old!r}", repr(new))
     kinds = (int, float) if isinstance(old, float) else type(old)
     must(isinstance(new, kinds), name, f"of the kind of {old!r}", repr(new))
+
+
+def describe_plan(value: Any) -> Any:
+    """All values of a plan, as JSON holds them, to tell it from others; functions count by their names."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: describe_plan(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): describe_plan(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [describe_plan(each) for each in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return getattr(value, "__qualname__", type(value).__qualname__)

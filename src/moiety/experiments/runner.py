@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import time
+import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moiety.errors import choice, must, whole
 from moiety.experiments.page import write_page
-from moiety.experiments.plans import SCALES, change_plan, plain_fields
+from moiety.experiments.plans import SCALES, change_plan, describe_plan, plain_fields
 from moiety.experiments.records import Cell, Key, Outcome, Row, Watch
-from moiety.files import RECIPE, make_folder, read_json, write_json
+from moiety.files import RECIPE, digest, is_whole_table, make_folder, read_sealed, write_sealed
 
 if TYPE_CHECKING:
     from moiety.experiments.experiment import Experiment
@@ -33,20 +35,21 @@ def run(
     from moiety.engines.auto import check_engine
 
     _check_options(experiment, {**asked, "engine": engine})
-    settled = _settle(experiment, asked, out, resume)
+    settled, run = _settle(experiment, asked, out, resume)
     choice("scale", settled["scale"], SCALES)
     check_engine(engine or experiment.engine)
     plan, seeds = _plan(experiment, settled)
     cells = experiment.cells(plan, seeds)
     cell = next(cells)  # before anything is written: the data may not be at hand
     if out is not None:  # also where nothing is new: the file's time says when the experiment was continued
-        write_json(make_folder(out, private=False) / RECIPE, {"recipe": experiment.name, **settled}, private=False)
-    runner = Runner(experiment, plan, out, engine, settled["device"], watch)
+        began = {"recipe": experiment.name, "plan": _fingerprint(plan), **settled}
+        write_sealed(make_folder(out, private=False) / RECIPE, began, run)
+    runner = Runner(experiment, plan, out, engine, settled["device"], watch, run)
     with contextlib.suppress(StopIteration):
         while True:
             cell = cells.send(runner.run(cell))
     page = experiment.page(plan, seeds, runner.results)
-    return write_page(experiment, {**settled, "engine": engine}, page, runner.results, out)
+    return write_page(experiment, {**settled, "engine": engine}, page, runner.results, out, run)
 
 
 def _check_options(experiment: Experiment[Any], options: Row) -> None:
@@ -58,20 +61,27 @@ def _check_options(experiment: Experiment[Any], options: Row) -> None:
             whole(name, options[name], least)
 
 
-def _settle(experiment: Experiment[Any], asked: Row, out: Path | None, resume: bool) -> Row:
-    """The options as given, else as the experiment began, else as they are by default."""
+def _settle(experiment: Experiment[Any], asked: Row, out: Path | None, resume: bool) -> tuple[Row, str]:
+    """The options as given, else as the experiment began, else as they are by default; and the id of what is run."""
     file = None if out is None else out / RECIPE
     if file is None or not file.is_file():
-        return {**asked, "scale": asked["scale"] or "laptop", "seed": asked["seed"] or 0}
+        return {**asked, "scale": asked["scale"] or "laptop", "seed": asked["seed"] or 0}, secrets.token_hex(8)
     must(resume, "out", "a folder that holds no run yet", out, "Resume it, or choose another folder.")
-    began = read_json(file, ("recipe", *asked), "Begin in another folder.")
+    began = read_sealed(file, None, ("run", "recipe", "plan", *asked), "Begin in another folder.")
     must(began["recipe"] == experiment.name, "out", f"a folder of {experiment.name}", f"one of {began['recipe']}")
     settled = {key: began[key] if value in (None, {}) else value for key, value in asked.items()}
     for key, value in settled.items():
         more = experiment.extensible and key == "rounds" and (began[key] or 0) < (value or 0)
         hint = "Leave it out, or begin in another folder."
         must(more or value == began[key], key, f"{began[key]}, as the recipe began", value, hint)
-    return settled
+    same = _fingerprint(_plan(experiment, began)[0]) == began["plan"]
+    hint = "Use the version of the recipe that began it, or begin in another folder."
+    must(same, "plan", f"the one that the recipe in {out} began with", "another, for the same options", hint)
+    return settled, str(began["run"])
+
+
+def _fingerprint(plan: Any) -> str:
+    return digest(json.dumps(describe_plan(plan)).encode())
 
 
 def _plan(experiment: Experiment[Any], settled: Row) -> tuple[Any, range]:
@@ -96,6 +106,8 @@ class Runner:
     engine: str | None
     device: str | None
     watch: Watch
+    id: str = ""
+    """Tells what this experiment wrote from what others did."""
     results: dict[Key, Row] = field(default_factory=dict)
     runs: dict[Key, Run] = field(default_factory=dict)
     """Runs by key where nothing is written, for those that start from them."""
@@ -106,21 +118,31 @@ class Runner:
         """What is kept of a cell: read where it has ended, else after beginning or continuing its run."""
         must(cell.key not in self.results, "key", "that of one cell only", cell.key)
         file = None if self.out is None else self.out / f"{cell.place}.json"
-        row = None
-        if file is not None and file.is_file():
-            row = read_json(file, ("seconds",), "Remove the file: the cell is then run again.")
+        row = None if file is None else self._read(cell, file)
         if row is None or (self.experiment.extensible and row["rounds"] < self.plan.rounds):
             began = time.perf_counter()
             row = cell.work() if cell.work else self._fit(cell)
             row["seconds"] = time.perf_counter() - began
             row = json.loads(json.dumps(row))  # the same as when it is read again
             if file is not None:
-                make_folder(file.parent, private=False)
-                write_json(file, row, indent=None, private=False)
+                make_folder(file.parent)
+                write_sealed(file, {"cell": list(cell.key), "result": row}, self.id)
         self.results[cell.key] = row
         if cell.group is not None and cell.vectorise:
             self.measured.setdefault(cell.group, row["engine"])
         return self.results[cell.key]
+
+    def _read(self, cell: Cell, file: Path) -> Row | None:
+        """What was kept of a cell; None where there is nothing, and with a warning where the file is damaged."""
+        if not file.is_file():
+            return None
+        if not is_whole_table(file):
+            warnings.warn(f"{file} is not as it was written: the cell {cell.label} is run again.", stacklevel=2)
+            return None
+        kept = read_sealed(file, self.id, ("cell", "result"), "Restore it from a copy, or remove it to run the cell.")
+        own = kept["cell"] == list(cell.key)
+        must(own, file.name, f"the result of {cell.label}", f"that of another cell in {file}")
+        return dict(kept["result"])
 
     def _fit(self, cell: Cell) -> Row:
         from moiety.run.fit import fit

@@ -22,6 +22,7 @@ from torch import Tensor
 from moiety import tree
 from moiety.errors import is_real, must
 from moiety.files import (
+    START_AGAIN,
     aside_of,
     digest,
     make_folder,
@@ -44,7 +45,8 @@ SERVER, INDEX, STATE = "server.safetensors", "index.safetensors", "state.json"
 KEYS = {"round": int, "numbers": dict, "ledger": dict, "dropped": list, "identity": dict, "files": dict}
 """The keys of ``state.json`` and the types of their values; it also has ``index`` and ``before``."""
 ROUND = re.compile(r"round-\d{8,}")
-AGAIN = "Restore it from a copy, or remove checkpoint, clients and history.jsonl to start the run again."
+PROGRESS = "progress.json"
+"""The round of the newest checkpoint; it lies beside ``checkpoint/``, so that a lost checkpoint is noticed."""
 
 
 def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) -> None:
@@ -59,6 +61,7 @@ def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) 
     before = find_checkpoint(folder)
     if before != final:
         _write_checkpoint(final, progress, identity, before.name if before else "")
+    write_sealed(folder / PROGRESS, {"round": progress.round}, progress.run)
     _remove_before(final)
 
 
@@ -67,7 +70,12 @@ def remove_old_checkpoints(folder: Path) -> None:
     newest = find_checkpoint(folder)
     if newest is not None:
         _remove_before(newest)
-    remove_folder(aside_of(folder / "checkpoint" / "new"))
+    remove_folder(_aside_of_new(folder / "checkpoint"))
+
+
+def _aside_of_new(parent: Path) -> Path:
+    """Where a checkpoint is written: the same whatever its round is, so that it can be removed by that name."""
+    return aside_of(parent / "new")
 
 
 def _write_checkpoint(final: Path, progress: Progress, identity: dict[str, Any], before: str) -> None:
@@ -92,7 +100,7 @@ def _write_checkpoint(final: Path, progress: Progress, identity: dict[str, Any],
         files |= {name: save(each) for name, each in tensors.items()}
     state["files"] = {name: digest(content) for name, content in files.items()}
     with report_failure(final):
-        with new_folder(final) as aside:
+        with new_folder(final, _aside_of_new(final.parent)) as aside:
             for name, content in files.items():
                 write_file(aside / name, content)
             write_sealed(aside / STATE, state, progress.run)
@@ -113,6 +121,20 @@ def find_checkpoint(folder: Path) -> Path | None:
     return max((place for place in places if ROUND.fullmatch(place.name)), default=None, key=round_of)
 
 
+def check_newest(folder: Path, newest: Path | None, run: str) -> None:
+    """Refuse a folder whose last checkpoint was lost, or exchanged for an earlier one.
+
+    A kill may have come before the last checkpoint was written down, so a later one is right.
+    """
+    if not (folder / PROGRESS).exists():
+        return
+    hint = "Remove it if the checkpoint is the newest: that has checksums of its own."
+    last = read_sealed(folder / PROGRESS, run, ["round"], hint)["round"]
+    done = round_of(newest) if newest else 0
+    got = f"one of round {done} in {folder}" if newest else f"none in {folder}"
+    must(done >= last, "checkpoint", f"of round {last}, which {PROGRESS} names", got, START_AGAIN)
+
+
 def round_of(path: Path) -> int:
     """The round of a checkpoint, by its name."""
     return int(path.name.removeprefix("round-"))
@@ -122,7 +144,7 @@ def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) ->
     """Read a checkpoint into ``progress``, which must be fresh and of the same problem."""
     state, files = read_checkpoint(path, progress.run)
     check_identity(state["identity"], identity, path)
-    with report_unreadable(path / STATE, AGAIN, "checkpoint"):
+    with report_unreadable(path / STATE, START_AGAIN, "checkpoint"):
         ledger, changes = Ledger(**state["ledger"]), files[INDEX]["changes"].numpy()
         server = tree.refill(progress.server, {**files[SERVER], **state["numbers"]})
     if progress.in_transit is not None:
@@ -135,13 +157,13 @@ def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) ->
 
 def read_checkpoint(path: Path, run: str) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
     """The state and the tensors by file of a checkpoint of that run, each compared with its checksum."""
-    state = read_sealed(path / STATE, run, (*KEYS, "index", "before"), AGAIN)
+    state = read_sealed(path / STATE, run, (*KEYS, "index", "before"), START_AGAIN)
     odd = [key for key, wanted in KEYS.items() if not isinstance(state[key], wanted)]
     odd = odd or [f"ledger.{key}" for key in Ledger().as_dict().keys() ^ state["ledger"].keys()]
-    must(not odd, "checkpoint", "as it was written", f"another {''.join(odd[:1])} in {path / STATE}", AGAIN)
+    must(not odd, "checkpoint", "as it was written", f"another {''.join(odd[:1])} in {path / STATE}", START_AGAIN)
     same = state["round"] == round_of(path)
-    must(same, "checkpoint", f"of round {round_of(path)}", f"round {state['round']} in {path / STATE}", AGAIN)
-    files = {name: read_tensors(path / name, wanted, AGAIN) for name, wanted in state["files"].items()}
+    must(same, "checkpoint", f"of round {round_of(path)}", f"round {state['round']} in {path / STATE}", START_AGAIN)
+    files = {name: read_tensors(path / name, wanted, START_AGAIN) for name, wanted in state["files"].items()}
     _check_content(state, files, path)
     return state, files
 
@@ -156,7 +178,7 @@ def _check_content(state: dict[str, Any], files: dict[str, dict[str, Tensor]], p
         "ledger": all(is_real(value) for value in state["ledger"].values()),
     }
     odd = [name for name, fine in fits.items() if not fine]
-    must(not odd, "checkpoint", "as it was written", f"another {', '.join(odd)} in {path}", AGAIN)
+    must(not odd, "checkpoint", "as it was written", f"another {', '.join(odd)} in {path}", START_AGAIN)
 
 
 def pack_states(states: Mapping[int, Tree]) -> dict[str, Tensor]:

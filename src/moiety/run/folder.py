@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 import tomli_w
 from safetensors.torch import save
 
-from moiety.errors import is_real, is_whole, kind, must, report_errors, whole
+from moiety.errors import MoietyError, is_real, is_whole, kind, must, report_errors, whole
 from moiety.evaluation import Row
 from moiety.files import (
     CONFIG,
@@ -40,7 +41,7 @@ from moiety.files import (
     write_sealed,
     write_sealed_toml,
 )
-from moiety.run.checkpoint import pack_states, read_tensors, remove_old_checkpoints, unpack_states
+from moiety.run.checkpoint import PROGRESS, pack_states, read_tensors, remove_old_checkpoints, unpack_states
 from moiety.types import Params, Tree
 
 IDENTITY, HISTORY, ROWS, LEDGER, COMMAND = (
@@ -50,8 +51,9 @@ IDENTITY, HISTORY, ROWS, LEDGER, COMMAND = (
     "ledger.json",
     "command.json",
 )
-OURS = (CONFIG, PIPELINE, HISTORY, "checkpoint", "clients", COMMAND)
-WRITTEN = (CONFIG, PIPELINE, IDENTITY, HISTORY, ROWS, LEDGER, COMMAND, "initial.safetensors", "start.safetensors")
+OURS = (CONFIG, PIPELINE, HISTORY, "checkpoint", PROGRESS, "clients", COMMAND)
+_VALUES = ("initial.safetensors", "start.safetensors")
+WRITTEN = (CONFIG, PIPELINE, IDENTITY, HISTORY, ROWS, LEDGER, COMMAND, PROGRESS, *_VALUES)
 """All files that are written beside their place and renamed."""
 NOT_ENDED = "The run may not have ended; resume it."
 
@@ -64,7 +66,8 @@ def create_run(
     start: Mapping[int, Tree],
 ) -> tuple[Path, str]:
     """Make the folder of a new run, in which some clients may ``start`` with states of their own; its path and id."""
-    folder, run = make_run_folder(out), secrets.token_hex(8)
+    folder = make_run_folder(out)
+    run = _new_id(folder)
     # The first values are kept because a client that has not been asked yet still starts from them after a resume.
     files = {"initial": save({k: v.contiguous() for k, v in initial.items()})}
     files |= {"start": save(pack_states(start))} if start else {}
@@ -74,6 +77,14 @@ def create_run(
     write_sealed(folder / IDENTITY, {**identity, **digests}, run)
     write_config(folder, config, run)
     return folder, run
+
+
+def _new_id(folder: Path) -> str:
+    """The id of a new run: at random, but that of a stage where a pipeline is in the folder above."""
+    if (folder.parent / PIPELINE).is_file():
+        with contextlib.suppress(MoietyError):  # a file of the user's own may have that name
+            return stage_id(folder)
+    return secrets.token_hex(8)
 
 
 def make_run_folder(out: str | os.PathLike[str]) -> Path:
@@ -122,6 +133,26 @@ def read_id(folder: Path) -> str:
     if (folder / PIPELINE).exists():
         return read_pipeline(folder)[1]
     return str(read_sealed(folder / IDENTITY, keys=["run"])["run"])
+
+
+def stage_id(folder: Path) -> str:
+    """The id of a run that is a stage of the pipeline in the folder above: it follows from the pipeline's."""
+    return digest(f"{read_pipeline(folder.parent)[1]} {folder.name}".encode())[:16]
+
+
+def stage_names(algorithms: Iterable[str]) -> list[str]:
+    """The names of the folders of a pipeline's stages."""
+    return [f"{number}-" + re.sub(r"[^\w.-]", "_", name) for number, name in enumerate(algorithms, 1)]
+
+
+def check_stages(folder: Path, names: Sequence[str]) -> None:
+    """Refuse a stage of another pipeline than that of the folder, and one that is lost though a later one has begun."""
+    begun = [name for name in names if (folder / name / CONFIG).is_file()]
+    hint = "Restore the folder from a copy."
+    for name, wanted in zip(begun, names, strict=False):
+        must(name == wanted, wanted, f"there, for {name} has begun", f"none in {folder}", hint)
+        got, ours = read_id(folder / name), stage_id(folder / name)
+        must(got == ours, name, f"a stage of the pipeline in {folder}", f"run {got} of another one", hint)
 
 
 def read_initial(folder: Path, wanted: str, order: Iterable[str]) -> Params:

@@ -8,7 +8,6 @@ stage is an ordinary run, ``OUT/1-fedavg``, ``OUT/2-fedalt``, ..., and ``OUT/pip
 from __future__ import annotations
 
 import os
-import re
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -189,8 +188,10 @@ def _train_stages(
     """
     runs: list[Run] = []
     model, before = given.model, None
-    for number, each in enumerate(stages, 1):
-        name = f"{number}-" + re.sub(r"[^\w.-]", "_", each.algorithm.name)
+    names = files.stage_names(each.algorithm.name for each in stages)
+    if folder is not None:
+        files.check_stages(folder, names)
+    for number, (name, each) in enumerate(zip(names, stages, strict=True), 1):
         place = None if folder is None else folder / name
         trained = _model_after(model, runs[-1]) if runs else model
         split: Split = split_for(number, each, trained, before)

@@ -17,7 +17,7 @@ from moiety.files import CONFIG, lock_folder
 from moiety.loop.round import begin_progress
 from moiety.run import folder as files
 from moiety.run.build import algorithm_from, make_problem, make_run, model_from, own_part, split_from
-from moiety.run.checkpoint import find_checkpoint, load_checkpoint, store_first_states
+from moiety.run.checkpoint import check_newest, find_checkpoint, load_checkpoint, store_first_states
 from moiety.run.checks import check_kinds
 from moiety.run.identity import OF_TRAINING, check_identity, check_probe, run_identity, warn_elsewhere
 from moiety.run.memory import check_memory
@@ -70,6 +70,7 @@ def continue_run(
     )
     with lock_folder(path):
         run = reopen(path, config, options, given)
+        run._loop.progress.store.check_states()  # before a round is trained that a damaged one would spoil
         done = run._loop.progress.round
         must(run._loop.rounds >= done, "rounds", f">= {done}, the rounds already trained", options.rounds)
         now = run._loop.progress.run
@@ -142,8 +143,9 @@ def reopen(path: Path, config: dict[str, Any], options: Options, given: Given, *
     initial = files.read_initial(path, stored.get("initial", ""), problem.task.init)
     problem = replace(problem, task=replace(problem.task, init={name: p.to(device) for name, p in initial.items()}))
     check_probe(stored, problem, path, only_model=not to_train)
-    newest = find_checkpoint(path)
-    progress = begin_progress(problem, algorithm, path, clock, files.read_id(path), resumed=newest is not None)
+    newest, run = find_checkpoint(path), files.read_id(path)
+    check_newest(path, newest, run)
+    progress = begin_progress(problem, algorithm, path, clock, run, resumed=newest is not None)
     if newest is not None:
         load_checkpoint(newest, progress, stored)
     else:

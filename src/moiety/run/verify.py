@@ -1,41 +1,52 @@
-"""``verify``: read every file of a run's folder and say what is wrong with which, without resuming or changing it."""
+"""``verify``: read every file of a folder and say what is wrong with which, without resuming or changing anything."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from moiety.clients.records import LAYOUT, Entry, open_records
+from moiety.data import FederatedData, from_spec, open_folder
+from moiety.data.digest import Digest, explain_difference
+from moiety.data.folder import META
 from moiety.errors import MoietyError, kind, message, must
-from moiety.files import CONFIG, PIPELINE, RECIPE, read_json, read_sealed
+from moiety.files import CONFIG, PIPELINE, RECIPE, TABLE, TABLE_FORMAT, read_sealed, report_unreadable
 from moiety.run import folder as files
-from moiety.run.checkpoint import INDEX, find_checkpoint, read_checkpoint, read_tensors
+from moiety.run.build import own_part
+from moiety.run.checkpoint import INDEX, check_newest, find_checkpoint, read_checkpoint, read_tensors
 
 T = TypeVar("T")
 
 
-def verify(folder: str | os.PathLike[str]) -> list[str]:
-    """Check all files of a run, of a pipeline, or of a recipe with its runs, against their checksums.
+def verify(folder: str | os.PathLike[str], *, data: bool | FederatedData = False) -> list[str]:
+    """Check all files of a run, of a pipeline, of a recipe with its runs, or of saved data against their checksums.
 
     Args:
-        folder: the folder; nothing in it is changed, and no model or data is needed.
+        folder: the folder; nothing in it is changed, and no model is needed.
+        data: True to read all data of the runs too, and compare it with what they began with. Data that their folders
+            cannot name is given here itself. A folder of data is always read whole.
 
     Returns:
         A sentence for each file that is damaged, missing or of another run; an empty list where all is well.
     """
-    kind("folder", folder, (str, os.PathLike), "the folder of a run, of a pipeline or of a recipe")
+    wanted = "the folder of a run, of a pipeline, of a recipe or of data"
+    kind("folder", folder, (str, os.PathLike), wanted)
+    kind("data", data, (bool, FederatedData), "True, False or federated data")
     path = Path(folder)
-    runs = list_runs(path)
-    notes = {PIPELINE: files.read_pipeline, RECIPE: lambda place: read_json(place / RECIPE)}
+    runs, check = list_runs(path), _Check(data)
+    notes = {PIPELINE: _verify_pipeline, RECIPE: _verify_recipe}
     marks = [name for name in notes if (path / name).is_file()]
-    must(bool(runs or marks), "folder", "one of a run, of a pipeline or of a recipe", path)
-    check = _Check()
+    must(bool(runs or marks or holds_data(path)), "folder", wanted.replace("the folder", "one"), path)
+    if holds_data(path):
+        check.ask(lambda: open_folder(path, read_all=True))
     for name in marks:
-        check.ask(notes[name], path)
+        check.ask(notes[name], path, runs, check)
     for each in runs:
         _verify_run(each, check)
     return check.problems
@@ -47,11 +58,19 @@ def list_runs(folder: Path) -> list[Path]:
     return sorted(place for place in places if any((place / name).exists() for name in files.OURS))
 
 
-class _Check:
-    """Collects what is wrong, so that one damaged file does not hide another."""
+def holds_data(folder: Path) -> bool:
+    """Whether data was saved in a folder."""
+    return any((folder / name).is_file() for name in (META, "bounds.npy"))
 
-    def __init__(self) -> None:
-        self.problems: list[str] = []
+
+@dataclass
+class _Check:
+    """Collects what is wrong, so that one damaged file does not hide another; ``data`` as for ``verify``."""
+
+    data: bool | FederatedData
+    problems: list[str] = field(default_factory=list)
+    known: dict[str, tuple[FederatedData, Digest]] = field(default_factory=dict)
+    """Data of runs by their tables, with their digests."""
 
     def ask(self, read: Callable[..., T], *arguments: Any) -> T | None:
         """What ``read`` gives, or None where it finds something wrong."""
@@ -60,6 +79,38 @@ class _Check:
         except MoietyError as error:
             self.problems.append(str(error))
             return None
+
+    def read_data(self, config: dict[str, Any], folder: Path) -> tuple[FederatedData, Digest]:
+        """The data of a run, given or made again from what its file names, and the digest of all its bytes."""
+        given = isinstance(self.data, FederatedData)
+        own = own_part(config, "data") is not None and not given
+        hint = "In Python, give it as moiety.verify(folder, data=...)."
+        must(not own, "data", f"given for the run in {folder}, whose file cannot name it", "nothing", hint)
+        table = "" if given else json.dumps(config["data"], sort_keys=True)
+        if table not in self.known:
+            data = self.data if isinstance(self.data, FederatedData) else from_spec(config["data"])
+            data = replace(data, mapped={})  # without the digests that are kept beside columns
+            self.known[table] = data, data.digest()
+        return self.known[table]
+
+
+def _verify_pipeline(path: Path, runs: list[Path], check: _Check) -> None:
+    """Compare what the pipeline is, and whether the stages that have begun are its own."""
+    config, _ = files.read_pipeline(path)
+    with report_unreadable(path / PIPELINE):
+        parts = [stage["algorithm"] for stage in config["stage"]]
+        names = files.stage_names(part.get("name") or part["own"] for part in parts)
+    files.check_stages(path, names)
+
+
+def _verify_recipe(path: Path, runs: list[Path], check: _Check) -> None:
+    """Compare the table and the results of cells, which are all tables that lie in no run."""
+    run = str(read_sealed(path / RECIPE, keys=["run"])["run"])
+    if (path / TABLE).exists():
+        check.ask(lambda: read_sealed(path / TABLE, run, format=TABLE_FORMAT))
+    for file in sorted(path.rglob("*.json")):
+        if file not in (path / RECIPE, path / TABLE) and not {*file.parents} & {*runs}:
+            check.ask(read_sealed, file, run, ("cell", "result"))
 
 
 def _verify_run(folder: Path, check: _Check) -> None:
@@ -71,7 +122,10 @@ def _verify_run(folder: Path, check: _Check) -> None:
     for name in ("initial", "start"):
         if name in identity:
             check.ask(read_tensors, folder / f"{name}.safetensors", identity[name])
+    if check.data is not False and config:
+        check.ask(_verify_data, folder, identity, config, check)
     newest = find_checkpoint(folder)
+    check.ask(check_newest, folder, newest, run)
     state, tensors = (newest and check.ask(read_checkpoint, newest, run)) or ({}, {})
     if (newest is None and (folder / "clients" / LAYOUT).exists()) or state.get("index"):
         changes = tensors[INDEX]["changes"].numpy() if tensors else np.zeros((0, 4), dtype=np.int64)
@@ -82,6 +136,13 @@ def _verify_run(folder: Path, check: _Check) -> None:
         check.ask(files.read_results, folder, run)
     if (folder / files.COMMAND).exists():
         check.ask(read_sealed, folder / files.COMMAND, run)
+
+
+def _verify_data(folder: Path, identity: dict[str, Any], config: dict[str, Any], check: _Check) -> None:
+    """Read all data of a run and compare it with the digest that the run began with."""
+    fed, now = check.read_data(config, folder)
+    odd = explain_difference(identity["data"], now, fed.bounds, fed.ids)
+    must(not odd, "data", f"as the run in {folder} began", odd)
 
 
 def _verify_clients(folder: Path, run: str, state: dict[str, Any], changes: Any, check: _Check) -> None:
