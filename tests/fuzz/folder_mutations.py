@@ -29,11 +29,16 @@ def list_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
 
 
-def damage(folder: Path, other: Path, draw: Random) -> tuple[str, str]:
-    """Flip a bit, cut, lengthen, empty, remove or exchange a file; its name and what was done."""
-    file = draw.choice(list_files(folder))
+def damage(folder: Path, other: Path, number: int, draw: Random) -> tuple[str, str]:
+    """Flip a bit, cut, lengthen, empty, remove or exchange a file; its name and what was done.
+
+    Files take turns by the ``number``.
+    """
+    files = list_files(folder)
+    file = files[number % len(files)]
     content = bytearray(file.read_bytes())
-    how = draw.choice(["bit", "bit", "bit", "cut", "longer", "zero", "other run", "remove", "remove its folder"])
+    subtle, plain = ["bit"] * 6 + ["other run"] * 2, ["zero", "cut", "longer", "remove", "remove its folder"]
+    how = draw.choice(subtle + plain)
     if how == "bit":
         content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
     elif how == "cut":
@@ -53,9 +58,10 @@ def damage(folder: Path, other: Path, draw: Random) -> tuple[str, str]:
     return file.name, how
 
 
-def forge(folder: Path, draw: Random) -> tuple[str, str]:
+def forge(folder: Path, number: int, draw: Random) -> tuple[str, str]:
     """Change what a file says, and repair every checksum that would tell; its name and what was done."""
-    file = draw.choice([path for path in list_files(folder) if path.suffix in FORGERS])
+    files = [path for path in list_files(folder) if path.suffix in FORGERS]
+    file = files[number % len(files)]
     return file.name, FORGERS[file.suffix](file, draw)
 
 

@@ -146,12 +146,12 @@ def act(case: Case, how: str) -> tuple[Any, list[str]]:
 def try_case(kind: str, case: Case, number: int) -> str:
     """Mutate the folder, verify it, and resume it or compare it; what was done."""
     draw = Random(f"{kind} {number}")
-    state, forged = draw.choice(["stopped", "ended"]), draw.random() < 0.6
+    state, forged = draw.choice(["stopped", "ended"]), draw.random() < 0.5
     how = "resume" if state == "stopped" else draw.choice(["resume", "compare"])
     shutil.rmtree(case.out, ignore_errors=True)
     shutil.copytree(case.copies[state], case.out)
     other = case.copies["ended" if state == "stopped" else "stopped"]
-    file, what = forge(case.out, draw) if forged else damage(case.out, other, draw)
+    file, what = forge(case.out, number, draw) if forged else damage(case.out, other, number, draw)
     may_change = MAY_CHANGE.get(file, EVERYTHING if file.endswith(".safetensors") else ()) if forged else ()
 
     def call() -> Any:
