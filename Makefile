@@ -7,6 +7,10 @@ ifneq ($(DATA),)
 export MOIETY_DATA ?= $(DATA)
 endif
 
+# Tests that try a sample in the gate, and all of it at night.
+NIGHTLY := tests/engines/test_storage_faults.py tests/engines/test_storage_damage.py tests/engines/test_killed_run.py \
+	tests/conformance/test_conformance_processes.py tests/fuzz
+
 .PHONY: demo test nightly pins deviations bench bench-quick install format clean
 
 demo: install
@@ -21,10 +25,11 @@ test: install
 	$(BIN)/pytest -n 2
 
 # What is too long for the gate: planted faults; every call of the disk fails once; a thousand flipped bits and cut
-# files; runs that are killed again and again; six thousand fuzzed inputs.
+# files; runs that are killed at every change of their folder, and again and again; six thousand fuzzed inputs; every
+# algorithm on one, two and three processes.
 nightly: install
 	$(BIN)/python -m benchmarks.faults
-	MOIETY_NIGHTLY=1 $(BIN)/pytest -n 2 tests/engines/test_storage_faults.py tests/engines/test_storage_damage.py tests/fuzz
+	MOIETY_NIGHTLY=1 $(BIN)/pytest -n 2 $(NIGHTLY)
 	$(BIN)/python tests/engines/kill_kinds.py --kills 200
 
 # Where numbers change on purpose: writes them to tests/golden/pins and says which changed.

@@ -13,8 +13,6 @@ from engine_cases import federation, folder_contents, mlp
 
 import moiety as mo
 
-NIGHTLY = bool(os.environ.get("MOIETY_NIGHTLY"))
-"""Whether to try everything, which takes minutes, and not a sample."""
 FED = federation((4, 6, 8))
 ALT = mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5))
 SETTINGS: dict[str, dict[str, Any]] = {

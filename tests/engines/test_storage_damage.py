@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_cases import StopHereError, refused, stop_after, tree_hash
-from storage_cases import FED, NIGHTLY, fresh, kind_contents, run_kind
+from night import NIGHTLY
+from storage_cases import FED, fresh, kind_contents, run_kind
 
 import moiety as mo
 from moiety.cli import main
