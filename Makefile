@@ -7,7 +7,12 @@ ifneq ($(DATA),)
 export MOIETY_DATA ?= $(DATA)
 endif
 
-.PHONY: demo test nightly pins deviations bench bench-quick install format clean
+# Tests that try a sample in the gate, and all of it at night.
+NIGHTLY := tests/engines/test_storage_faults.py tests/engines/test_storage_damage.py tests/engines/test_killed_run.py \
+	tests/engines/test_resume.py tests/conformance/test_conformance_engines.py \
+	tests/conformance/test_conformance_processes.py tests/data/test_folder.py tests/fuzz
+
+.PHONY: demo test mypy pytest nightly pins deviations bench bench-quick install format clean
 
 demo: install
 	$(BIN)/moiety run quickstart
@@ -15,17 +20,23 @@ demo: install
 test: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/deviations.py --check
+	$(MAKE) --no-print-directory --jobs 2 mypy pytest
+
+# Beside each other: types are checked on the core that tests, which wait for processes now and then, leave free.
+mypy: install
+	$(BIN)/mypy
+
+pytest: install
 	$(BIN)/pytest -n 2
 
 # What is too long for the gate: planted faults; every call of the disk fails once; a thousand flipped bits and cut
-# files; runs that are killed again and again; eight thousand fuzzed inputs and folders.
+# files; runs that are killed at every change of their folder, and again and again; eight thousand fuzzed inputs
+# and folders; every algorithm on one, two and three processes.
 nightly: install
 	$(BIN)/python -m benchmarks.faults
-	MOIETY_NIGHTLY=1 $(BIN)/pytest -n 2 tests/engines/test_storage_faults.py tests/engines/test_storage_damage.py \
-		tests/data/test_folder.py tests/fuzz
+	MOIETY_NIGHTLY=1 $(BIN)/pytest -n 2 $(NIGHTLY)
 	$(BIN)/python tests/engines/kill_kinds.py --kills 200
 
 # Where numbers change on purpose: writes them to tests/golden/pins and says which changed.

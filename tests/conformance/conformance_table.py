@@ -60,6 +60,8 @@ class Row:
 
 MATRICES = {"u": "a", "v": "b"}
 """The blocks of a least-squares problem and the columns that go with them."""
+ROUNDS = 100
+"""After so many rounds most algorithms have solved it; where one never rests, NumPy says where it is then."""
 
 
 def _head(model: nn.Module) -> Split:
@@ -106,9 +108,9 @@ def _fedpop(batch_size=None, kernel=None, **options: Any) -> Algorithm:
 
 
 def _fedpop_limit(clients: Any, weights: Any, start: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Chains never rest: with their noise known, NumPy says where 300 rounds end."""
+    """Chains never rest: with their noise known, NumPy says where they are after as many rounds."""
     options = {"eta_shared": 0.002, "eta_prior": 0.01, "samples": 2, "thinning": 2, "step": 0.005, "weight": 0.5}
-    found = oracle_fedpop.Reference(clients, start["u"], start["v"], 0.0, b=1, **options).run(300)
+    found = oracle_fedpop.Reference(clients, start["u"], start["v"], 0.0, b=1, **options).run(ROUNDS)
     return {"u": found.u}, [{"v": np.mean(found.last[i], axis=0)} for i in range(len(clients))]
 
 
@@ -197,8 +199,8 @@ TABLE = [
         (),
         mo.split.nothing,
         weighted=False,
-        # The coin never lets it rest: with that of 300 rounds known, NumPy says where they end.
-        limit=lambda clients, weights, start: oracle_l2gd.run(clients, weights, start, 300, MATRICES, **L2GD),
+        # The coin never lets it rest: with its throws known, NumPy says where it is after as many rounds.
+        limit=lambda clients, weights, start: oracle_l2gd.run(clients, weights, start, ROUNDS, MATRICES, **L2GD),
     ),
     Row("fedper", lambda **o: flat(mo.fedper, lr=0.1, **o), {"steps": 1}, ("v",), _head),
     Row(

@@ -6,6 +6,7 @@ from multiprocessing import active_children
 import pytest
 import torch
 from conformance_table import NAMES, TABLE, mlp_problem
+from night import NIGHTLY
 from oracle_problems import federated, image_clients, next_server
 from run_settings import with_settings
 
@@ -71,9 +72,14 @@ def reference(at, dtype=torch.float32):
     return everything(TABLE[at], Sequential, dtype)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("at", range(len(TABLE)), ids=NAMES)
+SHARP = ("fedavg", "fedalt", "scaffold", "sub_fedavg", "fedpop", "glocal_sgd")
+"""Rows whose states and uploads are of every kind: none, parameters, control variates, masks, chains, a counter."""
+CASES = [(at, n) for at in range(len(TABLE)) for n in (1, 2, 3) if n == 3 or NIGHTLY or NAMES[at] in SHARP]
+
+
+@pytest.mark.parametrize(("at", "workers"), CASES, ids=[f"{NAMES[at]}-{n}" for at, n in CASES])
 def test_bit_for_bit(at, workers):
+    """Every row on three workers, whose shares are uneven, and on two in ``test_through_fit``; at night on one too."""
     row, (one, scores) = TABLE[at], reference(at)
     other, again = everything(row, partial(Processes, inner=Sequential, workers=workers))
     same(one, other)
@@ -81,8 +87,12 @@ def test_bit_for_bit(at, workers):
     assert active_children() == []
 
 
-@pytest.mark.parametrize("at", range(len(TABLE)), ids=NAMES)
+VECTORISED = [at for at in range(len(TABLE)) if NIGHTLY or NAMES[at] in SHARP]
+
+
+@pytest.mark.parametrize("at", VECTORISED, ids=[NAMES[at] for at in VECTORISED])
 def test_vectorised_workers_within_rounding(at):
+    """Every row's vectorised work is compared in ``test_conformance_engines``; at night in workers too."""
     one, _ = reference(at, torch.float64)
     other, _ = everything(TABLE[at], partial(Processes, inner=Vectorised, workers=2), torch.float64)
     a, b = tree.leaves(one), tree.leaves(other)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from failing_disk import NIGHTLY, Disk
+from failing_disk import Disk
+from night import NIGHTLY
 
 from moiety import files, verify
 from moiety.cli import main

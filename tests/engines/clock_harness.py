@@ -1,25 +1,22 @@
-"""A process of its own that starts runs with a clock and kills them with SIGKILL; ``test_clock_resume`` reads it.
+"""Starts runs with a clock and kills them with SIGKILL, in the process of ``kill_all``.
 
 It works as ``kill_harness`` does, and kills at changes of the folder while the checkpoints of rounds 2 and 3 are made,
 when uploads are under way.
-
-    python clock_harness.py FOLDER
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
+from typing import Any
 
 import kill_harness
-import torch
 from engine_cases import federation, folder_contents, mlp
 from pipeline_harness import listing
 
 import moiety as mo
 
-FED = federation()
+FED = federation((4, 5, 7, 9, 6, 8))
 CLOCKS = {
     "asynchronous": mo.clock.asynchronous(active=3, compute=mo.clock.exponential(1.0, spread=1.0), up=0.1),
     "delayed": mo.clock.delayed(down=[0, 1, 2, 0, 1, 2], up=2),
@@ -48,9 +45,8 @@ def work(out: Path, rounds: int) -> None:
     )
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    torch.set_num_threads(1)
+def kill_clocked(folder: Path) -> list[dict[str, Any]]:
+    """Runs that were killed once each, while the second and third checkpoint were made."""
     kill_harness.work = work
     found = []
     for name in CLOCKS:
@@ -60,14 +56,10 @@ def main() -> None:
         events = whole.with_suffix(".events").read_text().splitlines()
         # The last four are the beginnings of the four checkpoints; uploads are under way in the two in the middle.
         made = [i for i, event in enumerate(events) if event.startswith("os.mkdir") and "/.new.moiety" in event][-4:]
-        for number in [*range(made[1], made[2], 5), *range(made[2] + 2, made[3], 5)]:
+        for number in [*range(made[1], made[2], 7), *range(made[2] + 3, made[3], 7)]:
             out = folder / f"{name}-point{number}"
             end = kill_harness.wait(kill_harness.start(out, 4, kill_harness.at_event(number, out, half=False)))
             run = {"folder": str(out), "kills": [{"end": end, **kill_harness.left(out)}]}
             run["end"] = kill_harness.wait(kill_harness.start(out, 4))
             found += kill_harness.compared([run], folder_contents(whole))
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    return found

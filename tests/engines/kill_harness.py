@@ -1,15 +1,14 @@
-"""A process of its own that starts runs and kills them with SIGKILL; ``test_killed_run`` reads what it found.
+"""Starts runs and kills them with SIGKILL, in the process of ``kill_all``.
 
 It imports torch once and forks a run for every kill, so that a kill costs little. It never trains itself: torch does
 not survive a fork after autograd has been used.
-
-    python kill_harness.py FOLDER QUICK_FOLDER SEED
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import signal
@@ -21,12 +20,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import torch
 from engine_cases import batch_norm_net, federation, folder_contents
 
 import moiety as mo
 
-FED = federation()
+FED = federation((4, 9, 9, 12))
 
 
 def work(out: Path, rounds: int) -> None:
@@ -147,16 +145,20 @@ def kill_after(delay: float, out: Path, rounds: int) -> dict[str, Any]:
     return {"end": wait(child), **left(out)}
 
 
-def every_point(folder: Path, rounds: int, half: bool) -> list[dict[str, Any]]:
-    """A run killed at every single change of its folder in turn, each resumed and left to end."""
+def every_point(folder: Path, rounds: int, half: bool, step: int) -> list[dict[str, Any]]:
+    """A run killed at every ``step``-th change of its folder in turn, each resumed and left to end.
+
+    Where ``step`` is 2, kills in the middle of a write and kills before a renaming are at different files.
+    """
     found: list[dict[str, Any]] = []
-    while True:
-        out = folder / f"{'half' if half else 'point'}{len(found)}"
-        end = wait(start(out, rounds, at_event(len(found), out, half)))
+    for number in itertools.count(half * (step - 1), step):
+        out = folder / f"{'half' if half else 'point'}{number}"
+        end = wait(start(out, rounds, at_event(number, out, half)))
         if end == "done":
-            return found
+            break
         kill = {"end": end, **left(out)}
         found.append({"folder": str(out), "kills": [kill], "end": wait(start(out, rounds))})
+    return found
 
 
 def import_all(names: list[str]) -> None:
@@ -191,23 +193,17 @@ def compared(runs: list[dict[str, Any]], wanted: dict[str, Any]) -> list[dict[st
     return runs
 
 
-def main() -> None:
-    disk, memory, seed = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    torch.set_num_threads(1)
+def kill_runs(disk: Path, memory: Path, seed: int, step: int) -> dict[str, list[dict[str, Any]]]:
+    """Runs that were killed at random moments, before changes of the folder, and in the middle of writes."""
     short, long = memory / "short", disk / "long"
     reference(short, 2)
     import_all(json.loads(short.with_suffix(".modules").read_text()))
     seconds = reference(long, 12)
     at_random = random_kills(disk, Random(seed), 12, seconds)
-    points = every_point(memory, 2, half=False)
-    halves = every_point(memory, 2, half=True)
-    found = {
+    points = every_point(memory, 2, half=False, step=step)
+    halves = every_point(memory, 2, half=True, step=step)
+    return {
         "random": compared(at_random, folder_contents(long)),
         "points": compared(points, folder_contents(short)),
         "halves": compared(halves, folder_contents(short)),
     }
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,8 @@
-"""A process of its own that starts pipelines and kills them with SIGKILL; ``test_pipeline_killed`` reads what it found.
+"""Starts pipelines and kills them with SIGKILL, in the process of ``kill_all``.
 
 It works as ``kill_harness`` does, with a pipeline in the place of a run, and kills at chosen changes of the folder:
 such as a single run does not have (the pipeline's file, the second stage with the states it starts from) and one in
 the middle of each stage.
-
-    python pipeline_harness.py FOLDER
 """
 
 from __future__ import annotations
@@ -18,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import kill_harness
-import torch
 from engine_cases import federation, folder_contents, mlp
 
 import moiety as mo
 
-FED = federation()
+FED = federation((4, 5, 7, 9, 6))
 NAMES = ("1-fedalt", "2-finetune")
 
 
@@ -91,9 +88,8 @@ def compared(run: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
     return run
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    torch.set_num_threads(1)
+def kill_pipelines(folder: Path) -> list[dict[str, Any]]:
+    """Pipelines that were killed once each, before chosen changes of the folder."""
     kill_harness.work = work
     whole = folder / "whole"
     assert kill_harness.wait(kill_harness.start(whole, 1, listing(whole))) == "done"
@@ -106,8 +102,4 @@ def main() -> None:
         begun = [name for name in NAMES if (out / name / "config.toml").exists()]
         run = {"folder": str(out), "killed": killed, "at": events[number], "begun": begun}
         found.append(compared(run | {"end": kill_harness.wait(kill_harness.start(out, 1))}, wanted))
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    return found

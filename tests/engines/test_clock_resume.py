@@ -1,11 +1,8 @@
-"""Runs with updates under way that are interrupted, killed and resumed are the same bit for bit."""
+"""Runs with updates under way that are interrupted and resumed are the same; ``test_killed_run`` kills them."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +23,6 @@ import moiety as mo
 from moiety.loop.virtual_time import AsynchronousLoop
 from moiety.run import checkpoint
 
-HERE = Path(__file__).parent
-MEMORY = Path("/dev/shm")
 FED = federation()
 CLOCKS = {
     "asynchronous": mo.clock.asynchronous(
@@ -104,23 +99,6 @@ def test_an_interrupt_between_the_beginning_and_an_arrival(tmp_path: Path, monke
     assert calls == [3, 3, 3, 3]
     assert len(list((tmp_path / "run" / "checkpoint").glob("round-*3"))) == 1
     same_runs(whole, mo.resume(tmp_path / "run", data=FED))
-
-
-def test_killed_with_updates_under_way() -> None:
-    """A real process, a real SIGKILL, before changes of the folder while the second and third checkpoint are made."""
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as memory:
-        command = [sys.executable, str(HERE / "clock_harness.py"), memory]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=1200, cwd=HERE)
-    assert done.returncode == 0, done.stderr
-    runs: list[dict[str, Any]] = json.loads(done.stdout)
-    for run in runs:
-        assert run["kills"][0]["end"] == "killed", run
-        assert run["error"] is None, run["error"]
-        assert run["end"] == "done", run
-        assert run["differs"] == [], run
-    for name in ("asynchronous", "delayed"):
-        rounds = {max(r["kills"][0]["rounds"]) for r in runs if Path(r["folder"]).name.startswith(name)}
-        assert rounds >= {1, 2}
 
 
 def test_a_folder_of_another_clock_or_a_broken_transit_is_refused(tmp_path: Path) -> None:

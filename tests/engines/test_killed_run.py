@@ -1,4 +1,7 @@
-"""Runs that are killed with SIGKILL, at random moments and at every change of their folder, go on bit for bit."""
+"""Runs that are killed with SIGKILL, at random moments and at changes of their folder, go on bit for bit.
+
+At night they are killed at every change, in the gate at every second.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from night import NIGHTLY
 
 HERE = Path(__file__).parent
 MEMORY = Path("/dev/shm")
+STEP = 1 if NIGHTLY else 2
 Runs = list[dict[str, Any]]
 
 
@@ -25,7 +30,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runs]:
     """
     disk = tmp_path_factory.mktemp("killed")
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as memory:
-        command = [sys.executable, str(HERE / "kill_harness.py"), str(disk), memory, "1"]
+        command = [sys.executable, str(HERE / "kill_all.py"), str(disk), memory, "1", str(STEP)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=1200, cwd=HERE)
     assert done.returncode == 0, done.stderr
     found: dict[str, Runs] = json.loads(done.stdout)
@@ -54,7 +59,7 @@ def test_killed_at_random_moments(killed: dict[str, Runs]) -> None:
 
 def test_killed_before_every_renaming_and_removal(killed: dict[str, Runs]) -> None:
     runs = killed["points"]
-    assert len(runs) > 15
+    assert len(runs) * STEP > 25
     assert all(run["kills"][0]["end"] == "killed" for run in runs)
     check(runs)
     assert any(not run["kills"][0]["config"] for run in runs)
@@ -64,6 +69,34 @@ def test_killed_before_every_renaming_and_removal(killed: dict[str, Runs]) -> No
 def test_killed_in_the_middle_of_every_write(killed: dict[str, Runs]) -> None:
     """Half of what was to be written is on disk."""
     runs = killed["halves"]
-    assert len(runs) > 10
+    assert len(runs) * STEP > 30
     assert all(run["kills"][0]["end"] == "killed" for run in runs)
     check(runs)
+
+
+def test_killed_between_stages_and_inside_them(killed: dict[str, Runs]) -> None:
+    """Pipelines, killed before chosen changes of the folder."""
+    runs = killed["pipelines"]
+    for run in runs:
+        assert run["killed"] == "killed", run
+        assert run["error"] is None, run["error"]
+        assert run["end"] == "done", run
+        assert run["differs"] == [], run
+    # The kills fell where they should: before any stage, in the first, between them, and in the second.
+    assert any("pipeline.toml" in run["at"] for run in runs)
+    assert any("1-fedalt/checkpoint" in run["at"] for run in runs)
+    assert any("2-finetune" in run["at"] and "2-finetune" not in run["begun"] for run in runs)
+    assert any("2-finetune" in run["at"] and "2-finetune" in run["begun"] for run in runs)
+
+
+def test_killed_with_updates_under_way(killed: dict[str, Runs]) -> None:
+    """Runs with a clock, killed before changes of the folder while the second and third checkpoint are made."""
+    runs = killed["clocked"]
+    for run in runs:
+        assert run["kills"][0]["end"] == "killed", run
+        assert run["error"] is None, run["error"]
+        assert run["end"] == "done", run
+        assert run["differs"] == [], run
+    for name in ("asynchronous", "delayed"):
+        rounds = {max(r["kills"][0]["rounds"]) for r in runs if Path(r["folder"]).name.startswith(name)}
+        assert rounds >= {1, 2}

@@ -1,11 +1,7 @@
-"""Pipelines that are killed with SIGKILL, between stages and inside them, go on bit for bit."""
+"""Pipelines that are interrupted, in any stage, go on bit for bit; ``test_killed_run`` kills them."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +11,7 @@ from run_settings import with_settings
 
 import moiety as mo
 
-HERE = Path(__file__).parent
-MEMORY = Path("/dev/shm")
 FED = federation()
-
-
-def test_killed_between_stages_and_inside_them():
-    """A real process, a real SIGKILL, before chosen changes of the folder; a kill loses no write that was made."""
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as memory:
-        command = [sys.executable, str(HERE / "pipeline_harness.py"), memory]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=1200, cwd=HERE)
-    assert done.returncode == 0, done.stderr
-    runs: list[dict[str, Any]] = json.loads(done.stdout)
-    for run in runs:
-        assert run["killed"] == "killed", run
-        assert run["error"] is None, run["error"]
-        assert run["end"] == "done", run
-        assert run["differs"] == [], run
-    # The kills fell where they should: before any stage, in the first, between them, and in the second.
-    assert any("pipeline.toml" in run["at"] for run in runs)
-    assert any("1-fedalt/checkpoint" in run["at"] for run in runs)
-    assert any("2-finetune" in run["at"] and "2-finetune" not in run["begun"] for run in runs)
-    assert any("2-finetune" in run["at"] and "2-finetune" in run["begun"] for run in runs)
 
 
 def stages() -> list[Any]:

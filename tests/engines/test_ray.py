@@ -140,15 +140,17 @@ def inside(actor: Any, function: Any) -> Any:
 
 
 CASES = {
-    "fedavg": (lambda: mo.fedavg(shared=mo.sgd(0.1, batch_size=10)), Noisy),
-    "fedalt stateless": (lambda: fedalt(stateful=False), Scaled),
+    "fedavg": (lambda: mo.fedavg(shared=mo.sgd(0.1, batch_size=10)), Noisy, 1),
+    "fedalt stateless": (lambda: fedalt(stateful=False), Scaled, 2),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_as_sequential(case, engines):
-    algorithm, model = CASES[case][0](), CASES[case][1]()
-    same(fit("sequential", algorithm, model), fit("ray", algorithm, model))
+    make_algorithm, make_model, actors = CASES[case]
+    algorithm, model = make_algorithm(), make_model()
+    same(fit("sequential", algorithm, model), fit("ray", algorithm, model, workers=actors))
+    assert engines[0].count == actors
 
 
 class Overheard:
@@ -201,7 +203,7 @@ def test_actors_hold_rows_and_states_of_their_own_clients_and_end(engines):
 
 
 def test_lost_actors_lose_nothing(engines, tmp_path):
-    """One killed between rounds, one that dies at work, a run that stops; resumed, it is as if nothing had been."""
+    """One killed between rounds, one that dies at work, a run that stops: resumed with one actor, it ends the same."""
     trouble = tmp_path / "trouble"
     model = Net(trouble)
     pids = []
@@ -225,9 +227,14 @@ def test_lost_actors_lose_nothing(engines, tmp_path):
     assert len(pids[0] & pids[1]) == len(pids[1] & pids[2]) == 1
     assert min(pids[0]) not in pids[1]
     again = mo.resume(
-        out, model=model, data=federation(), split=mo.split.by_name(model, personal=["head"]), engine="ray"
+        out,
+        model=model,
+        data=federation(),
+        split=mo.split.by_name(model, personal=["head"]),
+        engine="ray",
+        settings=mo.Settings(workers=1),
     )
-    assert len(engines) == 2
+    assert [each.count for each in engines] == [2, 1]
     same(whole, again)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_cases import StopHereError, refused, stop_after, tree_hash
-from failing_disk import NIGHTLY
+from night import NIGHTLY
 from storage_cases import FED, fresh, kind_contents, run_kind
 
 import moiety as mo

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import warnings
 from collections import Counter
@@ -11,12 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from hypothesis import HealthCheck, settings
+from night import NIGHTLY
 
 from moiety.errors import MoietyError
 
 CLEAN, RIGHT, TRACEBACK, HANG, WRONG = "clean line", "accepted and right", "traceback", "hang", "silently wrong"
 SECONDS = 60
-CASES = 1000 if os.environ.get("MOIETY_NIGHTLY") else 100
+CASES = 1000 if NIGHTLY else 100
 """For each of the areas: six hundred in the gate, six thousand in ``make nightly``."""
 counts: dict[str, Counter[str]] = {}
 

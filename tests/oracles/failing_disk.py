@@ -7,9 +7,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-NIGHTLY = bool(os.environ.get("MOIETY_NIGHTLY"))
-"""Whether to try everything, which takes minutes, and not a sample."""
-
 
 class Disk:
     """In the place of ``moiety.files.system_call``: counts calls, and fails the n-th or writes only half of it.

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from recipe_runs import call_command
 
 from moiety.errors import MoietyError
 from moiety.experiments import list_recipes, load_recipe
@@ -118,13 +119,13 @@ def test_the_table_of_recipes_is_light():
     assert all(load_recipe(name).summary for name in list_recipes())
 
 
-def test_the_command_prints_table_sentence_and_folder(tmp_path: Path):
-    text = "import sys; from moiety.cli import main; sys.exit(main(['run', 'quickstart', '--rounds', '2']))"
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "\x1b" not in done.stdout
-    assert "\r" not in done.stdout
-    lines = done.stdout.splitlines()
+def test_the_command_prints_table_sentence_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    code, printed, errors = call_command("run", "quickstart", "--rounds", "2", "--engine", "vectorised")
+    assert (code, errors) == (0, "")
+    assert "\x1b" not in printed
+    assert "\r" not in printed
+    lines = printed.splitlines()
     assert not any(line.endswith(" ") for line in lines)
     assert lines[-2].startswith("Personal output layers ")
     assert lines[-1] == "results in runs/quickstart"
