@@ -33,6 +33,11 @@ class Problem:
     """Whether to collect warnings in ``warned`` without showing them."""
     warned: set[str] = field(default_factory=set)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the data is, and all that is computed."""
+        return next(iter(self.columns.values())).device
+
     def first_shared(self) -> tuple[Params, Params]:
         """The first values of the shared parameters and of the shared running statistics."""
         init, buffers = self.task.init, self.task.buffers

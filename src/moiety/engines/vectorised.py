@@ -28,6 +28,8 @@ BLOCK_BYTES = 1 << 30
 """About how much memory a block of clients may take."""
 GATHER_BYTES = 1 << 27
 """Up to this much the rows of a block's batches are gathered before its first step."""
+BLOCK_CLIENTS = 256
+"""How many clients a block has at most."""
 PADDING = 0.25
 """How much more rows a block may compute than its clients would one by one."""
 PADDING_BYTES = 1 << 18
@@ -66,7 +68,7 @@ class Vectorised(Engine):
 
     name = "vectorised"
 
-    def __init__(self, problem: Problem, functions: Functions, block: int = 256) -> None:
+    def __init__(self, problem: Problem, functions: Functions, block: int = BLOCK_CLIENTS) -> None:
         super().__init__(problem, functions)
         self.block = block
 
