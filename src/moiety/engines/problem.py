@@ -111,7 +111,7 @@ class Problem:
 
     def backprop_bytes(self, rows: Sequence[int] | np.ndarray) -> int:
         """Bytes that autograd keeps for a batch of these rows while all trained parameters are trained."""
-        index = torch.as_tensor(rows)
+        index = torch.as_tensor(rows, device=self.device)
         batch = {name: column.index_select(0, index) for name, column in self.columns.items()}
         with torch_seed(self.seed, "memory"):
             return backprop_bytes(self.task, batch, (*self.split.trained_shared, *self.split.trained_personal))

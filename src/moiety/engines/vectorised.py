@@ -110,9 +110,11 @@ class Vectorised(Engine):
     def _plan(self, jobs: Sequence[Job], phase: str) -> dict[str, Any]:
         """The arguments of ``Batches`` for a phase, with a leading axis over the jobs."""
         rows = [job.rows[phase] for job in jobs]
+        device = self.problem.device
         index, mask = pad_rows(rows)
+        index, mask = index.to(device), None if mask is None else mask.to(device)
         again = self.problem.partial and all(each.repeats for each in rows)
-        plan: dict[str, Any] = {"index": index, "mask": mask, "own": own_rows(rows) if again else None}
+        plan: dict[str, Any] = {"index": index, "mask": mask, "own": own_rows(rows).to(device) if again else None}
         plan["gathered"] = None if again else self._gather(index)
         return {name: value for name, value in plan.items() if value is not None}
 
@@ -131,7 +133,9 @@ class Vectorised(Engine):
         before = count_writes(received)
         try:
             with torch.no_grad():
-                results = torch.func.vmap(serve_one, randomness="error")(plans, job_numbers(jobs), states)
+                results = torch.func.vmap(serve_one, randomness="error")(
+                    plans, job_numbers(jobs, problem.device), states
+                )
             self.refuse_writes(before, received, jobs, info)
             return results
         except RuntimeError as error:
