@@ -43,6 +43,9 @@ class Places:
         self.storages[storage._cdata] = storage
 
 
+PLACES = Places()
+
+
 def tensors_in(*values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_flatten(values)[0] if isinstance(leaf, Tensor)]
 
@@ -119,7 +122,7 @@ class Calls(TorchFunctionMode):
 
 @contextlib.contextmanager
 def pretend_device() -> Iterator[Places]:
-    """Within the block there is a device ``cuda``."""
-    places = Places()
-    with Calls(places), Compute(places):
-        yield places
+    """Within the block there is a device ``cuda``. What is on it stays there: moiety keeps first masks, for one."""
+    with Calls(PLACES), Compute(PLACES):
+        PLACES.made = 0
+        yield PLACES
