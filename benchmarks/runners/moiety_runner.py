@@ -11,9 +11,10 @@ from torch import nn
 import moiety as mo
 from benchmarks.runners.common import Clock, arguments, mean_loss, report, tensors, warm_up
 from benchmarks.work import BATCH, EXAMPLES, SEED, Arrays, Work, module
-from moiety.engines.auto import ENGINES, make_engine, pick_fastest
+from moiety.engines.auto import ENGINES, make_engine, pick_engine
 from moiety.engines.base import ClientFunction, RoundInfo
 from moiety.engines.problem import Problem, to_tensors
+from moiety.loop.costs import flops_per_example, job_flops
 from moiety.loop.evaluate import client_functions
 from moiety.task import from_module
 
@@ -90,7 +91,10 @@ def finetune(arrays: Arrays, model: nn.Module, fed: mo.FederatedData, options: N
     if options.engine in ENGINES:
         engine = make_engine(options.engine, problem, functions, None)
     else:
-        engine, _ = pick_fastest(options.engine, problem, functions, jobs, received, RoundInfo(), workers=None)
+        costs = flops_per_example(problem, algorithm, received, states[0])
+        flops, info = [job_flops(costs, job)[0] for job in jobs], RoundInfo()
+        left = {"flops": flops, "rounds": options.rounds, "workers": None}
+        engine, _ = pick_engine(options.engine, problem, functions, jobs, received, info, **left)
     engine.map("train", jobs[:2], received, RoundInfo())
     clock = Clock()
     for _ in range(options.rounds):

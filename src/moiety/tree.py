@@ -114,6 +114,7 @@ def _fill(template: Tree, node: Any, path: str) -> Tree:
         check(isinstance(node, Tensor), "a tensor", type(node).__name__)
         check(template.shape == node.shape, tuple(template.shape), tuple(node.shape))
         check(template.dtype == node.dtype, template.dtype, node.dtype)
+        return node.to(template.device)
     return node
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 import subprocess
@@ -63,6 +64,23 @@ def test_bad_input_leaves_no_bar(monkeypatch):
     with pytest.raises(MoietyError):
         fail()
     assert "mine" not in drawn.getvalue().rpartition("\x1b[2K")[2]
+
+
+def test_the_bar_says_what_happens_before_the_first_round():
+    bars = progress.Bars(Console(file=io.StringIO(), width=80))
+    log = logging.getLogger("moiety")
+    with bars.tell_stage():
+        log.info("there is no bar yet")
+        on_round = bars.watch("mine", None)
+        (task,) = bars.progress.tasks
+        assert task.fields["status"] == "preparing"
+        log.info("measuring engines")
+        assert task.fields["status"] == "measuring engines"
+        on_round(RoundRecord(1, (0,), 0.5, (), None), 5)
+        assert task.fields["status"] == "loss 0.5000"
+    log.info("nobody listens any more")
+    assert task.fields["status"] == "loss 0.5000"
+    assert not log.handlers
 
 
 def test_dropped_clients_are_counted_on_the_bar():

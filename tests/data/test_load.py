@@ -21,6 +21,7 @@ from moiety.data import (
     natural,
     shards,
 )
+from moiety.data.sources import plain
 from moiety.errors import MoietyError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*results are not of that data set")
@@ -45,6 +46,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.setenv("MOIETY_DATA", str(tmp_path))
     return tmp_path
+
+
+def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read from the package's file; asked from the package where that is not where it was."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    for places in (None, "nowhere"):
+        if places:
+            monkeypatch.setattr(plain, "find_spec", lambda name: None)
+        columns = plain.digits().columns
+        assert np.array_equal(columns["x"], (x / 16).astype(np.float32))
+        assert np.array_equal(columns["y"], y)
 
 
 def test_digits_come_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_cases import batch_norm_net, dropout_net, federation, mlp, seeded
+from engine_cases import batch_norm_net, dropout_net, federation, measure_always, mlp, seeded
 from run_settings import with_settings
 from torch import Tensor, nn
 
@@ -48,7 +48,7 @@ def test_auto_records_choice_and_reason(tmp_path: Path) -> None:
     options = read_record(tmp_path / "run")
     assert options["engine"] == run.engine
     assert run.engine in choose.ENGINES
-    assert "measured" in options["engine_reason"]
+    assert options["engine_reason"].startswith("expected for a round, by size: ")
     assert "sequential" in options["engine_reason"]
     assert "vectorised" in options["engine_reason"]
     assert run.config["run"]["engine"] == run.engine
@@ -63,6 +63,7 @@ def test_an_engine_that_was_asked_for_is_recorded_as_such(tmp_path: Path) -> Non
 @pytest.mark.parametrize("quicker", ["sequential", "vectorised"])
 def test_the_answer_does_not_depend_on_the_choice(quicker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever engine looks quicker is taken, and the numbers are those of that engine alone."""
+    measure_always(monkeypatch)
     ticks = iter(range(10**6))
     slow = {"sequential": 1.0, "vectorised": 1.0} | {quicker: 0.0}
     owner = {"sequential": choose.Sequential, "vectorised": choose.Vectorised}
@@ -138,6 +139,7 @@ def test_a_metric_that_cannot_be_vectorised_does_not_end_an_auto_run(monkeypatch
     def hits(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
         return torch.tensor([float(a == b) for a, b in zip(output.argmax(-1), batch["y"], strict=True)])
 
+    measure_always(monkeypatch)
     plain = choose.Sequential.map
     clock = {"now": 0.0}
 

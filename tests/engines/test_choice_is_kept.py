@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_cases import StopHereError, federation, mlp, same_folders, same_runs
+from engine_cases import StopHereError, federation, measure_always, mlp, same_folders, same_runs
 from run_settings import with_settings
 
 import moiety as mo
@@ -36,6 +36,7 @@ class Clock:
     """A clock that only engines move: the ``quick`` one by a microsecond, all others by a second."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        measure_always(patch)
         self.quick, self.now = "", 0.0
         self.ticks = itertools.count()
         for kind in (Sequential, Vectorised, Processes):

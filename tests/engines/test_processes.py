@@ -19,7 +19,17 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from engine_cases import batch_norm_net, contents, dropout_net, federation, mlp, refused, same_runs, seeded
+from engine_cases import (
+    batch_norm_net,
+    contents,
+    dropout_net,
+    federation,
+    measure_always,
+    mlp,
+    refused,
+    same_runs,
+    seeded,
+)
 from flat_options import flat
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -148,9 +158,11 @@ def test_the_faster_of_the_two_forms():
     close(fit("sequential", rounds=2), run)
 
 
-def test_auto_measures_processes_too():
+def test_auto_measures_processes_too(monkeypatch):
+    measure_always(monkeypatch)
     run = fit("auto", rounds=1, workers=2)
     reason = run.config["run"]["engine_reason"]
+    assert reason.startswith("measured on ")
     for name in ("sequential", "vectorised", "processes:sequential", "processes:vectorised"):
         assert f" {name} " in reason
     assert " ms" in reason
@@ -437,6 +449,7 @@ def test_nothing_is_left_after_an_exception(error):
 
 @pytest.mark.parametrize("engine", ["processes", "auto"])
 def test_nothing_is_left_after_an_interrupt_while_engines_are_measured(engine, monkeypatch):
+    measure_always(monkeypatch)
     inner = Processes.map
     calls = []
 

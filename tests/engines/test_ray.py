@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,14 @@ from run_settings import with_settings
 from torch import Tensor, nn
 
 import moiety as mo
-from moiety import tree
 from moiety.engines.auto import ENGINES
-from moiety.engines.ray import Ray, connect, digest, pack, remember, row_shifts, unpack
+from moiety.engines.ray import (
+    Ray,
+    connect,
+    digest,
+    pack,
+)
+from moiety.engines.vectorised import Vectorised
 
 ray = pytest.importorskip("ray")
 
@@ -47,11 +53,12 @@ def engines(cluster, monkeypatch):
     """The Ray engines that runs make, as they make them."""
     made: list[Ray] = []
 
-    def make(problem: Any, functions: Any, workers: int | None = None) -> Ray:
-        made.append(Ray(problem, functions, workers=workers))
+    def make(problem: Any, functions: Any, workers: int | None = None, **inner: Any) -> Ray:
+        made.append(Ray(problem, functions, workers=workers, **inner))
         return made[-1]
 
-    monkeypatch.setitem(ENGINES, "ray", make)
+    monkeypatch.setitem(ENGINES, "ray:sequential", make)
+    monkeypatch.setitem(ENGINES, "ray:vectorised", partial(make, inner=Vectorised))
     return made
 
 
@@ -149,8 +156,18 @@ CASES = {
 def test_the_same_as_sequential(case, engines):
     make_algorithm, make_model, actors = CASES[case]
     algorithm, model = make_algorithm(), make_model()
-    same(fit("sequential", algorithm, model), fit("ray", algorithm, model, workers=actors))
+    same(fit("sequential", algorithm, model), fit("ray:sequential", algorithm, model, workers=actors))
     assert engines[0].count == actors
+
+
+def test_blocks_at_actors_give_the_same_up_to_rounding(engines, tmp_path):
+    """The model draws nothing at random, so it can be vectorised."""
+    plain = fit("sequential", fedalt(), Scaled())
+    run = fit("ray:vectorised", fedalt(), Scaled(), out=tmp_path / "run")
+    assert run.config["run"]["workers"] == 2  # which clients are computed together depends on it
+    for client in range(len(SIZES)):
+        for name, p in run.parameters(client).items():
+            torch.testing.assert_close(p, plain.parameters(client)[name], atol=2e-6, rtol=1e-5)
 
 
 class Overheard:
@@ -159,9 +176,9 @@ class Overheard:
     def __init__(self, actor: Any, sent: list[int]) -> None:
         self.actor, self.sent, self.serve = actor, sent, self
 
-    def remote(self, share: Any, *call: Any) -> Any:
-        self.sent += [job.client for job in share if job.state]
-        return self.actor.serve.remote(share, *call)
+    def remote(self, order: Any, received: Any) -> Any:
+        self.sent += order.absent
+        return self.actor.serve.remote(order, received)
 
 
 def test_actors_hold_rows_and_states_of_their_own_clients_and_end(engines):
@@ -181,7 +198,7 @@ def test_actors_hold_rows_and_states_of_their_own_clients_and_end(engines):
             states.extend(inside(actor, lambda self: self.states) for actor in actors)
 
     model, data = Net(), federation()
-    run = fit("ray", fedalt(), model, on_round=look)
+    run = fit("ray:sequential", fedalt(), model, on_round=look)
     same(fit("sequential", fedalt(), model), run)
     assert len(engines) == 1
     assert len(actors) == 2
@@ -220,7 +237,7 @@ def test_lost_actors_lose_nothing(engines, tmp_path):
     whole = fit("sequential", fedalt(), model, rounds=4)
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        fit("ray", fedalt(), model, rounds=4, out=out, on_round=disturb)
+        fit("ray:sequential", fedalt(), model, rounds=4, out=out, on_round=disturb)
     assert not trouble.exists()
     # Two at a time, another in each of the two rounds.
     assert [len(now) for now in pids] == [2, 2, 2]
@@ -231,7 +248,7 @@ def test_lost_actors_lose_nothing(engines, tmp_path):
         model=model,
         data=federation(),
         split=mo.split.by_name(model, personal=["head"]),
-        engine="ray",
+        engine="ray:sequential",
         settings=mo.Settings(workers=1),
     )
     assert [each.count for each in engines] == [2, 1]
@@ -241,15 +258,15 @@ def test_lost_actors_lose_nothing(engines, tmp_path):
 @pytest.fixture
 def alone(engines, monkeypatch):
     """The same with one actor each."""
-    make = ENGINES["ray"]
-    monkeypatch.setitem(ENGINES, "ray", lambda *args, **options: make(*args, workers=1))
+    make = ENGINES["ray:sequential"]
+    monkeypatch.setitem(ENGINES, "ray:sequential", lambda *args, **options: make(*args, workers=1))
     return engines
 
 
 def test_an_error_in_an_actor_is_one_line(alone, tmp_path):
     trouble = tmp_path / "trouble"
     trouble.write_text("first line\nsecond line")
-    text = refusal(lambda: fit("ray", mo.fedavg(shared=0.1), Net(trouble), cohort=1, evaluate_every=3))
+    text = refusal(lambda: fit("ray:sequential", mo.fedavg(shared=0.1), Net(trouble), cohort=1, evaluate_every=3))
     assert text.startswith("`model` must be trainable on every client, got an error at client c")
     assert "round 1: first line second line" in text
 
@@ -258,7 +275,7 @@ def test_clients_that_bring_down_every_actor_are_named(alone, tmp_path, monkeypa
     monkeypatch.setattr(Ray, "tries", 2)
     for suffix in ("", ".forever"):
         (tmp_path / f"trouble{suffix}").touch()
-    text = refusal(lambda: fit("ray", mo.fedavg(shared=0.1), Net(tmp_path / "trouble"), cohort=1))
+    text = refusal(lambda: fit("ray:sequential", mo.fedavg(shared=0.1), Net(tmp_path / "trouble"), cohort=1))
     assert text.startswith("`workers` must be actors that live, got 2 that died in round 1 while serving clients c")
     assert alone[0].actors == []
 
@@ -270,13 +287,13 @@ def test_what_cannot_begin_is_one_line(engines, monkeypatch):
         with lock:
             return nn.functional.cross_entropy(output, batch["y"], reduction="none")
 
-    text = refusal(lambda: fit("ray", mo.fedavg(shared=0.1), Net(), loss=loss))
+    text = refusal(lambda: fit("ray:sequential", mo.fedavg(shared=0.1), Net(), loss=loss))
     assert text.startswith("`model` must be one that can be sent to other processes, got ")
-    monkeypatch.setitem(ENGINES, "ray", lambda *args, **options: Ray(*args, workers=3))
-    text = refusal(lambda: fit("ray", mo.fedavg(shared=0.1), Net()))
+    monkeypatch.setitem(ENGINES, "ray:sequential", lambda *args, **options: Ray(*args, workers=3))
+    text = refusal(lambda: fit("ray:sequential", mo.fedavg(shared=0.1), Net()))
     assert text == "`workers` must be at most 2, the cores of the Ray cluster, got 3."
     monkeypatch.setitem(sys.modules, "ray", None)
-    text = refusal(lambda: fit("ray", mo.fedavg(shared=0.1), Net()))
+    text = refusal(lambda: fit("ray:sequential", mo.fedavg(shared=0.1), Net()))
     assert text == "`engine` must be one that is installed, got ray. Install it with: pip install 'moiety[ray]'"
 
 
@@ -338,34 +355,3 @@ def test_a_cluster_that_is_slow_to_start_is_begun_again(failures, monkeypatch):
         assert text.startswith("`engine` must be ray with a cluster that starts, got 3 that did not: The current node")
     assert [len(node.ended) for node in nodes] == [1] * failures
     assert all(node.ended[0]["wait"] for node in nodes)
-
-
-def test_states_are_held_up_to_a_limit():
-    held: dict[int, str] = {}
-    for client in (3, 1, 3, 2):
-        remember(held, client, f"state of {client}", 2)
-    assert held == {3: "state of 3", 2: "state of 2"}
-
-
-def test_rows_lie_close_together_at_their_actor():
-    bounds = np.array([[0, 2, 2, 3], [5, 6, 6, 9], [10, 12, 12, 12], [12, 13, 14, 15], [20, 21, 21, 22]])
-    # Actor 0 has rows 0-2, 10-11 and 20 as 0-2, 3-4 and 5; actor 1 has 5-8 and 12-14 as 0-3 and 4-6.
-    assert row_shifts(bounds, 2).tolist() == [0, 5, 7, 8, 15]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool], ids=str)
-def test_trees_survive_the_journey(dtype):
-    """Scalars, empty tensors, views and views against the grain, in memory of their own."""
-    wide = torch.arange(12).reshape(3, 4).to(dtype)
-    value = {"a": (wide[0, 1], wide[:, :0]), "b": [wide[1], wide.T, 3]}
-    found = unpack(pack(value))
-    before, after = tree.leaves(value), tree.leaves(found)
-    assert before.keys() == after.keys()
-    for path in before:
-        if isinstance(before[path], Tensor):
-            assert after[path].dtype == dtype
-            assert torch.equal(before[path], after[path])
-            assert before[path].numel() == 0 or before[path].data_ptr() != after[path].data_ptr()
-    assert digest(pack(value)) == digest(pack(found))
-    other = {"a": value["a"], "b": [wide[2], wide.T, 3]}
-    assert dtype is torch.bool or digest(pack(other)) != digest(pack(value))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import moiety as mo
 from moiety.errors import MoietyError
-from moiety.local.verbs import apply_masks
+from moiety.local.verbs import apply_masks, spread_masks
 from moiety.split.masks import (
     anneal_rate,
     draw_masks,
@@ -109,18 +109,19 @@ def test_the_annealing_formula():
 
 
 def by_numpy(score, count):
-    """Highest first, of equal ones the earlier: np.lexsort sorts by its last key first."""
+    """Highest first, NaN before all, of equal ones the earlier: np.lexsort sorts by its last key first."""
     flat = np.asarray(score).reshape(-1)
     marked = np.zeros(flat.size, bool)
-    marked[np.lexsort((np.arange(flat.size), -flat))[:count]] = True
+    marked[np.lexsort((np.arange(flat.size), -flat, ~np.isnan(flat)))[:count]] = True
     return marked.reshape(np.shape(score))
 
 
-TIED = st.lists(st.integers(-2, 2), min_size=24, max_size=24)
+SCORES = st.sampled_from([-2.0, -1.0, -0.0, 0.0, 1.0, 2.0, -math.inf, math.inf, math.nan])
+TIED = st.lists(SCORES, min_size=24, max_size=24)
 
 
-@settings(max_examples=60, deadline=None)
-@given(TIED, st.integers(0, 12))
+@settings(max_examples=200, deadline=None)
+@given(TIED, st.integers(0, 13))
 def test_the_highest_of_tied_scores_alone_and_in_a_block(values, count):
     score = torch.tensor(values, dtype=torch.float32).view(2, 3, 4)
     wanted = np.stack([by_numpy(s, count) for s in score.numpy()])
@@ -182,6 +183,28 @@ def test_drawn_masks_have_their_numbers_and_depend_on_the_key():
     sizes = {n: LENET[n].numel() for n in counts}
     wanted = sum(2 * c * (1 - c / sizes[n]) for n, c in counts.items()) / sum(sizes.values())
     assert gap == pytest.approx(wanted, rel=0.03)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_mask_lets_nothing_through_that_is_not_active(kind):
+    """Not even what no product with 0 removes; and the sign of what stays is kept."""
+    values = torch.tensor([[1.5, -0.0, math.inf, -math.inf, math.nan, -2.0]], dtype=kind).repeat(3, 1)
+    masks = torch.tensor([[True] * 6, [False] * 6, [True, False] * 3])
+    wanted = np.where(masks.numpy(), values.double().numpy(), 0.0)
+
+    def check(found):
+        assert found["w"].dtype is kind
+        found = found["w"].double().numpy()
+        assert np.array_equal(found, wanted, equal_nan=True)
+        assert np.array_equal(np.signbit(found), np.signbit(wanted))
+
+    for bits in (masks, spread_masks({"w": values}, {"w": masks})["w"]):
+        with torch.no_grad():
+            check(apply_masks({"w": values.t().contiguous().t()}, {"w": bits}))
+            check(torch.func.vmap(lambda w, m: apply_masks({"w": w}, {"w": m}))(values, bits))
+        check(apply_masks({"w": values}, {"w": bits}))  # where a gradient may be asked for
+    slope = torch.func.grad(lambda w: apply_masks({"w": w}, {"w": masks[2]})["w"].sum())(torch.ones(6))
+    assert slope.tolist() == [1.0, 0.0] * 3
 
 
 def test_masked_leaves_vectors_alone():

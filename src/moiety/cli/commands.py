@@ -97,7 +97,7 @@ def run(
         int | None, typer.Option("--seeds", metavar="N", help="How many seeds a recipe has, from --seed on.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option("--device", metavar="NAME", help="The device to train on: cpu, cuda or mps.")
+        str | None, typer.Option("--device", metavar="NAME", help="The device to train on: cpu, cuda or auto.")
     ] = None,
     out: Annotated[
         str | None,

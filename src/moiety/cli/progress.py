@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from moiety.cli.folders import part_name
 from moiety.cli.output import NARROW, console, on_terminal, say
@@ -48,12 +49,14 @@ class Bars:
             TimeElapsedColumn(),
             console=shown_on,
         )
+        self.newest: TaskID | None = None
 
     def watch(self, name: str, folder: Path | None) -> OnRound:
         """What is called after every round of one run."""
         for old in self.progress.task_ids[: 1 - BARS]:  # more than fit on a screen would hide the newest
             self.progress.remove_task(old)
-        bar = self.progress.add_task(make_printable(name), total=None, status="")
+        bar = self.progress.add_task(make_printable(name), total=None, status="preparing")
+        self.newest = bar
         announce_once = functools.cache(lambda: self.progress.console.print(heading(name, folder)))
         evaluation, dropped = dict[str, Any](), 0
 
@@ -67,6 +70,25 @@ class Bars:
 
         return on_round
 
+    @contextmanager
+    def tell_stage(self) -> Iterator[None]:
+        """Show on the newest bar what moiety logs, such as that it measures engines."""
+        handler = logging.Handler(logging.INFO)
+        handler.emit = lambda record: self._show_stage(record.getMessage())  # type: ignore[method-assign]
+        logger = logging.getLogger("moiety")
+        level = logger.level
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+
+    def _show_stage(self, text: str) -> None:
+        if self.newest is not None:
+            self.progress.update(self.newest, status=text)
+
 
 @contextmanager
 def show_progress(quiet: bool) -> Iterator[Watch]:
@@ -77,7 +99,7 @@ def show_progress(quiet: bool) -> Iterator[Watch]:
         yield watch_lines
     else:
         bars = Bars(console())
-        with bars.progress:
+        with bars.progress, bars.tell_stage():
             try:
                 yield bars.watch
             except MoietyError:  # it never began: the one line that says why is enough

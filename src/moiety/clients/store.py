@@ -101,7 +101,8 @@ class DiskStore(Store):
         for size, like in zip(self.sizes, tree.values(self.example), strict=True):
             # One buffer per leaf: a tensor over a shared buffer could lie at an odd address for its type.
             piece = bytearray(record[at : at + size])
-            tensors.append(torch.frombuffer(piece, dtype=like.dtype).view(like.shape) if size else like.clone())
+            value = torch.frombuffer(piece, dtype=like.dtype).view(like.shape) if size else like.clone()
+            tensors.append(value.to(like.device))
             at += size
         return tree.maker(self.example)(iter(tensors))
 

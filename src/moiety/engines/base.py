@@ -59,6 +59,11 @@ class Engine:
     def close(self) -> None:
         """End the processes that the engine started. Most engines start none."""
 
+    def refuse_device(self) -> None:
+        """Raise where the data is on a device that other processes cannot share with this one."""
+        kind, instead = self.problem.device.type, "Use engine sequential, vectorised or auto."
+        must(kind == "cpu", "device", f"cpu for the engine {self.name}", kind, instead)
+
     def refuse_writes(self, before: list[int], given: Tree, jobs: Sequence[Job], info: RoundInfo) -> None:
         """Raise where an algorithm wrote into what its clients were given; ``before`` is what was counted earlier."""
         if count_writes(given) != before:

@@ -33,6 +33,11 @@ class Problem:
     """Whether to collect warnings in ``warned`` without showing them."""
     warned: set[str] = field(default_factory=set)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the data is, and all that is computed."""
+        return next(iter(self.columns.values())).device
+
     def first_shared(self) -> tuple[Params, Params]:
         """The first values of the shared parameters and of the shared running statistics."""
         init, buffers = self.task.init, self.task.buffers
@@ -106,7 +111,7 @@ class Problem:
 
     def backprop_bytes(self, rows: Sequence[int] | np.ndarray) -> int:
         """Bytes that autograd keeps for a batch of these rows while all trained parameters are trained."""
-        index = torch.as_tensor(rows)
+        index = torch.as_tensor(rows, device=self.device)
         batch = {name: column.index_select(0, index) for name, column in self.columns.items()}
         with torch_seed(self.seed, "memory"):
             return backprop_bytes(self.task, batch, (*self.split.trained_shared, *self.split.trained_personal))

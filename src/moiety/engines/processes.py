@@ -67,11 +67,12 @@ class Processes(Engine):
         timeout: float = TIMEOUT,
     ) -> None:
         super().__init__(problem, functions)
+        self.name = f"processes:{inner.name}"
+        self.refuse_device()
         hint = "Use engine sequential, vectorised or auto."
         must(can_fork(), "engine", f"one that needs no forked process on {sys.platform}", "processes", hint)
         self.timeout = timeout
         self.inner = inner
-        self.name = f"processes:{inner.name}"
         self.count = workers or count_cores()
         self.workers: list[_Worker] = []
         self.received: Arena

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -30,28 +30,44 @@ from moiety.engines.problem import Problem
 from moiety.engines.processes import count_cores, count_slots
 from moiety.engines.rows import Job, Rows
 from moiety.engines.sequential import Sequential
+from moiety.engines.vectorised import Vectorised
 from moiety.errors import MoietyError, message, must
 from moiety.types import Params, Tree
 
+INLINE_BYTES = 100_000
+"""Ray sends what is smaller along with a call."""
 STARTS = 3
 """How often to begin a cluster on this machine before giving up."""
 
 
+class Joined(NamedTuple):
+    """Many trees as one message."""
+
+    size: int
+    shape: Tree | None
+    """A tree of zeros of the shape of each; None where they are not alike."""
+    content: list[Any]
+
+
 class Ray(Engine):
-    """Serves clients on ``workers`` actors; by default as many as the cluster has cores.
+    """Serves clients on ``workers`` actors, each with an ``inner`` engine; by default as many as the cluster has cores.
 
     ``address`` is that of a running cluster; by default what ``RAY_ADDRESS`` says, else a cluster on this machine is
     begun, and ended by ``close``. Where this process is connected to Ray already, that is used and left as it is.
     """
 
-    name = "ray"
-
     def __init__(
-        self, problem: Problem, functions: Functions, *, workers: int | None = None, address: str | None = None
+        self,
+        problem: Problem,
+        functions: Functions,
+        *,
+        inner: type[Sequential | Vectorised] = Sequential,
+        workers: int | None = None,
+        address: str | None = None,
     ) -> None:
-        device = next(iter(problem.columns.values())).device.type
-        must(device == "cpu", "device", "cpu for the engine ray", device)
         super().__init__(problem, functions)
+        self.name, self.inner = f"ray:{inner.name}", inner
+        self.refuse_device()
         self.actors: list[Any] = []
         self.held: list[dict[int, bytes]] = []  # for each actor, the states it holds: client -> digest
         self.ray, self.began_ray = connect(address or os.environ.get("RAY_ADDRESS"), workers)
@@ -75,7 +91,10 @@ class Ray(Engine):
             self.held = [{} for _ in range(self.count)]
             self.actors = [self._actor(w, cpus=1) for w in range(self.count)]
         limit = count_slots(jobs[0].state, len(self.problem.data))
-        call = (function, self.ray.put(pack(received)), limit, info)
+        sent = pack(received)
+        if sum(x.nbytes for x in tree.values(sent)) > INLINE_BYTES:  # stored once for all actors
+            sent = self.ray.put(sent)
+        call = (function, limit, info, sent)
         shares: dict[int, list[int]] = {}
         for slot, job in enumerate(jobs):
             shares.setdefault(job.client % self.count, []).append(slot)
@@ -102,8 +121,8 @@ class Ray(Engine):
                 self.actors[w] = self._actor(w, cpus=0)
                 waiting[self._send(w, share, call)] = (w, tries + 1)
                 continue
-            for slot, result, after in zip(shares[w], answers, digests, strict=True):
-                results[slot] = unpack(result)
+            for slot, result, after in zip(shares[w], part_trees(answers), digests, strict=True):
+                results[slot] = result
                 remember(self.held[w], jobs[slot].client, after, limit)
         return results
 
@@ -134,51 +153,57 @@ class Ray(Engine):
         rows = torch.from_numpy(np.arange(sizes.sum()) + np.repeat(self.shift[clients], sizes))
         shard = {name: column.index_select(0, rows) for name, column in self.problem.columns.items()}
         actor = self.ray.remote(Actor).options(num_cpus=cpus, max_restarts=0, scheduling_strategy="SPREAD")
-        return actor.remote(self.common, pack(shard))
+        return actor.remote(self.common, pack(shard), self.inner)
 
     def _send(self, w: int, jobs: Sequence[Job], call: tuple[Any, ...]) -> Any:
         """Send an actor its share: rows by their numbers there, and those states that it does not hold."""
-        share = []
-        for job in jobs:
-            state = pack(job.state)
-            payload = [] if self.held[w].get(job.client) == digest(state) else [state]
-            rows = {name: Rows(r.order - self.shift[job.client], r.sizes) for name, r in job.rows.items()}
-            share.append(job._replace(rows=rows, state=payload))
-        names = {job.client: str(self.problem.data.ids[job.client]) for job in jobs}
-        return self.actors[w].serve.remote(share, names, *call)
+        function, limit, info, received = call
+        absent = [job for job in jobs if self.held[w].get(job.client) != digest(pack(job.state))]
+        names = [str(self.problem.data.ids[job.client]) for job in jobs]
+        states = join_trees([job.state for job in absent])
+        order = Order(function, pack_jobs(jobs, self.shift), names, [job.client for job in absent], states, limit, info)
+        return self.actors[w].serve.remote(order, received)
+
+
+class Order(NamedTuple):
+    """What an actor is sent for a round, beside the broadcast: jobs, the names of their clients, and some states."""
+
+    function: str
+    jobs: tuple[np.ndarray, dict[str, tuple[np.ndarray, ...]]]
+    names: list[str]
+    absent: list[int]
+    """The clients whose ``states`` are sent."""
+    states: Joined
+    limit: int
+    """How many states the actor is to hold."""
+    info: RoundInfo
 
 
 class Actor:
     """A process of the cluster: the rows of its clients, their states as of their last turn, and an engine."""
 
-    def __init__(self, common: tuple[Problem, Functions], shard: Tree) -> None:
+    def __init__(self, common: tuple[Problem, Functions], shard: Tree, inner: type[Sequential | Vectorised]) -> None:
         torch.set_num_threads(1)
         problem, functions = common
         self.data = SimpleNamespace(ids={})  # of all that is known about clients, the engine asks for names only
-        self.engine = Sequential(replace(problem, data=cast(Any, self.data), columns=unpack(shard)), functions)
+        self.engine = inner(replace(problem, data=cast(Any, self.data), columns=unpack(shard)), functions)
         self.states: dict[int, Tree] = {}
 
-    def serve(
-        self,
-        share: list[Job],
-        names: dict[int, str],
-        function: str,
-        received: Tree,
-        limit: int,
-        info: RoundInfo,
-    ) -> tuple[list[Tree], list[bytes]]:
+    def serve(self, order: Order, received: Tree) -> tuple[Joined, list[bytes]]:
         """The results, and digests of the states that the actor holds after them."""
-        self.data.ids = names
-        before = [unpack(job.state[0]) if job.state else self.states[job.client] for job in share]
+        share = unpack_jobs(order.jobs)
+        self.data.ids = dict(zip((job.client for job in share), order.names, strict=True))
+        states = self.states | dict(zip(order.absent, part_trees(order.states), strict=True))
+        before = [states[job.client] for job in share]
         jobs = [job._replace(state=state) for job, state in zip(share, before, strict=True)]
-        results = self.engine.map(function, jobs, unpack(received), info)
+        results = self.engine.map(order.function, jobs, unpack(received), order.info)
         # The run may yet reject a new state. The digests then differ, and the old one is sent.
-        after = results if function == "adapt" else before
-        if function == "train":
+        after = results if order.function == "adapt" else before
+        if order.function == "train":
             after = [state for _, state, _ in results]
         for job, state in zip(share, after, strict=True):
-            remember(self.states, job.client, tree.clone(state), limit)
-        return pack(results), [digest(pack(state)) for state in after]
+            remember(self.states, job.client, tree.clone(state), order.limit)
+        return join_trees(results), [digest(pack(state)) for state in after]
 
 
 def connect(address: str | None, workers: int | None) -> tuple[Any, bool]:
@@ -193,6 +218,7 @@ def connect(address: str | None, workers: int | None) -> tuple[Any, bool]:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address in (None, "", "local"):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anyone that was not asked for
+        os.environ.setdefault("RAY_worker_niceness", "0")  # this process only waits for them
         _start(ray, address="local", num_cpus=workers or count_cores(), include_dashboard=False, **quiet)
         return ray, True
     host, _, port = str(address).removeprefix("ray://").rpartition(":")
@@ -267,6 +293,60 @@ def pack(value: Tree) -> Tree:
 def unpack(value: Tree) -> Tree:
     """The tree with tensors again, in memory of their own: what Ray hands out is not to be written to."""
     return tree.map_leaves(lambda x: torch.from_numpy(x.copy()) if isinstance(x, np.ndarray) else x, value)
+
+
+def join_trees(trees: Sequence[Tree]) -> Joined:
+    """Many trees as one message: an array for each leaf with a row for each tree, where all trees are alike."""
+    layouts = {_describe(each) for each in trees}
+    if len(layouts) != 1 or None in layouts:
+        return Joined(len(trees), None, [pack(each) for each in trees])
+    rows = [tree.values(each) for each in trees]
+    stacked = [pack(torch.stack([row[leaf] for row in rows])) for leaf in range(len(rows[0]))]
+    return Joined(len(trees), tree.map_leaves(lambda leaf: 0, trees[0]), stacked)
+
+
+def part_trees(joined: Joined) -> list[Tree]:
+    """The inverse of ``join_trees``; trees that are alike are views into one tensor for each leaf."""
+    if joined.shape is None:
+        return [unpack(each) for each in joined.content]
+    make = tree.maker(joined.shape)
+    columns = [unpack(column).unbind(0) for column in joined.content]
+    return [make(iter([column[row] for column in columns])) for row in range(joined.size)]
+
+
+def _describe(value: Tree) -> tuple[Any, ...] | None:
+    """What trees that can be joined have in common; None for a tree with a leaf that is no tensor."""
+    leaves = tree.values(value)
+    if not all(isinstance(leaf, Tensor) for leaf in leaves):
+        return None
+    return repr(tree.map_leaves(lambda leaf: 0, value)), tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+def pack_jobs(jobs: Sequence[Job], shift: np.ndarray) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, ...]]]:
+    """Jobs without their states as a few arrays, with the numbers that rows have at the actor."""
+    numbers = np.array([[job.client, job.examples, job.key, job.turn, job.round_trip] for job in jobs])
+    phases: dict[str, tuple[np.ndarray, ...]] = {}
+    for name in jobs[0].rows:
+        orders = [job.rows[name].order - shift[job.client] for job in jobs]
+        sizes = [job.rows[name].sizes for job in jobs]
+        counts = np.array([[len(order), len(size)] for order, size in zip(orders, sizes, strict=True)])
+        phases[name] = np.concatenate(orders), np.concatenate(sizes), counts
+    return numbers, phases
+
+
+def unpack_jobs(packed: tuple[np.ndarray, dict[str, tuple[np.ndarray, ...]]]) -> list[Job]:
+    """The inverse of ``pack_jobs``."""
+    numbers, phases = packed
+    rows: list[dict[str, Rows]] = [{} for _ in numbers]
+    for name, (orders, sizes, counts) in phases.items():
+        ends = counts.cumsum(0)[:-1]
+        pieces = zip(np.split(orders.copy(), ends[:, 0]), np.split(sizes.copy(), ends[:, 1]), strict=True)
+        for each, piece in zip(rows, pieces, strict=True):
+            each[name] = Rows(*piece)
+    return [
+        Job(client, own, examples, None, key, turn, round_trip)
+        for own, (client, examples, key, turn, round_trip) in zip(rows, numbers.tolist(), strict=True)
+    ]
 
 
 def digest(packed: Tree) -> bytes:

@@ -33,9 +33,9 @@ class Sequential(Engine):
         def batches(phase: str) -> Batches:
             rows = job.rows[phase]
             own = slice(*rows.span()) if rows.repeats else None
-            return Batches(problem.columns, torch.from_numpy(rows.order), rows.sizes.tolist(), own)
+            return Batches(problem.columns, torch.from_numpy(rows.order).to(problem.device), rows.sizes.tolist(), own)
 
-        numbers = {name: column[0] for name, column in job_numbers([job]).items()}
+        numbers = {name: column[0] for name, column in job_numbers([job], problem.device).items()}
         work = make_work(problem, batches, autograd_gradient, numbers, job.turn, info)
         given = (received, job.state)
         before = count_writes(given)

@@ -28,6 +28,8 @@ BLOCK_BYTES = 1 << 30
 """About how much memory a block of clients may take."""
 GATHER_BYTES = 1 << 27
 """Up to this much the rows of a block's batches are gathered before its first step."""
+BLOCK_CLIENTS = 256
+"""How many clients a block has at most."""
 PADDING = 0.25
 """How much more rows a block may compute than its clients would one by one."""
 PADDING_BYTES = 1 << 18
@@ -66,7 +68,7 @@ class Vectorised(Engine):
 
     name = "vectorised"
 
-    def __init__(self, problem: Problem, functions: Functions, block: int = 256) -> None:
+    def __init__(self, problem: Problem, functions: Functions, block: int = BLOCK_CLIENTS) -> None:
         super().__init__(problem, functions)
         self.block = block
 
@@ -108,9 +110,11 @@ class Vectorised(Engine):
     def _plan(self, jobs: Sequence[Job], phase: str) -> dict[str, Any]:
         """The arguments of ``Batches`` for a phase, with a leading axis over the jobs."""
         rows = [job.rows[phase] for job in jobs]
+        device = self.problem.device
         index, mask = pad_rows(rows)
+        index, mask = index.to(device), None if mask is None else mask.to(device)
         again = self.problem.partial and all(each.repeats for each in rows)
-        plan: dict[str, Any] = {"index": index, "mask": mask, "own": own_rows(rows) if again else None}
+        plan: dict[str, Any] = {"index": index, "mask": mask, "own": own_rows(rows).to(device) if again else None}
         plan["gathered"] = None if again else self._gather(index)
         return {name: value for name, value in plan.items() if value is not None}
 
@@ -129,7 +133,9 @@ class Vectorised(Engine):
         before = count_writes(received)
         try:
             with torch.no_grad():
-                results = torch.func.vmap(serve_one, randomness="error")(plans, job_numbers(jobs), states)
+                results = torch.func.vmap(serve_one, randomness="error")(
+                    plans, job_numbers(jobs, problem.device), states
+                )
             self.refuse_writes(before, received, jobs, info)
             return results
         except RuntimeError as error:

@@ -54,12 +54,12 @@ class Batches:
         return replace(self, columns=own_columns, index=self.index - first, own=None)
 
 
-def job_numbers(jobs: Sequence[Job]) -> dict[str, Tensor]:
+def job_numbers(jobs: Sequence[Job], device: torch.device) -> dict[str, Tensor]:
     """The numbers of ``Work`` that belong to one client, as tensors with a leading axis over the jobs."""
     return {
-        "examples": torch.tensor([float(job.examples) for job in jobs], dtype=torch.float64),
-        "key": torch.tensor([job.key for job in jobs]),
-        "round_trip": torch.tensor([job.round_trip for job in jobs]),
+        "examples": torch.tensor([float(job.examples) for job in jobs], dtype=torch.float64, device=device),
+        "key": torch.tensor([job.key for job in jobs], device=device),
+        "round_trip": torch.tensor([job.round_trip for job in jobs], device=device),
     }
 
 

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import logsumexp, ndtr, ndtri
 
 from moiety.errors import must, number, proper_fraction
 from moiety.evaluation.calibration import as_numbers
@@ -106,6 +105,8 @@ class Predictive:
         return np.asarray(self.mean + math.sqrt((count + 1) / (count - 1)) * (self.outputs - self.mean))
 
     def _log_probabilities(self) -> np.ndarray:
+        from scipy.special import logsumexp  # a tenth of a second to import
+
         hint = "Where outputs are logits, `Predictive(outputs)` takes them for such; else see `mean` and `interval`."
         got = "a function of your own" if self.loss is None else self.loss
         must(self.loss == "cross_entropy", "loss", "cross_entropy for probabilities", got, hint)
@@ -117,6 +118,8 @@ class Predictive:
 
 def _find_quantile(centres: np.ndarray, share: float, noise: float) -> np.ndarray:
     """The point below which a share of the mixture of normals round the centres lies, by bisection."""
+    from scipy.special import ndtr, ndtri
+
     far = noise * abs(float(ndtri(share)))
     low, high = centres.min(0) - far, centres.max(0) + far
     for _ in range(HALVINGS):

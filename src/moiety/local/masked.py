@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from moiety.errors import must
-from moiety.local.verbs import apply_masks
+from moiety.local.verbs import apply_masks, spread_masks
 from moiety.types import Objective, Params, Work
 
 
@@ -48,9 +48,13 @@ def masked_work(work: Work, mask: Params) -> Work:
     hint = "A buffer of two or more axes cannot be masked: make it personal or frozen."
     must(not loose, "split", "one whose shared matrices are all trained", ", ".join(loose), hint)
 
+    bits: Params = {}
+
     def gradient(objective: Objective, at: Params) -> tuple[Params, Tensor, Params]:
         gradients, loss, changed = work.gradient(objective, at)
-        return apply_masks(gradients, mask), loss, changed
+        if not bits:  # made once for all steps
+            bits.update(spread_masks(gradients, mask))
+        return apply_masks(gradients, bits), loss, changed
 
     return replace(work, gradient=gradient)
 

@@ -127,7 +127,7 @@ def current_states(
     states = store.get(clients)
     first_mask = algorithm.sparsity and algorithm.sparsity.first_mask
     if first_mask:
-        keys = [torch.tensor(problem.client_key(int(client))) for client in clients]
+        keys = [torch.tensor(problem.client_key(int(client)), device=problem.device) for client in clients]
         states = [first_mask(key, received, state) for key, state in zip(keys, states, strict=True)]
     if algorithm.stateful:
         return states
@@ -149,7 +149,7 @@ def score_clients(
     phases = {"score": Phase(epochs=1, steps=None, batch_size=EVALUATION_BATCH, shuffle=False)}
     jobs = problem.make_jobs(phases, clients, states, part=part)
     scores = engine.map("score", jobs, received, RoundInfo())
-    return torch.stack(scores).double().numpy() if scores else np.zeros((0, 3))
+    return torch.stack(scores).double().cpu().numpy() if scores else np.zeros((0, 3))
 
 
 def score_pooled(problem: Problem, model: Params, clients: np.ndarray, part: str) -> np.ndarray:
@@ -157,7 +157,7 @@ def score_pooled(problem: Problem, model: Params, clients: np.ndarray, part: str
     if not len(clients):
         return np.zeros((0, 3))
     spans = [problem.data.rows(int(c), part) for c in clients]
-    rows = torch.from_numpy(np.concatenate([np.arange(a, b) for a, b in spans]))
+    rows = torch.from_numpy(np.concatenate([np.arange(a, b) for a, b in spans])).to(problem.device)
     sizes = np.array([b - a for a, b in spans])
     parts = []
     with torch.no_grad():
@@ -166,7 +166,7 @@ def score_pooled(problem: Problem, model: Params, clients: np.ndarray, part: str
         for index in torch.split(rows, apart):
             batch = {name: column.index_select(0, index) for name, column in problem.columns.items()}
             parts.append(score_examples(problem.task, model, batch))
-    scores = torch.cat(parts, dim=1).numpy()
+    scores = torch.cat(parts, dim=1).cpu().numpy()
     loss, metric, weight = np.add.reduceat(scores, np.cumsum(sizes) - sizes, axis=1)
     with np.errstate(invalid="ignore"):  # nothing that counts: no metric
         return np.stack([loss / sizes, metric / weight, weight], axis=1)

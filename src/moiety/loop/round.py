@@ -14,7 +14,7 @@ import numpy as np
 from moiety import tree
 from moiety.clients import DiskStore, Store, bernoulli_cohort, uniform_cohort
 from moiety.clients.clock import Clock
-from moiety.engines.auto import OPEN, make_engine, pick_fastest
+from moiety.engines.auto import OPEN, make_engine, pick_engine
 from moiety.engines.base import Engine, RoundInfo
 from moiety.engines.problem import Problem
 from moiety.engines.processes import TIMEOUT
@@ -134,18 +134,18 @@ class Loop:
         return self.problem.make_jobs(self.algorithm.phases, clients, states, "train", t, part="train")
 
     def prepare_engine(self, jobs: list[Job], received: Params, info: RoundInfo) -> Engine:
-        """The engine for local work. The first call counts FLOPs, and measures engines where the choice is open."""
-        if not self.flops:
-            self.flops = flops_per_example(self.problem, self.algorithm, received, self.progress.store.first())
+        """The engine for local work. The first call chooses one where the choice is open."""
         if jobs and self.engine_name in OPEN:
             sample = jobs[: self.probe_clients]
-            self.engine, self.reason = pick_fastest(
+            self.engine, self.reason = pick_engine(
                 self.engine_name,
                 self.problem,
                 self.functions,
                 sample,
                 received,
                 info,
+                flops=[self.job_flops(job)[0] for job in sample],
+                rounds=self.rounds - self.progress.round,
                 workers=self.workers,
                 timeout=self.timeout,
             )
@@ -187,7 +187,14 @@ class Loop:
     def count_work(self, jobs: list[Job]) -> None:
         """Enter the local work of clients into the ledger."""
         for job in jobs:
-            self.progress.ledger.work(*job_flops(self.flops, job))
+            self.progress.ledger.work(*self.job_flops(job))
+
+    def job_flops(self, job: Job) -> tuple[float, float]:
+        """Operations of one client's turn, and those that search for masks; counted when first asked for."""
+        if not self.flops:
+            first = self.progress.store.first()
+            self.flops = flops_per_example(self.problem, self.algorithm, self.broadcast(), first)
+        return job_flops(self.flops, job)
 
     def close_round(
         self, arrivals: list[Arrival], *, time: float | None = None, staleness: tuple[int, ...] = ()

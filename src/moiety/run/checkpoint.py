@@ -148,7 +148,9 @@ def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) ->
         ledger, changes = Ledger(**state["ledger"]), files[INDEX]["changes"].numpy()
         server = tree.refill(progress.server, {**files[SERVER], **state["numbers"]})
     if progress.in_transit is not None:
-        unpack_in_transit(progress.in_transit, state.get("in_transit", {}), files, progress.store.first())
+        device = next((x.device for x in tree.values(progress.server) if isinstance(x, Tensor)), None)
+        placed = {file: {name: x.to(device) for name, x in some.items()} for file, some in files.items()}
+        unpack_in_transit(progress.in_transit, state.get("in_transit", {}), placed, progress.store.first())
     # The run may have been killed while these were being settled; settling them again does no harm.
     progress.store.restart(state["round"], changes, state["index"])
     progress.server, progress.round = server, state["round"]

@@ -79,7 +79,7 @@ def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None
     task, columns = problem.task, problem.columns
     check_inputs(inputs, columns)
     start, stop = problem.data.rows(0, "train")
-    index = torch.from_numpy(np.resize(np.arange(start, stop), 2))
+    index = torch.from_numpy(np.resize(np.arange(start, stop), 2)).to(problem.device)
     batch = {name: column.index_select(0, index) for name, column in columns.items()}
     shapes = ", ".join(f"{name} {tuple(column.shape[1:])}" for name, column in columns.items())
     check_indices(problem, inputs)

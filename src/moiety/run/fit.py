@@ -62,8 +62,8 @@ def fit(
         loss: ``cross_entropy``, ``mse`` or a function of (output, batch) with one loss per example. By default
             cross-entropy where the labels ``y`` are whole numbers, mean squared error otherwise.
         metric: ``accuracy``, ``mse`` or a ``Metric``; by default the one that goes with the loss.
-        engine: ``sequential``, ``vectorised``, ``processes`` (all cores) or ``auto``, which measures them and keeps
-            the fastest; or ``ray``, for a cluster.
+        engine: ``sequential``, ``vectorised``, ``processes`` (all cores) or ``auto``, which takes the fastest, by
+            formula or measured for a moment; or ``ray``, for a cluster.
         on_round: called after every round.
         settings: the rare options, as in ``moiety.Settings(evaluate_every=10, device="cuda")``.
 

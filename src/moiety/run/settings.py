@@ -32,7 +32,7 @@ from moiety.types import Algorithm, Codec, Metric, Task
 PARTS = ("test", "validation", "train")
 PARTICIPATION = ("fixed", "bernoulli")
 ON_DIVERGENCE = ("stop", "warn")
-DEVICES = ("cpu", "cuda", "mps")
+DEVICES = ("cpu", "cuda")
 BUILDERS: dict[str, Callable[[Spec], Any]] = {
     "aggregator": aggregator_from,
     "codec": lambda table: build("codec", CODECS, table),
@@ -66,7 +66,8 @@ class Settings:
         evaluate_every: rounds between evaluations; by default a twentieth of the run. The last round always has one.
         checkpoint_every: rounds between checkpoints; by default as evaluations. The last round always has one.
         evaluate_clients: evaluate this many clients, the same sample each time; all by default.
-        device: where the arithmetic happens.
+        device: where the arithmetic happens: ``cpu``, ``cuda`` (or ``cuda:1``), or ``auto`` for a GPU where there is
+            one. Engines with processes of their own need the cpu.
         workers: how many processes, for the engines that have any; all cores by default.
         worker_timeout: after how many seconds a worker process that does not answer, and uses no processor time, is
             replaced.
@@ -221,8 +222,13 @@ def complete_options(options: Options, model: nn.Module | Task, data: FederatedD
     _check_uploads(settings, algorithm, clients if settings.participation == "bernoulli" else cohort)
     every = settings.evaluate_every or max(1, options.rounds // 20)
     evil = None if settings.attackers is None else pick_attackers(data, settings.attackers, options.seed)
+    device = str(check_device(settings.device))
+    forks = options.engine.startswith(("processes", "ray"))
+    hint = "Use engine sequential, vectorised or auto."
+    must(device == "cpu" or not forks, "device", f"cpu for the engine {options.engine}", device, hint)
     settings = replace(
         settings,
+        device=device,
         evaluate_on=check_part(data, settings.evaluate_on),
         evaluate_every=every,
         checkpoint_every=settings.checkpoint_every or every,
@@ -295,9 +301,13 @@ def pick_attackers(data: FederatedData, attackers: Any, seed: int) -> frozenset[
 
 def check_device(name: str) -> torch.device:
     """The device of that name, if there is one to train on."""
-    hint = f"Known: {', '.join(DEVICES)}."
+    hint = f"Known: {', '.join(DEVICES)}, auto."
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+        summing = "one with float64, in which losses and weights are added up"
+        must(device.type != "mps", "device", summing, name, "Use cpu.")
         must(device.type in DEVICES, "device", "a device to train on", name, hint)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:

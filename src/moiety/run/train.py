@@ -11,6 +11,7 @@ from typing import Any
 
 from moiety.engines.base import Engine
 from moiety.engines.processes import Processes
+from moiety.engines.ray import Ray
 from moiety.evaluation import Row, summarise
 from moiety.loop.divergence import DivergenceError, explain_losses, is_too_large
 from moiety.loop.round import Loop
@@ -108,7 +109,7 @@ def _write_engine(run: Run, engine: Engine) -> None:
     before = dict(options)
     if options["engine"] != loop.engine_name or "engine_reason" not in options:
         options.update(engine=loop.engine_name, engine_reason=loop.reason)
-    if isinstance(engine, Processes):
+    if isinstance(engine, Processes) or (isinstance(engine, Ray) and engine.name.endswith("vectorised")):
         options["workers"] = engine.count
     if run.folder and options != before:
         files.write_config(run.folder, run.config, loop.progress.run)

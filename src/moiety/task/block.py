@@ -117,9 +117,10 @@ def block_gradient(objective: Objective, at: Params) -> tuple[Params, Tensor, Pa
         if axis is None or not total.requires_grad:  # no trained parameter reaches the loss
             slopes = tuple(torch.zeros_like(p) for p in leaves.values())
         else:
-            slopes = torch.autograd.grad(
-                total, list(leaves.values()), torch.ones_like(total), allow_unused=True, materialize_grads=True
-            )
+            # The sum, since torch loads its symbolic shapes, for half a second, where slopes are handed to `grad`.
+            with torch.enable_grad():
+                total = total.sum()
+            slopes = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
     gradients = {n: functorch._add_batch_dim(g, 0, level) for n, g in zip(leaves, slopes, strict=True)}
     return gradients, loss.detach(), {name: b.detach() for name, b in changed.items()}
 

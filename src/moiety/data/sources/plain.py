@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 
@@ -150,10 +152,22 @@ PLAIN = {name: _make_source(name, *entry) for name, entry in _FILES.items()}
 
 def digits() -> Source:
     """Handwritten digits, 1,797 of 8x8 pixels as 64 numbers from 0 to 1, 10 classes; ships with scikit-learn."""
-    from sklearn.datasets import load_digits  # takes a second, so only where it is used
-
-    x, y = load_digits(return_X_y=True)
+    x, y = _read_digits()
     return Source(make_columns("digits", (x / 16).astype(np.float32), y, 10), classes=10)
+
+
+def _read_digits() -> tuple[Array, Array]:
+    """The table that ships with scikit-learn, read from its file: importing the package takes most of a second."""
+    package = find_spec("sklearn")
+    places = package.submodule_search_locations if package else None
+    file = Path((places or [""])[0], "datasets", "data", "digits.csv.gz")
+    if not file.is_file():
+        from sklearn.datasets import load_digits
+
+        x, y = load_digits(return_X_y=True)
+        return x, y
+    table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
+    return table[:, :-1].astype(np.float64), table[:, -1].astype(np.int64)
 
 
 def uci_har(features: str = "inertial") -> Source:
