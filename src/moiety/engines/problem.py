@@ -11,7 +11,7 @@ import torch
 
 from moiety import tree
 from moiety.data import FederatedData
-from moiety.engines.rows import Job, phase_rows
+from moiety.engines.rows import Job, Rows, plan_rows
 from moiety.random import hash_words, torch_seed
 from moiety.split import Split
 from moiety.task import backprop_bytes, dtype_of
@@ -89,16 +89,18 @@ class Problem:
         self, phases: Mapping[str, Phase], clients: Iterable[int], states: Iterable[Tree], *words: str | int, part: str
     ) -> list[Job]:
         """One job for each of ``clients``; ``words`` (purpose, round) tell one turn's shuffles from another's."""
-        jobs = []
-        turn = hash_words(*words)
-        for client, state in zip(map(int, clients), states, strict=True):
-            start, stop = self.data.rows(client, part)
-            rows = {
-                name: phase_rows(phase, start, stop, name, *words, client, seed=self.seed)
-                for name, phase in phases.items()
-            }
-            jobs.append(Job(client, rows, stop - start, state, self.client_key(client), turn))
-        return jobs
+        turn, key = hash_words(*words), hash_words("client", self.seed)
+        places = [int(client) for client in clients]
+        spans = self.data.spans(places, part)
+        rows: list[dict[str, Rows]] = [{} for _ in places]
+        for name, phase in phases.items():
+            plans = plan_rows(phase, places, spans, name, *words, seed=self.seed)
+            for own, plan in zip(rows, plans, strict=True):
+                own[name] = plan
+        return [
+            Job(client, own, stop - start, state, key ^ client, turn)
+            for client, (start, stop), own, state in zip(places, spans, rows, states, strict=True)
+        ]
 
     def client_key(self, client: int) -> int:
         """The client's own key for ``moiety.random``."""

@@ -25,7 +25,7 @@ import torch
 
 from moiety import tree
 from moiety.engines.arena import Arena
-from moiety.engines.base import Engine, Functions, RoundInfo
+from moiety.engines.base import Engine, Functions, Results, RoundInfo
 from moiety.engines.problem import Problem
 from moiety.engines.rows import Job, Rows
 from moiety.engines.sequential import Sequential
@@ -77,7 +77,7 @@ class Processes(Engine):
         self.states: Arena
         self.results: dict[str, Arena] = {}
 
-    def map(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> list[Tree]:
+    def map(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> Sequence[Tree]:
         """Run the function for each job on one of the workers."""
         if not jobs:
             return []
@@ -85,11 +85,12 @@ class Processes(Engine):
             self._start(jobs[0], received)
         self.received.write(0, received)
         slots = min(self.states.slots, self.results[function].slots)
+        if len(jobs) <= slots:
+            return self._serve(function, jobs, info)
         results: list[Tree] = []
         for at in range(0, len(jobs), slots):
-            batch = self._serve(function, jobs[at : at + slots], info)
-            # The next batch is written over this one.
-            results += batch if len(jobs) <= slots else tree.clone(batch)
+            # Copied: the next batch is written over this one.
+            results += tree.clone(list(self._serve(function, jobs[at : at + slots], info)))
         return results
 
     def close(self) -> None:
@@ -126,9 +127,8 @@ class Processes(Engine):
         theirs.close()
         return _Worker(process, mine)
 
-    def _serve(self, function: str, jobs: Sequence[Job], info: RoundInfo) -> list[Tree]:
-        for slot, job in enumerate(jobs):
-            self.states.write(slot, job.state)
+    def _serve(self, function: str, jobs: Sequence[Job], info: RoundInfo) -> Results:
+        self.states.write_all(range(len(jobs)), [job.state for job in jobs])
         shares = [share for share in deal_jobs(jobs, len(self.workers)) if share]
         orders = [(function, [(slot, jobs[slot]._replace(state=None)) for slot in share], info) for share in shares]
         waiting: dict[int, int] = {}  # worker -> times its share was sent
@@ -158,7 +158,7 @@ class Processes(Engine):
                 self.workers[w] = self._fork()
                 self._send(w, orders[w])
                 waiting[w] += 1
-        return [self.results[function].read(slot) for slot in range(len(jobs))]
+        return self.results[function].read_all(len(jobs))
 
     def _send(self, w: int, order: Any) -> None:
         if (read_state(self.workers[w].process.pid) or ("", 0))[0] == "T":  # it is stopped, and would read nothing
@@ -198,8 +198,7 @@ class Processes(Engine):
             try:
                 jobs = [job._replace(state=self.states.read(slot)) for slot, job in share]
                 results = engine.map(function, jobs, self.received.read(0), info)
-                for (slot, _), result in zip(share, results, strict=True):
-                    self.results[function].write(slot, result)
+                self.results[function].write_all([slot for slot, _ in share], results)
                 self.problem.data.release()
                 pipe.send(sorted(problem.warned))
             except Exception as error:  # the parent raises it

@@ -30,9 +30,11 @@ def client_functions(algorithm: Algorithm) -> dict[str, ClientFunction]:
     """What engines run for clients: local work, the algorithm's rule for newcomers, and scoring."""
 
     def train(work: Work, received: Params, state: Tree) -> tuple[ClientUpdate, Tree, Tensor]:
-        """Local work, and whether all its results are finite, which is checked where the work is done."""
+        """Local work, and the upload's largest number: NaN where a result is not finite, which is looked at here."""
         update, state = algorithm.client_update(work, received, state)
-        return copy_out(update), state, tree.is_finite((update, state))
+        largest = tree.largest(update.upload)
+        finite = largest.isfinite() & tree.is_finite((update.weight, update.info, state))
+        return copy_out(update), state, torch.where(finite, largest, torch.nan)
 
     return {
         "train": ClientFunction(train, tuple(algorithm.phases)),
@@ -133,7 +135,7 @@ def current_states(
         return states
     jobs = problem.make_jobs(adapt_phases(algorithm), clients, states, "adapt", round, part="train")
     # Copied: scoring comes next, in the memory that holds them.
-    adapted: list[Tree] = tree.clone(engine.map("adapt", jobs, received, RoundInfo(round)))
+    adapted: list[Tree] = tree.clone(list(engine.map("adapt", jobs, received, RoundInfo(round))))
     return adapted
 
 
@@ -149,7 +151,7 @@ def score_clients(
     phases = {"score": Phase(epochs=1, steps=None, batch_size=EVALUATION_BATCH, shuffle=False)}
     jobs = problem.make_jobs(phases, clients, states, part=part)
     scores = engine.map("score", jobs, received, RoundInfo())
-    return torch.stack(scores).double().numpy() if scores else np.zeros((0, 3))
+    return torch.stack(list(scores)).double().numpy() if scores else np.zeros((0, 3))
 
 
 def score_pooled(problem: Problem, model: Params, clients: np.ndarray, part: str) -> np.ndarray:
