@@ -20,10 +20,14 @@ ClientCall = Callable[[Work, Params, Tree], Tree]
 
 
 class ClientFunction(NamedTuple):
-    """A function that engines run for clients, and the phases whose batches it uses."""
+    """A function that engines run for clients, and the phases whose batches it uses.
+
+    ``pooled`` marks one whose jobs hold rows of many clients. No engine joins such jobs in blocks.
+    """
 
     call: ClientCall
     phases: tuple[str, ...]
+    pooled: bool = False
 
 
 Functions = Mapping[str, ClientFunction]
@@ -78,6 +82,9 @@ class Engine:
     name: str
     tries: ClassVar[int] = 3
     """How many workers in a row the same clients may bring down."""
+
+    pools: ClassVar[bool] = True
+    """Whether a job may hold rows of several clients: not where these live apart."""
 
     def __init__(self, problem: Problem, functions: Functions) -> None:
         self.problem, self.functions = problem, functions

@@ -45,6 +45,7 @@ class Ray(Engine):
     """
 
     name = "ray"
+    pools = False
 
     def __init__(
         self, problem: Problem, functions: Functions, *, workers: int | None = None, address: str | None = None

@@ -17,6 +17,7 @@ from moiety import tree
 from moiety.engines.base import Engine, Functions, RoundInfo, count_writes, join_blocks
 from moiety.engines.problem import Problem
 from moiety.engines.rows import Job, own_rows, pad_rows
+from moiety.engines.sequential import Sequential
 from moiety.engines.work import Batches, job_numbers, make_work
 from moiety.errors import MoietyError, must
 from moiety.task.block import block_gradient
@@ -72,6 +73,8 @@ class Vectorised(Engine):
 
     def map(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> Sequence[Tree]:
         """Run the function for blocks of clients of similar length."""
+        if self.functions[function].pooled:
+            return Sequential(self.problem, self.functions).map(function, jobs, received, info)
         task = self.problem.task
         padding = "BatchNorm, whose batch statistics would see the padding"
         must(not task.mixes_examples, "engine", "able to pad batches for this model", padding, INSTEAD)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,13 @@ from moiety.clients import Store, uniform_cohort
 from moiety.data import FederatedData
 from moiety.engines.base import ClientFunction, Engine, RoundInfo
 from moiety.engines.problem import Problem
+from moiety.engines.rows import Job, Rows
+from moiety.engines.sequential import Sequential
 from moiety.evaluation import Row, client_rows
 from moiety.transport import copy_out
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Task, Tree, Work
 
-EVALUATION_BATCH, STATES_AT_ONCE = 256, 64
+EVALUATION_BATCH, POOLED_ROWS, STATES_AT_ONCE = 256, 1024, 64
 
 
 def choose_evaluated(data: FederatedData, options: Mapping[str, Any], seed: int) -> np.ndarray:
@@ -26,7 +28,7 @@ def choose_evaluated(data: FederatedData, options: Mapping[str, Any], seed: int)
     return uniform_cohort(len(data), options.get("evaluate_clients") or len(data), seed=seed, round=-1)
 
 
-def client_functions(algorithm: Algorithm) -> dict[str, ClientFunction]:
+def client_functions(problem: Problem, algorithm: Algorithm) -> dict[str, ClientFunction]:
     """What engines run for clients: local work, the algorithm's rule for newcomers, and scoring."""
 
     def train(work: Work, received: Params, state: Tree) -> tuple[ClientUpdate, Tree, Tensor]:
@@ -40,6 +42,7 @@ def client_functions(algorithm: Algorithm) -> dict[str, ClientFunction]:
         "train": ClientFunction(train, tuple(algorithm.phases)),
         "adapt": ClientFunction(algorithm.adapt, tuple(algorithm.phases)),
         "score": score_function(algorithm),
+        "score_shared": shared_function(problem, algorithm),
     }
 
 
@@ -63,6 +66,27 @@ def score_function(algorithm: Algorithm) -> ClientFunction:
         return torch.stack([sums[0] / work.examples, sums[1] / sums[2], sums[2]])
 
     return ClientFunction(score, ("score",))
+
+
+def shared_function(problem: Problem, algorithm: Algorithm) -> ClientFunction:
+    """The scores of the shared model for each row of a job, [3, rows]; fewer than ``POOLED_ROWS`` are filled up."""
+    parts = shared_parts(problem, algorithm)
+
+    def score(work: Work, received: Params, state: Tree) -> Tensor:
+        model = work.compose(*parts(received))
+        (batch,) = work.batches("score")
+        scores = score_examples(work.task, model, batch)
+        return torch.nn.functional.pad(scores, (0, max(0, POOLED_ROWS - scores.shape[1])))
+
+    return ClientFunction(score, ("score",), pooled=True)
+
+
+def shared_parts(problem: Problem, algorithm: Algorithm) -> Callable[[Params], tuple[Params, Params]]:
+    """From a broadcast to the two parts of the shared model; what it holds of the problem is small, and can be sent."""
+    split, first = problem.split, problem.first_state(algorithm)
+    dense = algorithm.sparsity and algorithm.sparsity.shared_model
+    model = dense or algorithm.personal_model
+    return lambda received: split.shared_model(*model(received, first))
 
 
 def score_examples(task: Task, model: Params, batch: Batch) -> Tensor:
@@ -91,7 +115,7 @@ def evaluate(
     sizes = data.sizes(part)
     tested = clients[sizes[clients] > 0]
     received = problem.broadcast(algorithm, server)
-    shared = score_pooled(problem, problem.shared_model(algorithm, received), tested, part)
+    shared = score_shared(problem, engine, received, tested, problem.first_state(algorithm), part)
     if not tree.leaves(problem.first_state(algorithm)):
         personal = shared  # the very same model
     else:
@@ -154,22 +178,29 @@ def score_clients(
     return torch.stack(list(scores)).double().numpy() if scores else np.zeros((0, 3))
 
 
-def score_pooled(problem: Problem, model: Params, clients: np.ndarray, part: str) -> np.ndarray:
+def score_shared(
+    problem: Problem, engine: Engine, received: Params, clients: np.ndarray, state: Tree, part: str
+) -> np.ndarray:
     """The same with one model for all clients, so that rows of many clients share a batch."""
     if not len(clients):
         return np.zeros((0, 3))
-    spans = [problem.data.rows(int(c), part) for c in clients]
-    rows = torch.from_numpy(np.concatenate([np.arange(a, b) for a, b in spans]))
-    sizes = np.array([b - a for a, b in spans])
-    parts = []
-    with torch.no_grad():
-        # A model that normalises by the batch must see one client's rows at a time.
-        apart = sizes.tolist() if problem.task.mixes_examples else EVALUATION_BATCH * 4
-        for index in torch.split(rows, apart):
-            batch = {name: column.index_select(0, index) for name, column in problem.columns.items()}
-            parts.append(score_examples(problem.task, model, batch))
-    scores = torch.cat(parts, dim=1).numpy()
-    loss, metric, weight = np.add.reduceat(scores, np.cumsum(sizes) - sizes, axis=1)
+    spans = problem.data.spans(clients.tolist(), part)
+    rows = np.concatenate([np.arange(start, stop) for start, stop in spans])
+    sizes = np.array([stop - start for start, stop in spans])
+    ends = np.cumsum(sizes)
+    # A model that normalises by the batch must see one client's rows at a time.
+    cuts = ends[:-1] if problem.task.mixes_examples else np.arange(POOLED_ROWS, len(rows), POOLED_ROWS)
+    if problem.task.mixes_examples or not engine.pools:
+        engine = Sequential(problem, engine.functions)
+    owners = clients[np.searchsorted(ends, [0, *cuts], side="right")]
+    pieces = np.split(rows, cuts)
+    jobs = [
+        Job(int(client), {"score": Rows(piece, np.array([len(piece)]))}, len(piece), state)
+        for client, piece in zip(owners, pieces, strict=True)
+    ]
+    results = engine.map("score_shared", jobs, received, RoundInfo())
+    scores = np.concatenate([r[:, : len(piece)].numpy() for r, piece in zip(results, pieces, strict=True)], axis=1)
+    loss, metric, weight = np.add.reduceat(scores, ends - sizes, axis=1)
     with np.errstate(invalid="ignore"):  # nothing that counts: no metric
         return np.stack([loss / sizes, metric / weight, weight], axis=1)
 

@@ -99,7 +99,7 @@ class Loop:
     """With how many clients engines are compared where the choice is open; None for all of the first cohort."""
 
     def __post_init__(self) -> None:
-        self.functions = client_functions(self.algorithm)
+        self.functions = client_functions(self.problem, self.algorithm)
         self.keeps_states = self.algorithm.stateful and bool(tree.leaves(self.progress.store.first()))
         self.exchange = Exchange(self.problem, self.algorithm, self.uploads, self.progress.ledger)
         self.together = count_slots((self.exchange.up, self.progress.store.first()), SLOTS)
