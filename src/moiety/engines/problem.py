@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,7 @@ from moiety.engines.rows import Job, Rows, plan_rows
 from moiety.random import hash_words, torch_seed
 from moiety.split import Split
 from moiety.task import backprop_bytes, dtype_of
-from moiety.types import Algorithm, Batch, Params, Partial, Phase, Task, Tree
+from moiety.types import Algorithm, Batch, Params, Partial, PartialScores, Phase, Task, Tree
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,14 @@ class Problem:
 
     def shared_model(self, algorithm: Algorithm, received: Params) -> Params:
         """The model of a client without personal values: the server's part, and the first personal part."""
+        return self.compose(*self.shared_parts(algorithm)(received))
+
+    def shared_parts(self, algorithm: Algorithm) -> Callable[[Params], tuple[Params, Params]]:
+        """From a broadcast to the two parts of that model. It holds nothing of the data, and can be sent."""
+        split, first = self.split, self.first_state(algorithm)
         dense = algorithm.sparsity and algorithm.sparsity.shared_model
-        parts = (dense or algorithm.personal_model)(received, self.first_state(algorithm))
-        return self.compose(*self.split.shared_model(*parts))
+        model = dense or algorithm.personal_model
+        return lambda received: split.shared_model(*model(received, first))
 
     def compose(self, shared: Params, personal: Params) -> Params:
         """A whole model from its two parts and the frozen one."""
@@ -76,6 +81,11 @@ class Problem:
             block = f"{sorted(trained)[0]} ({len(trained)} tensors)"
             self.warn_once([f"Partial evaluation is off for the block of {block}: {partial}."])
         return partial if isinstance(partial, Partial) else None
+
+    def find_score_cut(self, own: frozenset[str]) -> PartialScores | None:
+        """How to score models that differ in their ``own`` parameters alone, with the rest computed once."""
+        rows = {name: column[:3].clone() for name, column in self.columns.items()}
+        return self.task.partial_scores(own, self.task.init, rows) if self.partial else None
 
     def warn_once(self, texts: Iterable[str]) -> None:
         """Show each warning once in a run; where ``quiet``, only remember it."""

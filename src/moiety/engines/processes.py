@@ -196,9 +196,14 @@ class Processes(Engine):
             except EOFError:
                 os._exit(0)
             try:
-                jobs = [job._replace(state=self.states.read(slot)) for slot, job in share]
-                results = engine.map(function, jobs, self.received.read(0), info)
-                self.results[function].write_all([slot for slot, _ in share], results)
+                # One client at a time, where clients are not joined in blocks: few results are in memory then.
+                step = 1 if self.inner is Sequential else len(share)
+                for at in range(0, len(share), step):
+                    some = share[at : at + step]
+                    jobs = [job._replace(state=self.states.read(slot)) for slot, job in some]
+                    results = engine.map(function, jobs, self.received.read(0), info)
+                    self.results[function].write_all([slot for slot, _ in some], results)
+                    del results
                 self.problem.data.release()
                 pipe.send(sorted(problem.warned))
             except Exception as error:  # the parent raises it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ def client_functions(problem: Problem, algorithm: Algorithm) -> dict[str, Client
         "train": ClientFunction(train, tuple(algorithm.phases)),
         "adapt": ClientFunction(algorithm.adapt, tuple(algorithm.phases)),
         "score": score_function(algorithm),
+        "score_both": both_function(problem, algorithm),
         "score_shared": shared_function(problem, algorithm),
     }
 
@@ -61,40 +62,73 @@ def score_function(algorithm: Algorithm) -> ClientFunction:
         model = work.compose(*algorithm.personal_model(received, state))
         sums = torch.zeros_like(work.examples).repeat(3)
         for batch in work.batches("score"):
-            scores = score_examples(work.task, model, batch)
-            sums = sums + (torch.where(batch["mask"], scores, 0) if "mask" in batch else scores).sum(1)
-        return torch.stack([sums[0] / work.examples, sums[1] / sums[2], sums[2]])
+            sums = sums + sum_scores(score_examples(work.task, work.task.scores(model, batch), batch), batch)
+        return mean_scores(work, sums)
 
     return ClientFunction(score, ("score",))
 
 
+def both_function(problem: Problem, algorithm: Algorithm) -> ClientFunction:
+    """The same of the personal and of the shared model [6]; what both have in common is computed once."""
+    parts = problem.shared_parts(algorithm)
+
+    def score(work: Work, received: Params, state: Tree) -> Tensor:
+        models = [work.compose(*algorithm.personal_model(received, state)), work.compose(*parts(received))]
+        own = find_own(*models)
+        models = models if own else models[:1]  # a client that was never asked has the shared model
+        cut = work.score_cut(own) if own else None
+        sums = [torch.zeros_like(work.examples).repeat(3) for _ in models]
+        for batch in work.batches("score"):
+            whole = batch if cut is None else batch | cut.features(models[0], batch)
+            run = work.task.scores if cut is None else cut.scores
+            for k, model in enumerate(models):
+                sums[k] = sums[k] + sum_scores(score_examples(work.task, run(model, whole), batch), batch)
+        return torch.cat([mean_scores(work, sums[0]), mean_scores(work, sums[-1])])
+
+    return ClientFunction(score, ("score",))
+
+
+def find_own(model: Params, shared: Params) -> frozenset[str]:
+    """The names of what is not the very same tensor in both models."""
+    return frozenset(name for name, p in model.items() if p is not shared[name])
+
+
+def share_body(problem: Problem, algorithm: Algorithm, received: Params, state: Tree) -> bool:
+    """Whether a personal model and the shared one begin with the same layers, which need to be computed only once."""
+    model = problem.compose(*algorithm.personal_model(received, tree.clone(state)))
+    own = find_own(model, problem.shared_model(algorithm, received))
+    return not problem.task.mixes_examples and problem.find_score_cut(own) is not None
+
+
+def sum_scores(scores: Tensor, batch: Batch) -> Tensor:
+    """The sums of scores over the real rows of a batch."""
+    return (torch.where(batch["mask"], scores, 0) if "mask" in batch else scores).sum(1)
+
+
+def mean_scores(work: Work, sums: Tensor) -> Tensor:
+    """Mean loss, mean metric and its weight."""
+    return torch.stack([sums[0] / work.examples, sums[1] / sums[2], sums[2]])
+
+
 def shared_function(problem: Problem, algorithm: Algorithm) -> ClientFunction:
     """The scores of the shared model for each row of a job, [3, rows]; fewer than ``POOLED_ROWS`` are filled up."""
-    parts = shared_parts(problem, algorithm)
+    parts = problem.shared_parts(algorithm)
 
     def score(work: Work, received: Params, state: Tree) -> Tensor:
         model = work.compose(*parts(received))
         (batch,) = work.batches("score")
-        scores = score_examples(work.task, model, batch)
+        scores = score_examples(work.task, work.task.scores(model, batch), batch)
         return torch.nn.functional.pad(scores, (0, max(0, POOLED_ROWS - scores.shape[1])))
 
     return ClientFunction(score, ("score",), pooled=True)
 
 
-def shared_parts(problem: Problem, algorithm: Algorithm) -> Callable[[Params], tuple[Params, Params]]:
-    """From a broadcast to the two parts of the shared model; what it holds of the problem is small, and can be sent."""
-    split, first = problem.split, problem.first_state(algorithm)
-    dense = algorithm.sparsity and algorithm.sparsity.shared_model
-    model = dense or algorithm.personal_model
-    return lambda received: split.shared_model(*model(received, first))
-
-
-def score_examples(task: Task, model: Params, batch: Batch) -> Tensor:
+def score_examples(task: Task, scores: tuple[Tensor, Tensor], batch: Batch) -> Tensor:
     """For each example its loss, its metric times its weight, and that weight [3, examples].
 
     In float64, so that a tie does not look like a gain of the last digit.
     """
-    loss, metric = (column.double() for column in task.scores(model, batch))
+    loss, metric = (column.double() for column in scores)
     weight = torch.ones_like(loss) if task.metric.weight is None else task.metric.weight(batch).double()
     return torch.stack([loss, torch.where(weight > 0, weight * metric, 0), weight])
 
@@ -115,8 +149,10 @@ def evaluate(
     sizes = data.sizes(part)
     tested = clients[sizes[clients] > 0]
     received = problem.broadcast(algorithm, server)
-    shared = score_shared(problem, engine, received, tested, problem.first_state(algorithm), part)
-    if not tree.leaves(problem.first_state(algorithm)):
+    first = problem.first_state(algorithm)
+    together = bool(tree.leaves(first)) and share_body(problem, algorithm, received, first)
+    shared = np.zeros((0, 3)) if together else score_shared(problem, engine, received, tested, first, part)
+    if not tree.leaves(first):
         personal = shared  # the very same model
     else:
         # States that are made for the purpose take memory, so they are made for some clients at a time.
@@ -125,7 +161,10 @@ def evaluate(
         for at in range(0, len(tested), max(1, step)):
             some = tested[at : at + step]
             states = current_states(problem, algorithm, engine, received, store, some, round)
-            personal = np.concatenate([personal, score_clients(problem, engine, received, some, states, part)])
+            function = "score_both" if together else "score"
+            scores = score_clients(problem, engine, received, some, states, part, function)
+            personal = np.concatenate([personal, scores[:, :3]])
+            shared = np.concatenate([shared, scores[:, 3:]]) if together else shared
     (loss, metric, _), (shared_loss, shared_metric, weight) = (
         spread_scores(scores, tested, clients) for scores in (personal, shared)
     )
@@ -170,12 +209,13 @@ def score_clients(
     clients: np.ndarray,
     states: Sequence[Tree],
     part: str,
+    function: str = "score",
 ) -> np.ndarray:
-    """Mean loss, mean metric and weight [clients, 3], each client with its own model."""
+    """Mean loss, mean metric and weight [clients, 3], each client with its own model; with both models [clients, 6]."""
     phases = {"score": Phase(epochs=1, steps=None, batch_size=EVALUATION_BATCH, shuffle=False)}
     jobs = problem.make_jobs(phases, clients, states, part=part)
-    scores = engine.map("score", jobs, received, RoundInfo())
-    return torch.stack(list(scores)).double().numpy() if scores else np.zeros((0, 3))
+    scores = engine.map(function, jobs, received, RoundInfo())
+    return torch.stack(list(scores)).double().numpy() if len(scores) else np.zeros((0, 6))
 
 
 def score_shared(
