@@ -83,7 +83,7 @@ def finetune(arrays: Arrays, model: nn.Module, fed: mo.FederatedData, options: N
     columns = to_tensors(fed.columns, task, torch.device("cpu"))
     problem = Problem(task, mo.split.output_layer(model), fed, columns, SEED, partial=options.partial)
     # Engines choose by what is called train: here that is the personal phase alone.
-    functions = client_functions(algorithm) | {"train": ClientFunction(algorithm.adapt, ("personal",))}
+    functions = client_functions(problem, algorithm) | {"train": ClientFunction(algorithm.adapt, ("personal",))}
     received = algorithm.broadcast(problem.first_server(algorithm))
     states = [problem.first_state(algorithm) for _ in range(work.clients)]
     phases = {"personal": algorithm.phases["personal"]}

@@ -172,11 +172,18 @@ def unpack_rows(tensors: Mapping[str, Tensor], template: Tree, prefix: str = "")
     return [refill(template, {k: v[row].clone() for k, v in columns.items()}) for row in range(count)]
 
 
-def is_finite(tree: Tree) -> Tensor:
-    """Whether none of the floating tensors holds a NaN or an infinity, as a tensor without axes."""
+def largest(tree: Tree) -> Tensor:
+    """The largest magnitude in the floating tensors, as a float64 tensor without axes; a NaN where one holds a NaN."""
     floats = [x for x in values(tree) if isinstance(x, Tensor) and x.is_floating_point() and x.numel()]
     if not floats:
-        return torch.ones((), dtype=torch.bool)
-    # Many times quicker than isfinite of everything: a NaN shows in both ends, an infinity in one.
-    ends = [end.double() for x in floats for end in (x.amax(), x.amin())]
-    return torch.stack(ends).isfinite().all()
+        return torch.zeros((), dtype=torch.float64)
+    # Many times quicker than the magnitudes of everything: a NaN shows in both ends, an infinity in one.
+    ends = [end for x in floats for end in (x.amax(), x.amin())]
+    if any(end.dtype is not ends[0].dtype for end in ends):
+        ends = [end.double() for end in ends]
+    return torch.stack(ends).abs().amax().double()
+
+
+def is_finite(tree: Tree) -> Tensor:
+    """Whether none of the floating tensors holds a NaN or an infinity, as a tensor without axes."""
+    return largest(tree).isfinite()

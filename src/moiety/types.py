@@ -54,6 +54,18 @@ class Partial:
 
 
 @dataclass(frozen=True)
+class PartialScores:
+    """Scores of models that differ in some parameters alone, in evaluation mode.
+
+    ``features(params, batch)`` gives columns that are the same for all of them; ``scores(params, batch)`` is that of
+    the task for a batch that holds those columns.
+    """
+
+    features: Callable[[Params, Batch], Batch]
+    scores: Callable[[Params, Batch], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
 class Task:
     """A functional view of an ``nn.Module`` or of plain functions.
 
@@ -75,6 +87,8 @@ class Task:
     partial: Callable[[frozenset[str], Params, Batch], Partial | str | None] = lambda trained, params, batch: None
     """Says how to train the named parameters alone, and tries that on a few rows. None where nothing comes before them,
     a text with the reason where the whole model must be run."""
+    partial_scores: Callable[[frozenset[str], Params, Batch], PartialScores | None] = lambda own, params, batch: None
+    """Says how to score models that differ in the named parameters alone; None where each must be run as a whole."""
 
 
 Objective = Callable[[Params], tuple[Tensor, Params]]
@@ -125,6 +139,9 @@ class Work:
     these do not reach computed once per row."""
     partial: Callable[[frozenset[str]], Partial | None] = lambda trained: None
     """Given by the engine: the task with only the named parameters trained; None where the whole model must be run."""
+    score_cut: Callable[[frozenset[str]], PartialScores | None] = lambda own: None
+    """Given by the engine: how to score models that differ in the named parameters alone; None where each must be run
+    as a whole."""
 
 
 class ClientUpdate(NamedTuple):

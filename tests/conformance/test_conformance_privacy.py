@@ -34,10 +34,9 @@ def test_personal_names_stay_away_from_the_server(row, tmp_path, monkeypatch):
         down.append(inner.broadcast(server))
         return down[-1]
 
-    def receive(exchange, arrivals, t):
-        received = Exchange.receive(exchange, arrivals, t)
-        up.extend(arrival.update.upload for arrival in received)
-        return received
+    def receive(exchange, received, clients, results, t):
+        up.extend(update.upload for update, _, _ in results)
+        return Exchange.receive(exchange, received, clients, results, t)
 
     monkeypatch.setattr("moiety.loop.round.Exchange", type("Watched", (Exchange,), {"receive": receive}))
     watched = replace(inner, broadcast=broadcast)

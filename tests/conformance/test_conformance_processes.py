@@ -40,7 +40,7 @@ def everything(row, make, dtype=torch.float32, rounds=2):
     """Two rounds of all clients and an evaluation: results, server and scores."""
     problem = mlp_problem(row, SIZES, dtype)
     algorithm: Algorithm = row.build(**OPTIONS)
-    engine = make(problem, client_functions(algorithm))
+    engine = make(problem, client_functions(problem, algorithm))
     server = problem.first_server(algorithm)
     states = [problem.first_state(algorithm) for _ in SIZES]
     try:

@@ -94,7 +94,7 @@ def image_clients(sizes: Sequence[int], features: int = 4, classes: int = 3, see
 def serve(engine, problem, function, jobs, received, info):
     """What an engine, given by its class, makes of a function that is not one of an algorithm's own."""
     phases = tuple(jobs[0].rows)
-    return engine(problem, {"asked": ClientFunction(function, phases)}).map("asked", jobs, received, info)
+    return list(engine(problem, {"asked": ClientFunction(function, phases)}).map("asked", jobs, received, info))
 
 
 def next_server(algorithm, server, updates, share=1.0):

@@ -200,5 +200,5 @@ def _prepare_turn(
     received = algorithm.broadcast(problem.first_server(algorithm))
     states = [problem.first_state(algorithm) for _ in clients]
     jobs = problem.make_jobs(algorithm.phases, clients, states, "train", 0, part="train")
-    engine = Sequential(problem, client_functions(algorithm))
+    engine = Sequential(problem, client_functions(problem, algorithm))
     return lambda: engine.map("train", jobs, received, RoundInfo())

@@ -300,7 +300,7 @@ def _diagnose(name: str, problem: Problem, algorithm: Algorithm, method: Method)
     for t in range(method.rounds + 1):
         states = [problem.first_state(algorithm)] * len(sample)
         jobs = problem.make_jobs(phases, sample, states, "diagnose", t, part="train")
-        results: list[Measured] = engine.map("measure", jobs, received, RoundInfo(t, scale=1.0))
+        results: Sequence[Measured] = engine.map("measure", jobs, received, RoundInfo(t, scale=1.0))
         _check_finite(problem, sample, results, name)
         # Algorithm 1, line 7, with all sampled clients for the cohort
         mean = {n: torch.stack([s.operator[n] for s in results]).mean(0) for n in names}

@@ -34,7 +34,8 @@ class Store:
 
     def get(self, clients: Iterable[int]) -> list[Tree]:
         """The states of ``clients``; a client never asked has the first state."""
-        return [self.states[c] if c in self.states else self.first() for c in map(int, clients)]
+        first = self.first()  # nobody writes into a state, so one is enough for all that were never asked
+        return [self.states.get(int(client), first) for client in clients]
 
     def put(self, clients: Iterable[int], states: Iterable[Tree]) -> None:
         """Keep copies of the new states of ``clients``: an engine's results may lie in memory that it uses again."""

@@ -159,6 +159,14 @@ class FederatedData:
         at, k = self.position(client), _part_index(part)
         return int(self.bounds[at, k]), int(self.bounds[at, k + 1])
 
+    def spans(self, clients: Sequence[int], part: str = "train") -> list[tuple[int, int]]:
+        """The first row and the row after the last for each of the clients at these positions."""
+        at, k = np.asarray(clients, dtype=np.int64), _part_index(part)
+        if len(at) and not 0 <= at.min() <= at.max() < len(self):
+            return [self.rows(client, part) for client in clients]  # which names the one that is not there
+        starts, stops = self.bounds[at, k].tolist(), self.bounds[at, k + 1].tolist()
+        return list(zip(starts, stops, strict=True))
+
     def sizes(self, part: str = "train") -> Ints:
         """The number of rows of every client's part."""
         k = _part_index(part)

@@ -3,45 +3,66 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from moiety import tree
+from moiety.engines.base import Results
 from moiety.types import Tree
 
 ALIGN = 64
 
 
 class Arena:
-    """Room for ``slots`` trees shaped like ``example``; what one process writes, all that were forked later see."""
+    """Room for ``slots`` trees shaped like ``example``; what one process writes, all that were forked later see.
+
+    The slots of a leaf lie one after the other, so that many trees can be read and written as one.
+    """
 
     def __init__(self, example: Tree, slots: int) -> None:
-        self.example, self.slots = example, slots
-        self.paths = list(tree.leaves(example))
-        sizes = [x.numel() * x.element_size() for x in tree.leaves(example).values()]
-        padded = [-(-size // ALIGN) * ALIGN for size in sizes]
+        self.slots = slots
+        leaves = tree.values(example)
+        padded = [-(-x.numel() * x.element_size() // ALIGN) * ALIGN for x in leaves]
         self.memory = mmap.mmap(-1, max(1, sum(padded) * slots))
-        self.slices: list[list[Tensor]] = []
-        for slot in range(slots):
-            at, views = slot * sum(padded), []
-            for x, size, room in zip(tree.leaves(example).values(), sizes, padded, strict=True):
-                views.append(self._view(x, at, size))
-                at += room
-            self.slices.append(views)
-        make = tree.maker(example)
-        self.trees = [make(iter(views)) for views in self.slices]
+        self.columns: list[Tensor] = []
+        at = 0
+        for x, room in zip(leaves, padded, strict=True):
+            self.columns.append(self._view(x, at, room))
+            at += room * slots
+        self.rows = list(zip(*(column.unbind(0) for column in self.columns), strict=True)) or [()] * slots
+        self.make = tree.maker(example)
 
-    def _view(self, like: Tensor, at: int, size: int) -> Tensor:
-        if not size:
-            return torch.empty_like(like)
-        return torch.frombuffer(self.memory, dtype=like.dtype, count=like.numel(), offset=at).view(like.shape)
+    def _view(self, like: Tensor, at: int, room: int) -> Tensor:
+        """The slots of one leaf; each begins at a multiple of ``ALIGN`` bytes."""
+        if not room:
+            return like.new_empty((self.slots, *like.shape))
+        length = room // like.element_size()
+        flat = torch.frombuffer(self.memory, dtype=like.dtype, count=length * self.slots, offset=at)
+        return flat.view(self.slots, length)[:, : like.numel()].view(self.slots, *like.shape)
 
     def write(self, slot: int, value: Tree) -> None:
         """Copy a tree into a slot."""
-        for view, x in zip(self.slices[slot], tree.values(value), strict=True):
+        for view, x in zip(self.rows[slot], tree.values(value), strict=True):
             view.copy_(x)
+
+    def write_all(self, slots: Sequence[int], values: Sequence[Tree]) -> None:
+        """Copy trees into their slots."""
+        if not self.columns:
+            return
+        if not isinstance(values, Results):
+            for slot, value in zip(slots, values, strict=True):
+                self.write(slot, value)
+            return
+        places = torch.tensor(slots)
+        for column, x in zip(self.columns, tree.values(values.stacked), strict=True):
+            column.index_copy_(0, places, x)
 
     def read(self, slot: int) -> Tree:
         """The tree in a slot, as views: it changes with the next write, so what must last is copied by the caller."""
-        return self.trees[slot]
+        return self.make(iter(self.rows[slot]))
+
+    def read_all(self, count: int) -> Results:
+        """The trees in the first ``count`` slots, as views."""
+        return Results(self.make(column[:count] for column in self.columns), count)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from moiety import tree
@@ -18,10 +20,14 @@ ClientCall = Callable[[Work, Params, Tree], Tree]
 
 
 class ClientFunction(NamedTuple):
-    """A function that engines run for clients, and the phases whose batches it uses."""
+    """A function that engines run for clients, and the phases whose batches it uses.
+
+    ``pooled`` marks one whose jobs hold rows of many clients. No engine joins such jobs in blocks.
+    """
 
     call: ClientCall
     phases: tuple[str, ...]
+    pooled: bool = False
 
 
 Functions = Mapping[str, ClientFunction]
@@ -39,6 +45,37 @@ class RoundInfo(NamedTuple):
     elapsed: float = 0.0
 
 
+class Results(Sequence[Tree]):
+    """Results of jobs, in their order, that lie in one tree: its tensors have a leading axis over the jobs."""
+
+    def __init__(self, stacked: Tree, count: int) -> None:
+        self.stacked, self.jobs = stacked, count
+
+    @cached_property
+    def _each(self) -> list[Tree]:
+        return tree.unstack(self.stacked, self.jobs)
+
+    def __len__(self) -> int:
+        return self.jobs
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._each[place]
+
+
+def join_blocks(blocks: Iterable[tuple[list[int], Tree]], count: int) -> Results:
+    """Results that came in blocks, each with the places of its jobs among all."""
+    joined: Tree = {}
+    for places, block in blocks:
+        if places == list(range(count)):
+            return Results(block, count)
+        if not tree.values(joined):
+            joined = tree.map_leaves(lambda x: x.new_empty((count, *x.shape[1:])), block)
+        index = torch.tensor(places, device=tree.values(block)[0].device)
+        for whole, part in zip(tree.values(joined), tree.values(block), strict=True):
+            whole.index_copy_(0, index, part)
+    return Results(joined, count)
+
+
 class Engine:
     """Runs functions of one client for many clients. All engines give the same numbers, up to rounding."""
 
@@ -46,10 +83,13 @@ class Engine:
     tries: ClassVar[int] = 3
     """How many workers in a row the same clients may bring down."""
 
+    pools: ClassVar[bool] = True
+    """Whether a job may hold rows of several clients: not where these live apart."""
+
     def __init__(self, problem: Problem, functions: Functions) -> None:
         self.problem, self.functions = problem, functions
 
-    def map(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> list[Tree]:
+    def map(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> Sequence[Tree]:
         """Run the function of that name for each job and return the results in the order of the jobs.
 
         Use or copy the results before the next call: the engine may write to the same memory again.

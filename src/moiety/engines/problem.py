@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,11 +11,11 @@ import torch
 
 from moiety import tree
 from moiety.data import FederatedData
-from moiety.engines.rows import Job, phase_rows
+from moiety.engines.rows import Job, Rows, plan_rows
 from moiety.random import hash_words, torch_seed
 from moiety.split import Split
 from moiety.task import backprop_bytes, dtype_of
-from moiety.types import Algorithm, Batch, Params, Partial, Phase, Task, Tree
+from moiety.types import Algorithm, Batch, Params, Partial, PartialScores, Phase, Task, Tree
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,14 @@ class Problem:
 
     def shared_model(self, algorithm: Algorithm, received: Params) -> Params:
         """The model of a client without personal values: the server's part, and the first personal part."""
+        return self.compose(*self.shared_parts(algorithm)(received))
+
+    def shared_parts(self, algorithm: Algorithm) -> Callable[[Params], tuple[Params, Params]]:
+        """From a broadcast to the two parts of that model. It holds nothing of the data, and can be sent."""
+        split, first = self.split, self.first_state(algorithm)
         dense = algorithm.sparsity and algorithm.sparsity.shared_model
-        parts = (dense or algorithm.personal_model)(received, self.first_state(algorithm))
-        return self.compose(*self.split.shared_model(*parts))
+        model = dense or algorithm.personal_model
+        return lambda received: split.shared_model(*model(received, first))
 
     def compose(self, shared: Params, personal: Params) -> Params:
         """A whole model from its two parts and the frozen one."""
@@ -82,6 +87,11 @@ class Problem:
             self.warn_once([f"Partial evaluation is off for the block of {block}: {partial}."])
         return partial if isinstance(partial, Partial) else None
 
+    def find_score_cut(self, own: frozenset[str]) -> PartialScores | None:
+        """How to score models that differ in their ``own`` parameters alone, with the rest computed once."""
+        rows = {name: column[:3].clone() for name, column in self.columns.items()}
+        return self.task.partial_scores(own, self.task.init, rows) if self.partial else None
+
     def warn_once(self, texts: Iterable[str]) -> None:
         """Show each warning once in a run; where ``quiet``, only remember it."""
         for text in texts:
@@ -94,16 +104,18 @@ class Problem:
         self, phases: Mapping[str, Phase], clients: Iterable[int], states: Iterable[Tree], *words: str | int, part: str
     ) -> list[Job]:
         """One job for each of ``clients``; ``words`` (purpose, round) tell one turn's shuffles from another's."""
-        jobs = []
-        turn = hash_words(*words)
-        for client, state in zip(map(int, clients), states, strict=True):
-            start, stop = self.data.rows(client, part)
-            rows = {
-                name: phase_rows(phase, start, stop, name, *words, client, seed=self.seed)
-                for name, phase in phases.items()
-            }
-            jobs.append(Job(client, rows, stop - start, state, self.client_key(client), turn))
-        return jobs
+        turn, key = hash_words(*words), hash_words("client", self.seed)
+        places = [int(client) for client in clients]
+        spans = self.data.spans(places, part)
+        rows: list[dict[str, Rows]] = [{} for _ in places]
+        for name, phase in phases.items():
+            plans = plan_rows(phase, places, spans, name, *words, seed=self.seed)
+            for own, plan in zip(rows, plans, strict=True):
+                own[name] = plan
+        return [
+            Job(client, own, stop - start, state, key ^ client, turn)
+            for client, (start, stop), own, state in zip(places, spans, rows, states, strict=True)
+        ]
 
     def client_key(self, client: int) -> int:
         """The client's own key for ``moiety.random``."""

@@ -25,7 +25,7 @@ import torch
 
 from moiety import tree
 from moiety.engines.arena import Arena
-from moiety.engines.base import Engine, Functions, RoundInfo
+from moiety.engines.base import Engine, Functions, Results, RoundInfo
 from moiety.engines.messages import Share, pack_answer, pack_order, unpack_answer, unpack_order
 from moiety.engines.problem import Problem
 from moiety.engines.rows import Job, Rows
@@ -79,7 +79,7 @@ class Processes(Engine):
         self.states: Arena
         self.results: dict[str, Arena] = {}
 
-    def map(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> list[Tree]:
+    def map(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> Sequence[Tree]:
         """Run the function for each job on one of the workers."""
         if not jobs:
             return []
@@ -87,11 +87,12 @@ class Processes(Engine):
             self._start(jobs[0], received)
         self.received.write(0, received)
         slots = min(self.states.slots, self.results[function].slots)
+        if len(jobs) <= slots:
+            return self._serve(function, jobs, info)
         results: list[Tree] = []
         for at in range(0, len(jobs), slots):
-            batch = self._serve(function, jobs[at : at + slots], info)
-            # The next batch is written over this one.
-            results += batch if len(jobs) <= slots else tree.clone(batch)
+            # Copied: the next batch is written over this one.
+            results += tree.clone(list(self._serve(function, jobs[at : at + slots], info)))
         return results
 
     def close(self) -> None:
@@ -128,9 +129,8 @@ class Processes(Engine):
         theirs.close()
         return _Worker(process, mine)
 
-    def _serve(self, function: str, jobs: Sequence[Job], info: RoundInfo) -> list[Tree]:
-        for slot, job in enumerate(jobs):
-            self.states.write(slot, job.state)
+    def _serve(self, function: str, jobs: Sequence[Job], info: RoundInfo) -> Results:
+        self.states.write_all(range(len(jobs)), [job.state for job in jobs])
         shares = [share for share in deal_jobs(jobs, len(self.workers)) if share]
         orders = [(function, [(slot, jobs[slot]._replace(state=None)) for slot in share], info) for share in shares]
         waiting: dict[int, int] = {}  # worker -> times its share was sent
@@ -160,7 +160,7 @@ class Processes(Engine):
                 self.workers[w] = self._fork()
                 self._send(w, orders[w])
                 waiting[w] += 1
-        return [self.results[function].read(slot) for slot in range(len(jobs))]
+        return self.results[function].read_all(len(jobs))
 
     def _send(self, w: int, order: tuple[str, Share, RoundInfo]) -> None:
         if (read_state(self.workers[w].process.pid) or ("", 0))[0] == "T":  # it is stopped, and would read nothing
@@ -198,10 +198,14 @@ class Processes(Engine):
             except EOFError:
                 os._exit(0)
             try:
-                jobs = [job._replace(state=self.states.read(slot)) for slot, job in share]
-                results = engine.map(function, jobs, self.received.read(0), info)
-                for (slot, _), result in zip(share, results, strict=True):
-                    self.results[function].write(slot, result)
+                # One client at a time, where clients are not joined in blocks: few results are in memory then.
+                step = 1 if self.inner is Sequential else len(share)
+                for at in range(0, len(share), step):
+                    some = share[at : at + step]
+                    jobs = [job._replace(state=self.states.read(slot)) for slot, job in some]
+                    results = engine.map(function, jobs, self.received.read(0), info)
+                    self.results[function].write_all([slot for slot, _ in some], results)
+                    del results
                 self.problem.data.release()
                 pipe.send_bytes(pack_answer(sorted(problem.warned)))
             except Exception as error:  # the parent raises it

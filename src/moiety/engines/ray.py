@@ -56,6 +56,8 @@ class Ray(Engine):
     begun, and ended by ``close``. Where this process is connected to Ray already, that is used and left as it is.
     """
 
+    pools = False
+
     def __init__(
         self,
         problem: Problem,

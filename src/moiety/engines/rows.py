@@ -74,13 +74,39 @@ def phase_rows(phase: Phase, start: int, stop: int, *words: str | int, seed: int
         *purpose, t, client = words
         return _continue_walk(phase, start, stop - start, (*purpose, client), seed, int(t))
     n = stop - start
-    rows = (phase.steps or 0) * phase.batch_size + (phase.epochs or 0) * n
-    sizes, order, epochs = _known_walk(phase, n) if rows <= KNOWN_ROWS else _walk(phase, n)
+    sizes, order, epochs = _known_walk(phase, n) if _length(phase, n) <= KNOWN_ROWS else _walk(phase, n)
     if phase.shuffle:
         draw = generator(seed, "batches", *words)
         fresh = [draw.permutation(n) for _ in range(epochs)]
         order = np.concatenate(fresh)[: len(order)] if epochs > 1 else fresh[0][: len(order)]
     return Rows(start + order, sizes)
+
+
+def plan_rows(
+    phase: Phase, clients: Sequence[int], spans: Sequence[tuple[int, int]], *words: str | int, seed: int
+) -> list[Rows]:
+    """The rows of one phase for many clients, each of which owns the rows of its span.
+
+    Clients that walk through as many rows in data order go through the same plan, shifted.
+
+    >>> whole = Phase(epochs=1, steps=None, batch_size=2, shuffle=False)
+    >>> [rows.order.tolist() for rows in plan_rows(whole, [4, 7], [(0, 3), (10, 13)], "local", seed=0)]
+    [[0, 1, 2], [10, 11, 12]]
+    """
+    sizes = {stop - start for start, stop in spans}
+    if phase.shuffle or phase.walk or len(sizes) > 1 or not spans or _length(phase, *sizes) > KNOWN_ROWS:
+        return [
+            phase_rows(phase, start, stop, *words, client, seed=seed)
+            for client, (start, stop) in zip(clients, spans, strict=True)
+        ]
+    batches, order, _ = _known_walk(phase, *sizes)
+    shifted = np.array([start for start, _ in spans])[:, None] + order
+    return [Rows(own, batches) for own in shifted]
+
+
+def _length(phase: Phase, n: int) -> int:
+    """At most how many rows a turn goes through, for a client that has ``n``."""
+    return (phase.steps or 0) * phase.batch_size + (phase.epochs or 0) * n
 
 
 def count_rows(phase: Phase, n: int) -> int:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from moiety import tree
-from moiety.engines.base import Engine, Functions, RoundInfo, count_writes
+from moiety.engines.base import Engine, Functions, RoundInfo, count_writes, join_blocks
 from moiety.engines.problem import Problem
 from moiety.engines.rows import Job, own_rows, pad_rows
+from moiety.engines.sequential import Sequential
 from moiety.engines.work import Batches, job_numbers, make_work
 from moiety.errors import MoietyError, must
 from moiety.task.block import block_gradient
@@ -72,13 +73,14 @@ class Vectorised(Engine):
         super().__init__(problem, functions)
         self.block = block
 
-    def map(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> list[Tree]:
+    def map(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> Sequence[Tree]:
         """Run the function for blocks of clients of similar length."""
+        if self.functions[function].pooled:
+            return Sequential(self.problem, self.functions).map(function, jobs, received, info)
         task = self.problem.task
         padding = "BatchNorm, whose batch statistics would see the padding"
         must(not task.mixes_examples, "engine", "able to pad batches for this model", padding, INSTEAD)
         must(not task.unvectorised, "engine", "able to vectorise this loss and metric", task.unvectorised, INSTEAD)
-        results: list[Tree] = [None] * len(jobs)
         model_bytes, row_bytes = self._sizes
         # A client takes four models: its own, the gradient, the momentum, and one for intermediate results.
         split = split_into_blocks(
@@ -87,11 +89,8 @@ class Vectorised(Engine):
             room=lambda width: BLOCK_BYTES // (4 * model_bytes + width * row_bytes),
             free=PADDING_BYTES / max(row_bytes, 1),
         )
-        for places in split:
-            block = self._serve(function, [jobs[i] for i in places], received, info)
-            for i, result in zip(places, tree.unstack(block, len(places)), strict=True):
-                results[i] = result
-        return results
+        blocks = ((places, self._serve(function, [jobs[i] for i in places], received, info)) for places in split)
+        return join_blocks(blocks, len(jobs))
 
     @cached_property
     def _sizes(self) -> tuple[int, int]:

@@ -110,6 +110,7 @@ def make_work(
         elapsed=info.elapsed,
         reuse=reuse if problem.partial else None,
         partial=problem.find_partial,
+        score_cut=problem.find_score_cut,
         **numbers,
     )
 

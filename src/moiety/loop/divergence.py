@@ -6,12 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from moiety import tree
 from moiety.errors import MoietyError, message
-from moiety.loop.exchange import Arrival
-from moiety.types import Params, Tree
+from moiety.types import ClientUpdate, Params, Tree
 
 BARREN_ROUNDS = 3
 """A run stops after this many rounds in a row without one client whose update is finite."""
@@ -27,28 +24,23 @@ class DivergenceError(MoietyError):
     """The run cannot be right any more."""
 
 
-def explain_drop(arrival: Arrival) -> str:
+def explain_drop(update: ClientUpdate, state: Tree) -> str:
     """Why an upload is left out of its round."""
-    parts = {"upload": arrival.update.upload, "weight": arrival.update.weight, "state": arrival.state}
-    names = [name for name, part in {**parts, **arrival.update.info}.items() if not bool(tree.is_finite(part))]
+    parts = {"upload": update.upload, "weight": update.weight, "state": state, **update.info}
+    names = [name for name, part in parts.items() if not bool(tree.is_finite(part))]
     # Uploads that are under way no longer have the state that they were computed with.
     return f"not finite: {', '.join(names or ['state'])}"
 
 
-def explain_server(aggregate: Params, server: Tree, uploads: Mapping[str, Params], round: int) -> str:
-    """What to say where the aggregate or the server is not finite; ``uploads`` are the finite ones that were joined."""
+def explain_server(aggregate: Params, server: Tree, largest: Mapping[str, float], round: int) -> str:
+    """What to say where the aggregate or the server is not finite; ``largest`` has each upload's largest number."""
     name, whole = ("server", server) if bool(tree.is_finite(aggregate)) else ("aggregate", aggregate)
     spoilt = next(path for path, x in tree.leaves(whole).items() if not bool(tree.is_finite(x)))
-    largest = {client: _find_largest(upload) for client, upload in uploads.items()}
     client = max(largest, key=lambda each: largest[each])
     got = (
         f"a NaN or an infinity in {spoilt} in round {round} (largest upload: {largest[client]:.2g}, of client {client})"
     )
     return message(name, "finite", got, ADVICE)
-
-
-def _find_largest(upload: Params) -> float:
-    return max((float(x.abs().max()) for x in upload.values() if isinstance(x, Tensor) and x.numel()), default=0.0)
 
 
 def explain_barren(reasons: Mapping[str, str], round: int, count: int) -> str:

@@ -14,11 +14,13 @@ from moiety.clients import Store, uniform_cohort
 from moiety.data import FederatedData
 from moiety.engines.base import ClientFunction, Engine, RoundInfo
 from moiety.engines.problem import Problem
+from moiety.engines.rows import Job, Rows
+from moiety.engines.sequential import Sequential
 from moiety.evaluation import Row, client_rows
 from moiety.transport import copy_out
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Task, Tree, Work
 
-EVALUATION_BATCH, STATES_AT_ONCE = 256, 64
+EVALUATION_BATCH, POOLED_ROWS, STATES_AT_ONCE = 256, 1024, 64
 
 
 def choose_evaluated(data: FederatedData, options: Mapping[str, Any], seed: int) -> np.ndarray:
@@ -26,18 +28,22 @@ def choose_evaluated(data: FederatedData, options: Mapping[str, Any], seed: int)
     return uniform_cohort(len(data), options.get("evaluate_clients") or len(data), seed=seed, round=-1)
 
 
-def client_functions(algorithm: Algorithm) -> dict[str, ClientFunction]:
+def client_functions(problem: Problem, algorithm: Algorithm) -> dict[str, ClientFunction]:
     """What engines run for clients: local work, the algorithm's rule for newcomers, and scoring."""
 
     def train(work: Work, received: Params, state: Tree) -> tuple[ClientUpdate, Tree, Tensor]:
-        """Local work, and whether all its results are finite, which is checked where the work is done."""
+        """Local work, and the upload's largest number: NaN where a result is not finite, which is looked at here."""
         update, state = algorithm.client_update(work, received, state)
-        return copy_out(update), state, tree.is_finite((update, state))
+        largest = tree.largest(update.upload)
+        finite = largest.isfinite() & tree.is_finite((update.weight, update.info, state))
+        return copy_out(update), state, torch.where(finite, largest, torch.nan)
 
     return {
         "train": ClientFunction(train, tuple(algorithm.phases)),
         "adapt": ClientFunction(algorithm.adapt, tuple(algorithm.phases)),
         "score": score_function(algorithm),
+        "score_both": both_function(problem, algorithm),
+        "score_shared": shared_function(problem, algorithm),
     }
 
 
@@ -56,19 +62,73 @@ def score_function(algorithm: Algorithm) -> ClientFunction:
         model = work.compose(*algorithm.personal_model(received, state))
         sums = torch.zeros_like(work.examples).repeat(3)
         for batch in work.batches("score"):
-            scores = score_examples(work.task, model, batch)
-            sums = sums + (torch.where(batch["mask"], scores, 0) if "mask" in batch else scores).sum(1)
-        return torch.stack([sums[0] / work.examples, sums[1] / sums[2], sums[2]])
+            sums = sums + sum_scores(score_examples(work.task, work.task.scores(model, batch), batch), batch)
+        return mean_scores(work, sums)
 
     return ClientFunction(score, ("score",))
 
 
-def score_examples(task: Task, model: Params, batch: Batch) -> Tensor:
+def both_function(problem: Problem, algorithm: Algorithm) -> ClientFunction:
+    """The same of the personal and of the shared model [6]; what both have in common is computed once."""
+    parts = problem.shared_parts(algorithm)
+
+    def score(work: Work, received: Params, state: Tree) -> Tensor:
+        models = [work.compose(*algorithm.personal_model(received, state)), work.compose(*parts(received))]
+        own = find_own(*models)
+        models = models if own else models[:1]  # a client that was never asked has the shared model
+        cut = work.score_cut(own) if own else None
+        sums = [torch.zeros_like(work.examples).repeat(3) for _ in models]
+        for batch in work.batches("score"):
+            whole = batch if cut is None else batch | cut.features(models[0], batch)
+            run = work.task.scores if cut is None else cut.scores
+            for k, model in enumerate(models):
+                sums[k] = sums[k] + sum_scores(score_examples(work.task, run(model, whole), batch), batch)
+        return torch.cat([mean_scores(work, sums[0]), mean_scores(work, sums[-1])])
+
+    return ClientFunction(score, ("score",))
+
+
+def find_own(model: Params, shared: Params) -> frozenset[str]:
+    """The names of what is not the very same tensor in both models."""
+    return frozenset(name for name, p in model.items() if p is not shared[name])
+
+
+def share_body(problem: Problem, algorithm: Algorithm, received: Params, state: Tree) -> bool:
+    """Whether a personal model and the shared one begin with the same layers, which need to be computed only once."""
+    model = problem.compose(*algorithm.personal_model(received, tree.clone(state)))
+    own = find_own(model, problem.shared_model(algorithm, received))
+    return not problem.task.mixes_examples and problem.find_score_cut(own) is not None
+
+
+def sum_scores(scores: Tensor, batch: Batch) -> Tensor:
+    """The sums of scores over the real rows of a batch."""
+    return (torch.where(batch["mask"], scores, 0) if "mask" in batch else scores).sum(1)
+
+
+def mean_scores(work: Work, sums: Tensor) -> Tensor:
+    """Mean loss, mean metric and its weight."""
+    return torch.stack([sums[0] / work.examples, sums[1] / sums[2], sums[2]])
+
+
+def shared_function(problem: Problem, algorithm: Algorithm) -> ClientFunction:
+    """The scores of the shared model for each row of a job, [3, rows]; fewer than ``POOLED_ROWS`` are filled up."""
+    parts = problem.shared_parts(algorithm)
+
+    def score(work: Work, received: Params, state: Tree) -> Tensor:
+        model = work.compose(*parts(received))
+        (batch,) = work.batches("score")
+        scores = score_examples(work.task, work.task.scores(model, batch), batch)
+        return torch.nn.functional.pad(scores, (0, max(0, POOLED_ROWS - scores.shape[1])))
+
+    return ClientFunction(score, ("score",), pooled=True)
+
+
+def score_examples(task: Task, scores: tuple[Tensor, Tensor], batch: Batch) -> Tensor:
     """For each example its loss, its metric times its weight, and that weight [3, examples].
 
     In float64, so that a tie does not look like a gain of the last digit.
     """
-    loss, metric = (column.double() for column in task.scores(model, batch))
+    loss, metric = (column.double() for column in scores)
     weight = torch.ones_like(loss) if task.metric.weight is None else task.metric.weight(batch).double()
     return torch.stack([loss, torch.where(weight > 0, weight * metric, 0), weight])
 
@@ -89,8 +149,10 @@ def evaluate(
     sizes = data.sizes(part)
     tested = clients[sizes[clients] > 0]
     received = problem.broadcast(algorithm, server)
-    shared = score_pooled(problem, problem.shared_model(algorithm, received), tested, part)
-    if not tree.leaves(problem.first_state(algorithm)):
+    first = problem.first_state(algorithm)
+    together = bool(tree.leaves(first)) and share_body(problem, algorithm, received, first)
+    shared = np.zeros((0, 3)) if together else score_shared(problem, engine, received, tested, first, part)
+    if not tree.leaves(first):
         personal = shared  # the very same model
     else:
         # States that are made for the purpose take memory, so they are made for some clients at a time.
@@ -99,7 +161,10 @@ def evaluate(
         for at in range(0, len(tested), max(1, step)):
             some = tested[at : at + step]
             states = current_states(problem, algorithm, engine, received, store, some, round)
-            personal = np.concatenate([personal, score_clients(problem, engine, received, some, states, part)])
+            function = "score_both" if together else "score"
+            scores = score_clients(problem, engine, received, some, states, part, function)
+            personal = np.concatenate([personal, scores[:, :3]])
+            shared = np.concatenate([shared, scores[:, 3:]]) if together else shared
     (loss, metric, _), (shared_loss, shared_metric, weight) = (
         spread_scores(scores, tested, clients) for scores in (personal, shared)
     )
@@ -133,7 +198,7 @@ def current_states(
         return states
     jobs = problem.make_jobs(adapt_phases(algorithm), clients, states, "adapt", round, part="train")
     # Copied: scoring comes next, in the memory that holds them.
-    adapted: list[Tree] = tree.clone(engine.map("adapt", jobs, received, RoundInfo(round)))
+    adapted: list[Tree] = tree.clone(list(engine.map("adapt", jobs, received, RoundInfo(round))))
     return adapted
 
 
@@ -144,30 +209,40 @@ def score_clients(
     clients: np.ndarray,
     states: Sequence[Tree],
     part: str,
+    function: str = "score",
 ) -> np.ndarray:
-    """Mean loss, mean metric and weight [clients, 3], each client with its own model."""
+    """Mean loss, mean metric and weight [clients, 3], each client with its own model; with both models [clients, 6]."""
     phases = {"score": Phase(epochs=1, steps=None, batch_size=EVALUATION_BATCH, shuffle=False)}
     jobs = problem.make_jobs(phases, clients, states, part=part)
-    scores = engine.map("score", jobs, received, RoundInfo())
-    return torch.stack(scores).double().cpu().numpy() if scores else np.zeros((0, 3))
+    scores = engine.map(function, jobs, received, RoundInfo())
+    return torch.stack(list(scores)).double().cpu().numpy() if len(scores) else np.zeros((0, 6))
 
 
-def score_pooled(problem: Problem, model: Params, clients: np.ndarray, part: str) -> np.ndarray:
+def score_shared(
+    problem: Problem, engine: Engine, received: Params, clients: np.ndarray, state: Tree, part: str
+) -> np.ndarray:
     """The same with one model for all clients, so that rows of many clients share a batch."""
     if not len(clients):
         return np.zeros((0, 3))
-    spans = [problem.data.rows(int(c), part) for c in clients]
-    rows = torch.from_numpy(np.concatenate([np.arange(a, b) for a, b in spans])).to(problem.device)
-    sizes = np.array([b - a for a, b in spans])
-    parts = []
-    with torch.no_grad():
-        # A model that normalises by the batch must see one client's rows at a time.
-        apart = sizes.tolist() if problem.task.mixes_examples else EVALUATION_BATCH * 4
-        for index in torch.split(rows, apart):
-            batch = {name: column.index_select(0, index) for name, column in problem.columns.items()}
-            parts.append(score_examples(problem.task, model, batch))
-    scores = torch.cat(parts, dim=1).cpu().numpy()
-    loss, metric, weight = np.add.reduceat(scores, np.cumsum(sizes) - sizes, axis=1)
+    spans = problem.data.spans(clients.tolist(), part)
+    rows = np.concatenate([np.arange(start, stop) for start, stop in spans])
+    sizes = np.array([stop - start for start, stop in spans])
+    ends = np.cumsum(sizes)
+    # A model that normalises by the batch must see one client's rows at a time.
+    cuts = ends[:-1] if problem.task.mixes_examples else np.arange(POOLED_ROWS, len(rows), POOLED_ROWS)
+    if problem.task.mixes_examples or not engine.pools:
+        engine = Sequential(problem, engine.functions)
+    owners = clients[np.searchsorted(ends, [0, *cuts], side="right")]
+    pieces = np.split(rows, cuts)
+    jobs = [
+        Job(int(client), {"score": Rows(piece, np.array([len(piece)]))}, len(piece), state)
+        for client, piece in zip(owners, pieces, strict=True)
+    ]
+    results = engine.map("score_shared", jobs, received, RoundInfo())
+    scores = np.concatenate(
+        [r[:, : len(piece)].cpu().numpy() for r, piece in zip(results, pieces, strict=True)], axis=1
+    )
+    loss, metric, weight = np.add.reduceat(scores, ends - sizes, axis=1)
     with np.errstate(invalid="ignore"):  # nothing that counts: no metric
         return np.stack([loss / sizes, metric / weight, weight], axis=1)
 

@@ -15,16 +15,17 @@ from moiety import tree
 from moiety.clients import DiskStore, Store, bernoulli_cohort, uniform_cohort
 from moiety.clients.clock import Clock
 from moiety.engines.auto import OPEN, make_engine, pick_engine
-from moiety.engines.base import Engine, RoundInfo
+from moiety.engines.base import Engine, Results, RoundInfo
 from moiety.engines.problem import Problem
-from moiety.engines.processes import TIMEOUT
+from moiety.engines.processes import SLOTS, TIMEOUT, count_slots
 from moiety.engines.rows import Job
 from moiety.loop.costs import Flops, flops_per_example, job_flops, memory_on_device
-from moiety.loop.divergence import BARREN_ROUNDS, DivergenceError, explain_barren, explain_drop, explain_server
+from moiety.loop.divergence import BARREN_ROUNDS, DivergenceError, explain_barren, explain_server
 from moiety.loop.evaluate import client_functions
-from moiety.loop.exchange import Arrival, Exchange
+from moiety.loop.exchange import Exchange, Received, mean_loss
 from moiety.loop.in_transit import InTransit
 from moiety.loop.uploads import UploadOptions
+from moiety.server.mean import count_rows
 from moiety.transport import Ledger, check
 from moiety.types import Algorithm, Params, RoundRecord, Tree
 
@@ -98,21 +99,49 @@ class Loop:
     """With how many clients engines are compared where the choice is open; None for all of the first cohort."""
 
     def __post_init__(self) -> None:
-        self.functions = client_functions(self.algorithm)
+        self.functions = client_functions(self.problem, self.algorithm)
         self.keeps_states = self.algorithm.stateful and bool(tree.leaves(self.progress.store.first()))
         self.exchange = Exchange(self.problem, self.algorithm, self.uploads, self.progress.ledger)
+        self.together = count_slots((self.exchange.up, self.progress.store.first()), SLOTS)
         self.engine: Engine | None = None
         self.flops: dict[str, Flops] = {}
 
     def run_round(self) -> RoundRecord:
-        """Run one round. It moves the server and the states of its clients, nothing else."""
+        """Run one round. It moves the server and the states of its clients, nothing else.
+
+        Where uploads are summed as they arrive, clients are served some at a time, so that few uploads are in memory.
+        """
         now = self.progress
-        cohort, received, info = self.sample_cohort(), self.broadcast(), self.round_info(now.round)
+        cohort, broadcast, info = self.sample_cohort(), self.broadcast(), self.round_info(now.round)
         jobs = self.make_jobs(cohort, now.store.get(cohort), now.round)
-        results = self.prepare_engine(jobs, received, info).map("train", jobs, received, info)
+        engine = self.prepare_engine(jobs, broadcast, info)
+        received = self.open_round()
+        step = len(jobs) if received.running is None else self.count_together(len(jobs))
+        for at in range(0, len(jobs), max(step, 1)):
+            some, before = jobs[at : at + step], len(received.states)
+            results = engine.map("train", some, broadcast, info)
+            self.exchange.receive(received, [job.client for job in some], results, now.round)
+            if step < len(jobs) and isinstance(results, Results):  # the next results may be written over these
+                received.states[before:] = [(client, tree.clone(state)) for client, state in received.states[before:]]
+            del results  # before the next are computed
         with self.mark_inconsistent():
-            self.count(jobs, received)
-            return self.close_round([Arrival(job.client, *result) for job, result in zip(jobs, results, strict=True)])
+            self.count(jobs, broadcast)
+            return self.close_round(received)
+
+    def open_round(self) -> Received:
+        """What a round has received before anything arrived."""
+        return Received(self.uploads.running_sum(self.algorithm), keeps_states=self.keeps_states)
+
+    def count_together(self, cohort: int) -> int:
+        """How many clients of a cohort are served together, where their uploads are not kept.
+
+        It depends on sizes alone: not on the engine, nor on its workers. So does the order in which uploads are summed.
+        """
+        most = self.together
+        if most < cohort:
+            rows = count_rows(self.exchange.up)
+            most -= most % rows if most >= rows else 0
+        return min(most, cohort)
 
     def sample_cohort(self) -> np.ndarray:
         """Draw the clients of this round."""
@@ -186,8 +215,13 @@ class Loop:
 
     def count_work(self, jobs: list[Job]) -> None:
         """Enter the local work of clients into the ledger."""
-        for job in jobs:
-            self.progress.ledger.work(*self.job_flops(job))
+        alike = {}  # turns of one length cost the same, unless something is sparse
+        if not self.algorithm.sparsity:
+            alike = {(job.examples, *[len(rows.order) for rows in job.rows.values()]): job for job in jobs}
+        for job in jobs if len(alike) != 1 else [next(iter(alike.values()))]:
+            flops, search = self.job_flops(job)
+            times = len(jobs) if len(alike) == 1 else 1
+            self.progress.ledger.work(times * flops, times * search)
 
     def job_flops(self, job: Job) -> tuple[float, float]:
         """Operations of one client's turn, and those that search for masks; counted when first asked for."""
@@ -197,39 +231,42 @@ class Loop:
         return job_flops(self.flops, job)
 
     def close_round(
-        self, arrivals: list[Arrival], *, time: float | None = None, staleness: tuple[int, ...] = ()
+        self, received: Received, *, time: float | None = None, staleness: tuple[int, ...] = ()
     ) -> RoundRecord:
         """Join the uploads that can be used, move the server, keep the new states; the round is over."""
         problem, algorithm, now = self.problem, self.algorithm, self.progress
-        t, received = now.round, self.exchange.receive(arrivals, now.round)
-        usable = [a for a in received if a.finite]
-        dropped = {self.name_client(a.client): explain_drop(a) for a in received if not a.finite}
+        t, usable = now.round, len(received.usable)
+        now.ledger.up(received.values, received.payload)
+        dropped = {self.name_client(client): why for client, why in received.dropped.items()}
         needed = self.uploads.count_needed(len(dropped))
-        left_out = 0 < len(usable) < needed
+        left_out = 0 < usable < needed
         if left_out:
-            self.warn_first("too few", f"Round {t + 1} is left out: {len(usable)} finite uploads, {needed} are needed.")
-            usable = []
-        barren = now.barren + self._is_barren(received) if not (usable or left_out) else 0
+            self.warn_first("too few", f"Round {t + 1} is left out: {usable} finite uploads, {needed} are needed.")
+            usable = 0
+        barren = now.barren + self._is_barren(received.clients) if not (usable or left_out) else 0
         if barren > now.barren:
             self.report_divergence("barren", explain_barren(dropped, t + 1, barren), stop=barren >= BARREN_ROUNDS)
         if usable:
-            aggregate = self.uploads.join(algorithm, [a.update for a in usable], problem.seed, t, len(dropped))
+            if received.running is not None:
+                aggregate = received.running.result()
+            else:
+                aggregate = self.uploads.join(algorithm, received.updates, problem.seed, t, len(dropped))
             if algorithm.aggregator is not None:
-                server = algorithm.server_update(now.server, aggregate, len(usable) / len(problem.data))
+                server = algorithm.server_update(now.server, aggregate, usable / len(problem.data))
                 if not bool(tree.is_finite((aggregate, server))):
-                    uploads = {self.name_client(a.client): a.update.upload for a in usable}
-                    self.report_divergence("server", explain_server(aggregate, server, uploads, t + 1))
+                    largest = dict(zip(map(self.name_client, received.usable), received.largest, strict=True))
+                    self.report_divergence("server", explain_server(aggregate, server, largest, t + 1))
                 now.server = server
-            self.store_states([(a.client, a.state) for a in usable if a.state is not None])
+            self.store_states(received.states)
         now.round, now.barren = t + 1, barren
         now.ledger.rounds += 1
         now.dropped += [[f"{t + 1}:{name}", why] for name, why in dropped.items()]
         problem.data.release()
-        cohort, why = tuple(a.client for a in arrivals), tuple(dropped.values())
+        cohort, why = tuple(received.clients), tuple(dropped.values())
         return RoundRecord(
             t + 1,
             cohort,
-            mean_train_loss(usable),
+            mean_loss(received.losses, received.weights) if usable else math.nan,
             tuple(dropped),
             None,
             time,
@@ -242,9 +279,9 @@ class Loop:
         """The name of the client at a position."""
         return str(self.problem.data.ids[client])
 
-    def _is_barren(self, received: list[Arrival]) -> bool:
+    def _is_barren(self, clients: list[int]) -> bool:
         """Whether somebody honest sent something: an attack that is not finite is no sign of a diverging run."""
-        return any(a.client not in self.uploads.attackers for a in received)
+        return any(client not in self.uploads.attackers for client in clients)
 
     def report_divergence(self, kind: str, text: str, *, stop: bool = True) -> None:
         """Stop the run where it is to ``stop`` and the settings say so; else warn, the first time of each kind."""
@@ -272,13 +309,3 @@ class Loop:
         if self.engine is not None:
             self.engine.close()
             self.engine = None
-
-
-def mean_train_loss(arrivals: list[Arrival]) -> float:
-    """The mean training loss of these clients, weighted as the aggregate is; NaN where there are none."""
-    if not arrivals:
-        return math.nan
-    weights = [float(a.update.weight) for a in arrivals]
-    return float(
-        np.average([float(a.update.info["loss"]) for a in arrivals], weights=weights if any(weights) else None)
-    )

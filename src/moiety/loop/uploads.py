@@ -10,6 +10,7 @@ from moiety.engines.problem import Problem
 from moiety.errors import must
 from moiety.random import generator
 from moiety.server.attacks import Attack
+from moiety.server.mean import RUNNING, RunningSum, weighted_mean
 from moiety.server.robust import Aggregator
 from moiety.types import Algorithm, ClientUpdate, Codec, Params
 
@@ -54,6 +55,11 @@ class UploadOptions:
             for i, update in zip(evil, replaced, strict=True):
                 forged[i] = update
         return forged
+
+    def running_sum(self, algorithm: Algorithm) -> RunningSum | None:
+        """What adds uploads as they arrive; None where the aggregate, or the attack, needs all of a round at once."""
+        plain = algorithm.aggregator if self.aggregator is None else weighted_mean if self.aggregator.weighted else None
+        return RUNNING[plain]() if plain is not None and plain in RUNNING and self.attack is None else None
 
     def join(self, algorithm: Algorithm, updates: Sequence[ClientUpdate], seed: int, t: int, dropped: int) -> Params:
         """The aggregate: by the run's aggregator where there is one, else by the algorithm's own.

@@ -6,8 +6,9 @@ So any engine serves, and what is under way is in the checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import isfinite, nan
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,10 +17,10 @@ from moiety import tree
 from moiety.clients import uniform_cohort
 from moiety.clients.clock import Asynchronous, Clock, Delayed, Synchronous, Travel
 from moiety.engines.rows import Job
-from moiety.loop.exchange import Arrival
+from moiety.loop.exchange import Arrival, Received, mean_loss
 from moiety.loop.in_transit import InTransit, Message
-from moiety.loop.round import Loop, mean_train_loss
-from moiety.types import Params, RoundRecord, Tree
+from moiety.loop.round import Loop
+from moiety.types import ClientUpdate, Params, RoundRecord, Tree
 
 COLLUDING = ("inner_product_manipulation", "a_little_is_enough", "mimic")
 """Attacks that are made from the honest uploads of the same round; a single arrival has none."""
@@ -39,7 +40,7 @@ class ClockedLoop(Loop):
         turn = self.in_transit.turns.get(client, 0)
         return travel.seconds(self.problem.seed, client, self.name_client(client), turn)
 
-    def compute(self, jobs: list[Job], received: Params, t: int) -> list[Tree]:
+    def compute(self, jobs: list[Job], received: Params, t: int) -> Sequence[Tree]:
         """The local work of clients with the batches and the draws of round ``t``."""
         info = self.round_info(t)
         return self.prepare_engine(jobs, received, info).map("train", jobs, received, info)
@@ -57,14 +58,14 @@ class SynchronousLoop(ClockedLoop):
     clock: Synchronous
 
     def close_round(
-        self, arrivals: list[Arrival], *, time: float | None = None, staleness: tuple[int, ...] = ()
+        self, received: Received, *, time: float | None = None, staleness: tuple[int, ...] = ()
     ) -> RoundRecord:
         """The round is over when the last upload has arrived, whether it can be used or not."""
         transit = self.in_transit
-        transit.time += max((self.turn_seconds(self.clock.travel, a.client) for a in arrivals), default=0.0)
-        record = super().close_round(arrivals, time=transit.time, staleness=staleness)
-        for arrival in arrivals:
-            transit.count_turn(arrival.client)
+        transit.time += max((self.turn_seconds(self.clock.travel, client) for client in received.clients), default=0.0)
+        record = super().close_round(received, time=transit.time, staleness=staleness)
+        for client in received.clients:
+            transit.count_turn(client)
         return record
 
     def history_fields(self) -> dict[str, Any]:
@@ -88,8 +89,9 @@ class AsynchronousLoop(ClockedLoop):
             stale = transit.steps - first.version
             transit.time = float(first.due)
             transit.staleness.append(stale)
-            arrival = Arrival(first.client, first.update, first.state, first.finite)
-            record = self.close_round([arrival], time=transit.time, staleness=(stale,))
+            received = self.open_round()
+            self.exchange.receive_each(received, [make_arrival(first, first.update, first.state)], self.progress.round)
+            record = self.close_round(received, time=transit.time, staleness=(stale,))
             transit.steps += not record.dropped
         return record
 
@@ -113,12 +115,12 @@ class AsynchronousLoop(ClockedLoop):
         results = self.compute(jobs, received, now.round)
         with self.mark_inconsistent():
             self.count(jobs, received)
-            for job, (update, state, finite) in zip(jobs, results, strict=True):
+            for job, (update, state, largest) in zip(jobs, results, strict=True):
                 due = transit.time + self.turn_seconds(self.clock.travel, job.client)
                 transit.count_turn(job.client)
                 self.exchange.check_upload(update, job.client, now.round)
                 kept = state if self.keeps_states else None
-                transit.send(due, job.client, now.round, transit.steps, bool(finite), update, kept)
+                transit.send(due, job.client, now.round, transit.steps, isfinite(largest), update, kept)
 
 
 def draw_idle(clients: int, active: Iterable[int], wanted: int, *, seed: int, round: int) -> list[int]:
@@ -153,19 +155,20 @@ class DelayedLoop(ClockedLoop):
         with self.mark_inconsistent():
             for version, places in group_places(versions):
                 self.count([jobs[i] for i in places], transit.versions[version])
-            for job, version, (update, _, finite) in zip(jobs, versions, results, strict=True):
+            for job, version, (update, _, largest) in zip(jobs, versions, results, strict=True):
                 if not late:
                     self.exchange.check_upload(update, job.client, t)
                 # What is computed on arrival needs the state as it was before this work.
                 before = job.state if late and self.keeps_states else None
                 upload = None if late else update
-                transit.send(t + clock.of(job.client)[1], job.client, t, version, bool(finite), upload, before)
+                transit.send(t + clock.of(job.client)[1], job.client, t, version, isfinite(largest), upload, before)
             # The loss is of this round's work, not of what arrives now.
-            worked = [Arrival(job.client, *result) for job, result in zip(jobs, results, strict=True) if result[2]]
-            loss = mean_train_loss(worked)
+            worked = [(job.client, *result) for job, result in zip(jobs, results, strict=True) if isfinite(result[2])]
+            losses = [float(update.info["loss"]) for _, update, *_ in worked]
+            weights = [float(update.weight) for _, update, *_ in worked]
             # What is computed on arrival may be written over these states.
-            states = [(a.client, tree.clone(a.state) if late else a.state) for a in worked]
-            record = replace(self._receive_due(t), train_loss=loss)
+            states = [(client, tree.clone(state) if late else state) for client, _, state, _ in worked]
+            record = replace(self._receive_due(t), train_loss=mean_loss(losses, weights))
             self.store_states(states)
             oldest = t + 1 - clock.longest()[0]
             transit.versions = {version: each for version, each in transit.versions.items() if version >= oldest}
@@ -186,7 +189,7 @@ class DelayedLoop(ClockedLoop):
         for version, places in group_places(versions):
             group = self.compute([jobs[i] for i in places], self.in_transit.versions[version], t)
             # The next group may be written over this one.
-            for i, result in zip(places, group if len(group) == len(jobs) else tree.clone(group), strict=True):
+            for i, result in zip(places, group if len(group) == len(jobs) else tree.clone(list(group)), strict=True):
                 results[i] = result
         return results
 
@@ -196,18 +199,28 @@ class DelayedLoop(ClockedLoop):
         due: list[Message] = []
         while transit.messages and transit.messages[0].due <= t:
             due.append(transit.receive_next())
-        arrivals = [Arrival(m.client, m.update, None, m.finite) for m in due]  # type: ignore[arg-type]
+        arrivals: dict[int, Arrival] = {}
+        if self.clock.at == "dispatch":
+            arrivals = {i: make_arrival(m, m.update, None) for i, m in enumerate(due)}
         # Where uploads are computed on arrival, they are computed with the batches of the round they began in.
         for turn, places in group_places([m.turn for m in due] if self.clock.at == "arrival" else []):
             states = [due[i].state if self.keeps_states else self.progress.store.first() for i in places]
             jobs = self.make_jobs([due[i].client for i in places], states, turn)
             results = self.compute(jobs, transit.versions[t], turn)
-            for i, (update, _, finite) in zip(places, results, strict=True):
-                arrivals[i] = Arrival(due[i].client, tree.clone(update), None, bool(finite))
+            for i, (update, _, largest) in zip(places, results, strict=True):
+                arrivals[i] = Arrival(due[i].client, tree.clone(update), None, float(largest))
             self.count_work(jobs)
         stale = tuple(t - m.version for m in due)
         transit.staleness += stale
-        return self.close_round(arrivals, staleness=stale)
+        received = self.open_round()
+        self.exchange.receive_each(received, [arrivals[i] for i in range(len(due))], t)
+        return self.close_round(received, staleness=stale)
+
+
+def make_arrival(message: Message, update: ClientUpdate | None, state: Tree) -> Arrival:
+    """The arrival of an upload that was under way."""
+    assert update is not None
+    return Arrival(message.client, update, state, float(tree.largest(update.upload)) if message.finite else nan)
 
 
 def group_places(keys: list[int]) -> Iterator[tuple[int, list[int]]]:

@@ -30,7 +30,10 @@ SMALLER = "Smaller steps may help."
 def current_state(loop: Loop, at: int, algorithm: Algorithm) -> Tree:
     """The state of the client at a position; where clients keep none, what the algorithm's rule makes for it now."""
     problem, now = loop.problem, loop.progress
-    engine, received = Sequential(problem, client_functions(algorithm)), problem.broadcast(algorithm, now.server)
+    engine, received = (
+        Sequential(problem, client_functions(problem, algorithm)),
+        problem.broadcast(algorithm, now.server),
+    )
     (state,) = current_states(problem, algorithm, engine, received, now.store, [at], now.round)
     return state
 
@@ -71,7 +74,7 @@ def newcomer_state(loop: Loop, loss: str | None, data: Mapping[str, Any] | None,
     check_targets(loss, guest.columns, fed, output)
     state: Tree = first
     key = newcomer_key(problem.seed, fed.columns)
-    engine = Sequential(guest, client_functions(algorithm))
+    engine = Sequential(guest, client_functions(problem, algorithm))
     for k in range(passes):
         (job,) = guest.make_jobs(adapt_phases(algorithm), [0], [state], "onboard", k, part="train")
         (state,) = engine.map("adapt", [job._replace(key=key)], received, RoundInfo(now.round + k))

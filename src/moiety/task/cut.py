@@ -86,16 +86,16 @@ class Divided:
 
 
 def divide(
-    module: nn.Module, trained: frozenset[str], params: Params, inputs: Sequence[Tensor]
+    module: nn.Module, trained: frozenset[str], params: Params, inputs: Sequence[Tensor], *, quick: bool = False
 ) -> Divided | str | None:
-    """Cut ``module`` (in training mode) where the ``trained`` parameters begin, or say why it cannot be cut.
+    """Cut ``module`` where the ``trained`` parameters begin, or say why it cannot be cut; ``quick`` without an export.
 
     None where there is nothing to cut off: no parameter comes before the trained ones.
 
     ``inputs`` hold a few rows on which the cut is tried: features must be tensors with a row for every example, must
     not be random, and must not depend on the other rows of the batch.
     """
-    traced = _trace(module, params, inputs)
+    traced = _trace(module, params, inputs, quick=quick)
     if isinstance(traced, str):
         return traced
     cut = _cut_graph(*traced, trained)
@@ -117,13 +117,16 @@ def divide(
     return objection or divided
 
 
-def _trace(module: nn.Module, params: Params, inputs: Sequence[Tensor]) -> tuple[nn.Module, fx.Graph] | str:
+def _trace(
+    module: nn.Module, params: Params, inputs: Sequence[Tensor], *, quick: bool
+) -> tuple[nn.Module, fx.Graph] | str:
     """The graph of a module, and what holds the tensors its nodes name; or why there is none."""
     with fork_rng(devices=()):  # what runs within may draw
         try:
             return module, fx.Tracer().trace(module)
-        except Exception:  # tracing runs the user's code, which may raise anything
-            pass
+        except Exception as error:  # tracing runs the user's code, which may raise anything
+            if quick:
+                return f"the model cannot be traced ({_shorten(error)})"
         try:
             with _hush(), leave_block():
                 return _export(module, params, inputs)

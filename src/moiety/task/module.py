@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from moiety.errors import choice, must
 from moiety.task import block
 from moiety.task.cut import Call, Divided, divide
 from moiety.task.scores import LOSSES, METRIC_OF_LOSS, METRICS, OF_LABELS_ALONE, UNVECTORISED
-from moiety.types import Batch, Metric, Params, Partial, Task
+from moiety.types import Batch, Metric, Params, Partial, PartialScores, Task
 
 Loss = str | Callable[[Tensor, Batch], Tensor]
 
@@ -51,8 +52,7 @@ def from_module(
         output, changed = training.on_copies(params, [batch[c] for c in inputs])
         return add_penalty(per_example(output, batch), params), changed
 
-    def scores(params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-        output = predict(params, batch)
+    def score(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         return per_example(output, batch), metric.per_example(output, batch)
 
     return Task(
@@ -60,15 +60,16 @@ def from_module(
         buffers=buffers,
         loss=train,
         predict=predict,
-        scores=scores,
+        scores=lambda params, batch: score(predict(params, batch), batch),
         metric=metric,
         mixes_examples=any(mixes(m) for m in model.modules()),
         unvectorised=next((why for f, why in UNVECTORISED.items() if f in (per_example, metric.per_example)), None),
         partial=_partial(training.module, inputs, per_example, add_penalty),
+        partial_scores=_partial_scores(evaluating.module, inputs, score),
     )
 
 
-class _Cuts(dict[frozenset[str], Partial | str | None]):
+class _Cuts(dict[frozenset[str], Any]):
     """The cuts that are known, by block. They point into the module, so a task that is sent elsewhere makes its own."""
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
@@ -87,13 +88,10 @@ def _partial(
     spare = tuple(inputs) if per_example in OF_LABELS_ALONE else ()
 
     def make(divided: Divided) -> Partial:
-        names = [f"\0feature {i}" for i in range(divided.count)]  # no column of a user's is called that
-
-        def features(params: Params, batch: Batch) -> Batch:
-            return dict(zip(names, divided.features(params, [batch[c] for c in inputs]), strict=True))
+        features, rest = _by_column(divided, inputs)
 
         def loss(params: Params, batch: Batch) -> tuple[Tensor, Params]:
-            output, changed = divided.rest(params, [batch[name] for name in names])
+            output, changed = rest(params, batch)
             return add_penalty(per_example(output, batch), params), changed
 
         return Partial(features, loss, spare)
@@ -102,9 +100,42 @@ def _partial(
         if trained not in known:
             divided = divide(module, trained, params, [batch[c] for c in inputs])
             known[trained] = make(divided) if isinstance(divided, Divided) else divided
-        return known[trained]
+        cut: Partial | str | None = known[trained]
+        return cut
 
     return partial
+
+
+def _partial_scores(
+    module: nn.Module, inputs: Sequence[str], score: Callable[[Tensor, Batch], tuple[Tensor, Tensor]]
+) -> Callable[[frozenset[str], Params, Batch], PartialScores | None]:
+    """The same for scores, where only a cut that takes milliseconds to find pays."""
+    known, buffers = _Cuts(), {name for name, _ in module.named_buffers()}
+
+    def make(divided: Divided) -> PartialScores:
+        features, rest = _by_column(divided, inputs)
+        return PartialScores(features, lambda params, batch: score(rest(params, batch)[0], batch))
+
+    def partial_scores(own: frozenset[str], params: Params, batch: Batch) -> PartialScores | None:
+        if own not in known:
+            # A cut looks for parameters alone.
+            divided = None if own & buffers else divide(module, own, params, [batch[c] for c in inputs], quick=True)
+            known[own] = make(divided) if isinstance(divided, Divided) else None
+        cut: PartialScores | None = known[own]
+        return cut
+
+    return partial_scores
+
+
+def _by_column(
+    divided: Divided, inputs: Sequence[str]
+) -> tuple[Callable[[Params, Batch], Batch], Callable[[Params, Batch], tuple[Tensor, Params]]]:
+    """The two parts of a model as functions of batches: features are columns too."""
+    names = [f"\0feature {i}" for i in range(divided.count)]  # no column of a user's is called that
+    return (
+        lambda params, batch: dict(zip(names, divided.features(params, [batch[c] for c in inputs]), strict=True)),
+        lambda params, batch: divided.rest(params, [batch[name] for name in names]),
+    )
 
 
 def from_functions(

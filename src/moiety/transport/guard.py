@@ -56,6 +56,21 @@ def check_numbers(update: ClientUpdate, *, where: str) -> None:
         raise MoietyError(f"`weight` must be >= 0, got {weight:g} ({where}).")
 
 
+def fits(updates: ClientUpdate, declared: Params, count: int) -> bool:
+    """Whether no check refuses any of ``count`` updates, which come as one with a leading axis over clients."""
+    numbers = {"weight": updates.weight, **updates.info}
+    return (
+        updates.upload.keys() == declared.keys()
+        and "loss" in updates.info
+        and all(x.shape == (count,) for x in numbers.values())
+        and all(
+            x.shape == (count, *declared[name].shape) and x.dtype == declared[name].dtype
+            for name, x in updates.upload.items()
+        )
+        and not bool((updates.weight < 0).any())
+    )
+
+
 def check_layout(declared: Params, personal: Collection[str], what: str) -> None:
     """Raise where what an algorithm declares for a crossing has the name of a personal parameter or buffer."""
     named = sorted(declared.keys() & set(personal))

@@ -30,16 +30,16 @@ class Ledger:
     search_flops: float = 0.0
     device_memory: int = 0
 
-    def down(self, values: int, payload: int) -> None:
-        """Count a broadcast to one client that is asked."""
-        self.client_updates += 1
-        self.down_values += values
-        self.down_payload += payload
+    def down(self, values: int, payload: int, clients: int = 1) -> None:
+        """Count a broadcast to clients that are asked, alike to each."""
+        self.client_updates += clients
+        self.down_values += clients * values
+        self.down_payload += clients * payload
 
-    def up(self, values: int, payload: int) -> None:
-        """Count bytes to the server."""
-        self.up_values += values
-        self.up_payload += payload
+    def up(self, values: int, payload: int, clients: int = 1) -> None:
+        """Count bytes to the server, from each of the clients."""
+        self.up_values += clients * values
+        self.up_payload += clients * payload
 
     def work(self, flops: float, search: float) -> None:
         """Count arithmetic, and the part of it that searches for masks."""
