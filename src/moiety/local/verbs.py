@@ -26,7 +26,7 @@ def autograd_gradient(objective: Objective, at: Params, steps: Steps | None = No
     Where ``steps`` are given, some parameters may be stepped; these have no gradient.
     """
     leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
-    if steps is not None and (steps.active is not None or not steps.pay(leaves)):
+    if steps is not None and steps.active is not None:
         steps = None
     with steps.watch(leaves, leaves) if steps is not None else nullcontext():
         with torch.enable_grad():

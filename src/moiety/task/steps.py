@@ -57,10 +57,6 @@ class Steps:
         self._used = False
         self._several: set[int] = set()
 
-    def pay(self, leaves: Params) -> bool:
-        """Whether any parameter is large enough."""
-        return any(leaf.numel() >= LEAST for leaf in leaves.values())
-
     @contextmanager
     def watch(self, seen: Params, leaves: Params) -> Iterator[None]:
         """Within it, linear layers look here for their weights.
