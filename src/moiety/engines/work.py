@@ -19,10 +19,6 @@ FEATURE_ROWS = 64
 """Features are computed in slices of this many rows, so that the memory of the pass itself stays small."""
 
 
-AT_ONCE_BYTES = 1 << 22
-"""Up to this much the rows of one client's batches are gathered in one call."""
-
-
 @dataclass(frozen=True)
 class Batches:
     """The batches of one phase of one client, gathered from ``columns`` one by one.
@@ -40,12 +36,6 @@ class Batches:
     gathered: Batch | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        if self.sizes is not None and self._row_bytes() * len(self.index) <= AT_ONCE_BYTES:
-            sizes = list(self.sizes)
-            split = [torch.split(column.index_select(0, self.index), sizes) for column in self.columns.values()]
-            for pieces in zip(*split, strict=True):
-                yield dict(zip(self.columns, pieces, strict=True))
-            return
         steps = self.index.unbind(0) if self.sizes is None else torch.split(self.index, list(self.sizes))
         for k, rows in enumerate(steps):
             if self.gathered is None:
@@ -53,9 +43,6 @@ class Batches:
             else:
                 batch = {name: column[k] for name, column in self.gathered.items()}
             yield batch if self.mask is None else batch | {"mask": self.mask[k]}
-
-    def _row_bytes(self) -> int:
-        return sum(column[:1].numel() * column.element_size() for column in self.columns.values())
 
     def own_columns(self) -> Batch:
         """The client's rows, each once."""

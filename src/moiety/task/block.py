@@ -91,10 +91,9 @@ def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
 
 def _linear_that_steps(steps: Steps, x: Tensor, weight: Leaf, bias: Tensor | None) -> Tensor:
     leaf = steps.find_leaf(bias)
-    block = _find_block()
-    if functorch is None or block is None:
+    if functorch is None or steps.block is None:
         return steps.linear(x, weight, leaf or Leaf(None, bias))
-    level, count = block
+    level, count = steps.block
     x, axis = _unwrap(x, level)
     fixed = None if bias is None or leaf is not None else _unwrap(bias, level)
     with functorch.temporarily_pop_interpreter_stack():
@@ -131,6 +130,8 @@ def block_gradient(objective: Objective, at: Params, steps: Steps | None = None)
             steps = None
         if steps is not None and active is not None:
             steps.active = None if bool(active[0].all()) else _spread(*active, count)
+    if steps is not None:
+        steps.block = block
     seen = {name: functorch._add_batch_dim(p, 0, level) for name, p in leaves.items()}
     with steps.watch(seen, leaves) if steps is not None else nullcontext():
         with torch.enable_grad():

@@ -53,6 +53,8 @@ class Steps:
         self.rates, self.in_place, self.active = rates, in_place, active
         self.new: Params = {}
         """The parameters that were stepped."""
+        self.block: tuple[int, int] | None = None
+        """Within a block of clients: vmap's level, and how many they are."""
         self._leaves: dict[int, Leaf] = {}
         self._used = False
         self._several: set[int] = set()
