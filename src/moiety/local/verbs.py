@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from moiety import tree
+from moiety.task.block import in_block
 from moiety.task.steps import Steps, name_gradients
 from moiety.types import Batch, LossFunction, Names, Objective, Params, Work
 
@@ -26,7 +27,7 @@ def autograd_gradient(objective: Objective, at: Params, steps: Steps | None = No
     Where ``steps`` are given, some parameters may be stepped; these have no gradient.
     """
     leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
-    if steps is not None and steps.active is not None:
+    if steps is not None and (steps.active is not None or in_block()):
         steps = None
     with steps.watch(leaves, leaves) if steps is not None else nullcontext():
         with torch.enable_grad():

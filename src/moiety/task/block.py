@@ -80,8 +80,10 @@ def for_blocks(module: nn.Module) -> nn.Module:
 
 def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
     steps = current_steps()
-    if steps is not None and x.dim() > 1 and (weight := steps.find_leaf(layer.weight)):
-        return _linear_that_steps(steps, x, weight, layer.bias)
+    if steps is not None and x.dim() > 1 and not torch.is_autocast_enabled(x.device.type):
+        weight = steps.find_leaf(layer.weight)
+        if weight is not None:
+            return _linear_that_steps(steps, x, weight, layer.bias)
     if x.dim() != 2 or not in_block():
         return functional.linear(x, layer.weight, layer.bias)
     if layer.bias is None:

@@ -67,7 +67,9 @@ class Steps:
             seen: the parameters as the model sees them.
             leaves: the same parameters as autograd sees them. For a block of clients they have an axis more.
         """
-        self._leaves = {id(p): Leaf(name, leaves[name]) for name, p in seen.items() if name in self.rates}
+        self._leaves = {
+            id(p): Leaf(name, leaves[name]) for name, p in seen.items() if name in self.rates and p.is_floating_point()
+        }
         token = _current.set(self)
         try:
             yield
