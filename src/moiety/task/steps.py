@@ -80,13 +80,16 @@ class Steps:
         """The leaf of a parameter that may be stepped."""
         return self._leaves.get(id(seen))
 
+    def can_take(self, x: Tensor) -> bool:
+        """Whether layers with such an input may step. For blocks of sequences it was measured to gain nothing."""
+        return (x.dim() == 2 if self.block else x.dim() > 1) and not torch.is_autocast_enabled(x.device.type)
+
     def linear(self, x: Tensor, weight: Leaf, bias: Leaf) -> Tensor:
         """``x W^T + b``, or the same for each client of a block; the backward pass steps what it may."""
         self._used = True
-        first = weight.value.dim() - 2  # type: ignore[union-attr]
-        rows = x if x.dim() == first + 2 else x.flatten(first, -2)
+        rows = x if self.block or x.dim() == 2 else x.flatten(0, -2)
         y: Tensor = _Linear.apply(rows, weight.value, bias.value, self, weight.name, bias.name)  # type: ignore[no-untyped-call]
-        return y if rows is x else y.unflatten(-2, x.shape[first:-1])  # type: ignore[no-untyped-call]
+        return y if rows is x else y.view(*x.shape[:-1], -1)
 
     def find_repeated_uses(self, total: Tensor) -> None:
         """Note which parameters are used more than once in the forward pass that led to ``total``.
