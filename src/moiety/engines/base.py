@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from moiety import tree
+from moiety.engines.memory import keep_freed_memory
 from moiety.engines.problem import Problem
 from moiety.engines.rows import Job
 from moiety.errors import MoietyError, message, must
@@ -88,6 +89,7 @@ class Engine:
 
     def __init__(self, problem: Problem, functions: Functions) -> None:
         self.problem, self.functions = problem, functions
+        keep_freed_memory()
 
     def map(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> Sequence[Tree]:
         """Run the function of that name for each job and return the results in the order of the jobs.

@@ -8,7 +8,6 @@ a stated time, is replaced and its clients are served again: seeds belong to cli
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -39,10 +38,6 @@ ARENA_BYTES = 1 << 28
 """Memory for the states or results of one batch of clients; a larger cohort is served in several batches."""
 SLOTS = 1024
 """How many clients such a batch has at most."""
-KEPT_BYTES = 1 << 30
-"""How much freed memory a worker may keep."""
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
-"""Parameters of glibc's ``mallopt``, from its malloc.h."""
 SPIN_SECONDS = 0.02
 """How long a worker stays awake for its next share."""
 TIMEOUT = 60.0
@@ -182,7 +177,6 @@ class Processes(Engine):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
         release_locks()
         torch.set_num_threads(1)
-        keep_freed_memory()
         problem = replace(self.problem, quiet=True)  # warnings go to the parent, which shows them
         engine = self.inner(problem, self.functions)
         while True:
@@ -248,18 +242,6 @@ def read_state(process: int) -> tuple[str, int] | None:
 def can_fork() -> bool:
     """Whether workers may be forked: libraries of macOS break in forked processes, and Windows has none."""
     return sys.platform.startswith("linux")
-
-
-def keep_freed_memory() -> None:
-    """Let the C library keep what this process frees: a worker asks for the same sizes again in every step.
-
-    Else each tensor of a megabyte is mapped anew and its pages are zeroed one fault at a time, a fifth of a round for a
-    small model. Where the library is not glibc nothing happens.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        for parameter, value in ((M_MMAP_THRESHOLD, 1 << 25), (M_TRIM_THRESHOLD, KEPT_BYTES), (M_TOP_PAD, 1 << 26)):
-            mallopt(parameter, value)
 
 
 def count_cores() -> int:

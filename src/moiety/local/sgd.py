@@ -17,8 +17,11 @@ import torch
 from torch import Tensor
 
 from moiety.errors import COUNT, kind, must, number, whole
-from moiety.local.verbs import clip_gradients, mean_loss, reuse_rows
+from moiety.local.verbs import autograd_gradient, clip_gradients, mean_loss, reuse_rows
 from moiety.spec import recorded, spec_from_fields
+from moiety.task import steps
+from moiety.task.block import block_gradient
+from moiety.task.steps import Rate, Steps
 from moiety.types import Batch, Names, Params, Phase, Recorded, Work
 
 ALL = "all"
@@ -187,6 +190,8 @@ def train(
         return model, torch.zeros_like(work.examples)
     clip = next(iter(options.values())).clip
     loss_of, batches = reuse_rows(work, model, tuple(options), batches)
+    rates = find_rates(work, model, options, centre)
+    gradient = autograd_gradient if work.gradient is autograd_gradient else block_gradient
     velocity: Params = {}
     losses: list[Tensor] = []
     actives: list[Tensor] = []
@@ -197,9 +202,17 @@ def train(
             each, changed = loss_of({**fixed, **block}, batch)
             return mean_loss(each, batch), changed
 
-        gradients, loss, changed = work.gradient(objective, {name: model[name] for name in options})
-        gradients = clip_gradients(gradients, clip)
         active = batch["mask"].any() if "mask" in batch else None
+        at = {name: model[name] for name in options}
+        # From the second step on the trained tensors are ours, and may be edited in place.
+        taken = Steps(rates, in_place=bool(losses), active=active)
+        gradients, loss, changed = gradient(objective, at, taken) if rates else work.gradient(objective, at)
+        gradients = clip_gradients(gradients, clip)
+        for name, p in taken.new.items():
+            model[name] = p
+            if options[name].pull and centre is not None:
+                c = centre[name] if active is None else torch.where(active, centre[name], 0)
+                p.add_(c, alpha=rates[name].lr * options[name].pull)
         for name, g in gradients.items():
             how = options[name]
             if how.weight_decay:
@@ -211,7 +224,6 @@ def train(
                 velocity[name] = g if active is None else torch.where(active, g, velocity.get(name, 0))
             if active is not None:
                 g = torch.where(active, g, 0)
-            # From the second step on the trained tensors are ours, and may be edited in place.
             step = model[name].sub_ if losses else model[name].sub
             model[name] = step(g, alpha=how.lr * work.scale)
         for name, value in changed.items():
@@ -223,6 +235,23 @@ def train(
         return model, torch.zeros_like(work.examples)
     total = torch.stack(losses).double().sum()
     return model, total / (torch.stack(actives).sum().clamp(min=1) if actives else len(losses))
+
+
+def find_rates(work: Work, model: Params, options: Mapping[str, Sgd], centre: Params | None) -> dict[str, Rate]:
+    """The rates of the parameters whose steps may be taken inside the backward pass.
+
+    Momentum and clipping need the gradient itself. So does a ``work`` whose gradient an algorithm has changed. For a
+    single client it pays where some parameter is large.
+    """
+    if next(iter(options.values())).clip is not None or work.gradient not in (autograd_gradient, block_gradient):
+        return {}
+    if work.gradient is autograd_gradient and max(model[name].numel() for name in options) < steps.LEAST:
+        return {}
+    return {
+        name: Rate(how.lr * work.scale, how.weight_decay + (0 if centre is None else how.pull))
+        for name, how in options.items()
+        if not how.momentum
+    }
 
 
 def check_rate(name: str, lr: object) -> None:

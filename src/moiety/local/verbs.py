@@ -7,12 +7,15 @@ So nothing here asks for the value of a tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from moiety import tree
+from moiety.task.block import in_block
+from moiety.task.steps import Steps, name_gradients
 from moiety.types import Batch, LossFunction, Names, Objective, Params, Work
 
 Carry = TypeVar("Carry")
@@ -20,16 +23,23 @@ _WIDTHS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 """Whole numbers by their bytes."""
 
 
-def autograd_gradient(objective: Objective, at: Params) -> tuple[Params, Tensor, Params]:
-    """Gradient by ordinary autograd on leaf tensors, the fast way in a Python loop."""
+def autograd_gradient(objective: Objective, at: Params, steps: Steps | None = None) -> tuple[Params, Tensor, Params]:
+    """Gradient by ordinary autograd on leaf tensors, the fast way in a Python loop.
+
+    Where ``steps`` are given, some parameters may be stepped; these have no gradient.
+    """
     leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
-    with torch.enable_grad():
-        loss, changed = objective(leaves)
-    if not loss.requires_grad:  # no trained parameter reaches the loss
-        return {name: torch.zeros_like(p) for name, p in at.items()}, loss, changed
-    gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    changed = {name: b.detach() for name, b in changed.items()}
-    return dict(zip(leaves, gradients, strict=True)), loss.detach(), changed
+    if steps is not None and (steps.active is not None or in_block()):
+        steps = None
+    with steps.watch(leaves, leaves) if steps is not None else nullcontext():
+        with torch.enable_grad():
+            loss, changed = objective(leaves)
+        if not loss.requires_grad:  # no trained parameter reaches the loss
+            return {name: torch.zeros_like(p) for name, p in at.items()}, loss, changed
+        if steps is not None:
+            steps.find_repeated_uses(loss)
+        slopes = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    return name_gradients(leaves, slopes, steps), loss.detach(), {name: b.detach() for name, b in changed.items()}
 
 
 def mean_loss(losses: Tensor, batch: Batch) -> Tensor:

@@ -10,6 +10,7 @@ slower.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from moiety.task.steps import Leaf, Steps, current_steps, name_gradients
 from moiety.types import Objective, Params
 
 PRIVATE = {
@@ -77,11 +79,29 @@ def for_blocks(module: nn.Module) -> nn.Module:
 
 
 def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    steps = current_steps()
+    if steps is not None and steps.can_take(x):
+        weight = steps.find_leaf(layer.weight)
+        if weight is not None:
+            return _linear_that_steps(steps, x, weight, layer.bias)
     if x.dim() != 2 or not in_block():
         return functional.linear(x, layer.weight, layer.bias)
     if layer.bias is None:
         return torch.mm(layer.weight, x.t()).t()
     return torch.addmm(layer.bias.unsqueeze(1), layer.weight, x.t()).t()
+
+
+def _linear_that_steps(steps: Steps, x: Tensor, weight: Leaf, bias: Tensor | None) -> Tensor:
+    leaf = steps.find_leaf(bias)
+    if functorch is None or steps.block is None:
+        return steps.linear(x, weight, leaf or Leaf(None, bias))
+    level, count = steps.block
+    x, axis = _unwrap(x, level)
+    fixed = None if bias is None or leaf is not None else _unwrap(bias, level)
+    with functorch.temporarily_pop_interpreter_stack():
+        leaf = leaf or Leaf(None, None if fixed is None else _spread(*fixed, count))
+        y = steps.linear(_spread(x, axis, count), weight, leaf)
+    return functorch._add_batch_dim(y, 0, level)  # type: ignore[no-any-return]
 
 
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
@@ -90,39 +110,63 @@ def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     return -logs.gather(0, y.unsqueeze(0)).squeeze(0)
 
 
-def block_gradient(objective: Objective, at: Params) -> tuple[Params, Tensor, Params]:
+def block_gradient(objective: Objective, at: Params, steps: Steps | None = None) -> tuple[Params, Tensor, Params]:
     """Gradients of all clients of a block by one pass of ordinary autograd.
 
     Each client's loss depends on its own parameters alone, so the gradient of the sum of the losses holds the gradient
     of every client. Inside a transform other than the block's own, and where torch lacks what this needs,
-    ``torch.func`` takes the gradient.
+    ``torch.func`` takes the gradient. Where ``steps`` are given, some parameters may be stepped; these have no
+    gradient.
     """
-    block = functorch.retrieve_current_functorch_interpreter() if functorch and in_block() else None
-    if functorch is None or not isinstance(block, functorch.VmapInterpreter):
+    block = _find_block()
+    if functorch is None or block is None:
         gradients, (loss, changed) = torch.func.grad_and_value(objective, has_aux=True)(at)
         return gradients, loss, changed
-    level, count = block.level(), block.batch_size()
+    level, count = block
     unwrapped = {name: _unwrap(p, level) for name, p in at.items()}
+    active = None if steps is None or steps.active is None else _unwrap(steps.active, level)
     with functorch.temporarily_pop_interpreter_stack():
         # A value that all clients have in common becomes one for each, without a copy.
-        spread = {
-            n: p.unsqueeze(0).expand(count, *p.shape) if axis is None else p.movedim(axis, 0)
-            for n, (p, axis) in unwrapped.items()
-        }
-        leaves = {name: p.detach().requires_grad_() for name, p in spread.items()}
-    with torch.enable_grad():
-        loss, changed = objective({name: functorch._add_batch_dim(p, 0, level) for name, p in leaves.items()})
-    total, axis = _unwrap(loss, level)
-    with functorch.temporarily_pop_interpreter_stack():
-        if axis is None or not total.requires_grad:  # no trained parameter reaches the loss
-            slopes = tuple(torch.zeros_like(p) for p in leaves.values())
-        else:
-            # The sum, since torch loads its symbolic shapes, for half a second, where slopes are handed to `grad`.
-            with torch.enable_grad():
-                total = total.sum()
-            slopes = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    gradients = {n: functorch._add_batch_dim(g, 0, level) for n, g in zip(leaves, slopes, strict=True)}
+        leaves = {n: _spread(p, axis, count).detach().requires_grad_() for n, (p, axis) in unwrapped.items()}
+        if in_block():  # a block within a block
+            steps = None
+        if steps is not None and active is not None:
+            steps.active = None if bool(active[0].all()) else _spread(*active, count)
+    if steps is not None:
+        steps.block = block
+    seen = {name: functorch._add_batch_dim(p, 0, level) for name, p in leaves.items()}
+    with steps.watch(seen, leaves) if steps is not None else nullcontext():
+        with torch.enable_grad():
+            loss, changed = objective(seen)
+        total, axis = _unwrap(loss, level)
+        with functorch.temporarily_pop_interpreter_stack():
+            if axis is None or not total.requires_grad:  # no trained parameter reaches the loss
+                slopes: Sequence[Tensor | None] = [None] * len(leaves)
+            else:
+                # The sum, since torch loads its symbolic shapes, for half a second, where slopes are handed to `grad`.
+                with torch.enable_grad():
+                    total = total.sum()
+                if steps is not None:
+                    steps.find_repeated_uses(total)
+                slopes = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+            named = name_gradients(leaves, slopes, steps)
+    gradients = {n: functorch._add_batch_dim(g, 0, level) for n, g in named.items()}
+    if steps is not None:
+        steps.new = {n: functorch._add_batch_dim(p, 0, level) for n, p in steps.new.items()}
     return gradients, loss.detach(), {name: b.detach() for name, b in changed.items()}
+
+
+def _find_block() -> tuple[int, int] | None:
+    """The level of the block of clients that this runs for, and how many they are; None outside of one."""
+    block = functorch.retrieve_current_functorch_interpreter() if functorch and in_block() else None
+    if functorch is None or not isinstance(block, functorch.VmapInterpreter):
+        return None
+    return block.level(), block.batch_size()
+
+
+def _spread(value: Tensor, axis: int | None, count: int) -> Tensor:
+    """A block's value with its axis over clients first; a value that they have in common is repeated, not copied."""
+    return value.unsqueeze(0).expand(count, *value.shape) if axis is None else value.movedim(axis, 0)
 
 
 def _unwrap(value: Tensor, level: int) -> tuple[Tensor, int | None]:

@@ -1,0 +1,226 @@
+"""Steps inside the backward pass against ``torch.optim.SGD`` on ordinary modules, one client at a time."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.func import vmap
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+import moiety as mo
+from moiety.local import sgd
+from moiety.local.sgd import train
+from moiety.local.verbs import autograd_gradient
+from moiety.task import from_module, steps
+from moiety.task.block import block_gradient
+from moiety.types import Work
+
+FEATURES, WIDTH, CLASSES, LR = 5, 4, 3, 0.3
+SIZES = [[6, 6, 2], [6, 1], [3]]
+"""The batches of three clients. Side by side, the second has a step that is all padding, the third two."""
+
+
+class Tied(nn.Module):
+    """One layer used twice, and one used once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again, self.head = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.again(torch.tanh(self.again(x))))
+
+
+class Reused(nn.Module):
+    """Weights that also enter in other ways: before their layer, and after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.early, self.late = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES)
+        self.head = nn.Linear(FEATURES, CLASSES, bias=False)
+
+    def forward(self, x):
+        x = self.early(x * self.early.weight.square().sum())
+        return self.head(torch.tanh(self.late(x)) * self.late.bias.exp())
+
+
+class Words(nn.Module):
+    """Inputs with three axes, and a layer that is called as a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.plain = nn.Linear(1, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x.unsqueeze(-1)))
+        return self.head(torch.tanh(functional.linear(x, self.plain.weight, self.plain.bias)).mean(-2))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh(), nn.Linear(WIDTH, CLASSES)
+    )
+
+
+MODELS = {
+    "mlp": (mlp, {"0.weight", "0.bias", "2.weight", "4.weight", "4.bias"}),
+    "tied": (Tied, {"head.weight", "head.bias"}),
+    "reused": (Reused, {"early.bias", "late.weight", "head.weight"}),
+    "words": (Words, {"first.weight", "first.bias", "head.weight", "head.bias"}),
+}
+"""Models, and the parameters of theirs whose steps are taken inside the backward pass of a single client."""
+
+
+def make_model(name: str) -> nn.Module:
+    torch.manual_seed(2)
+    return MODELS[name][0]().double()
+
+
+def make_batches(sizes: list[int], seed: int) -> list[dict[str, torch.Tensor]]:
+    draw = torch.Generator().manual_seed(seed)
+    return [
+        {
+            "x": torch.randn(n, FEATURES, generator=draw, dtype=torch.float64),
+            "y": torch.randint(CLASSES, (n,), generator=draw),
+        }
+        for n in sizes
+    ]
+
+
+def train_by_torch(module, batches, trained, *, decay, pull, momentum=0.0):
+    module = copy.deepcopy(module)
+    centre = {n: torch.full_like(p, 0.5) for n, p in module.named_parameters()}
+    for name, p in module.named_parameters():
+        p.requires_grad_(name in trained)
+    chosen = {n: p for n, p in module.named_parameters() if n in trained}
+    optimiser = torch.optim.SGD(chosen.values(), lr=LR, weight_decay=decay, momentum=momentum)
+    for batch in batches:
+        optimiser.zero_grad()
+        loss = functional.cross_entropy(module(batch["x"]), batch["y"])
+        loss = loss + sum(pull / 2 * (p - centre[n]).square().sum() for n, p in chosen.items())
+        loss.backward()
+        optimiser.step()
+    return {n: p.detach() for n, p in module.named_parameters()}
+
+
+@pytest.fixture
+def stepped(monkeypatch):
+    """The names of the parameters that were stepped inside a backward pass, whatever their size."""
+    made = []
+
+    class Watched(steps.Steps):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            made.append(self)
+
+    monkeypatch.setattr(sgd, "Steps", Watched)
+    monkeypatch.setattr(steps, "LEAST", 0)
+    return lambda: set().union(*(each.new for each in made))
+
+
+def work_for(module, gradient, **options):
+    task = from_module(module, loss="cross_entropy", **options)
+    common = {"shared": (), "personal": (), "compose": None, "parts": None, "batches": None, "scale": 1.0}
+    return Work(task=task, gradient=gradient, examples=torch.tensor(1.0, dtype=torch.float64), **common)
+
+
+def train_single(module, batches, trained, how, **options):
+    work = work_for(module, autograd_gradient, **options)
+    centre = {n: torch.full_like(p, 0.5) for n, p in work.task.init.items()}
+    before = {n: p.clone() for n, p in work.task.init.items()}
+    with torch.no_grad():
+        new, loss = train(work, work.task.init, batches, {trained: how}, centre=centre)
+    assert all(torch.equal(p, before[n]) for n, p in work.task.init.items()), "the given model is not changed"
+    return new, loss
+
+
+def train_block(module, trained, how):
+    """The clients of ``SIZES`` side by side; what a client computes from padding alone is not finite."""
+    work = work_for(module, block_gradient)
+    centre = {n: torch.full_like(p, 0.5) for n, p in work.task.init.items()}
+    x = torch.full((3, 3, 6, FEATURES), math.inf, dtype=torch.float64)
+    y, mask = torch.zeros(3, 3, 6, dtype=torch.int64), torch.zeros(3, 3, 6, dtype=torch.bool)
+    for c, sizes in enumerate(SIZES):
+        for k, batch in enumerate(make_batches(sizes, c)):
+            n = sizes[k]
+            x[c, k], x[c, k, :n], y[c, k, :n], mask[c, k, :n] = batch["x"][0], batch["x"], batch["y"], True
+
+    def one(x, y, mask):
+        batches = [{"x": x[k], "y": y[k], "mask": mask[k]} for k in range(3)]
+        return train(work, work.task.init, batches, {trained: how}, centre=centre)[0]
+
+    with torch.no_grad():
+        return vmap(one)(x, y, mask)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("decay", "pull"), [(0.0, 0.0), (0.2, 0.0), (0.2, 0.3)])
+def test_steps_are_those_of_torch(name, decay, pull, stepped):
+    module = make_model(name)
+    names = tuple(n for n, _ in module.named_parameters())
+    how = mo.sgd(LR, weight_decay=decay, pull=pull)
+    block = train_block(module, names, how)
+    assert stepped() == MODELS[name][1] - {"first.weight", "first.bias"}  # its input is a block of sequences
+    for c, sizes in enumerate(SIZES):
+        batches = make_batches(sizes, c)
+        wanted = train_by_torch(module, batches, names, decay=decay, pull=pull)
+        single, _ = train_single(module, batches, names, how)
+        for n in names:
+            torch.testing.assert_close(single[n], wanted[n], rtol=1e-12, atol=1e-13)
+            torch.testing.assert_close(block[n][c], wanted[n], rtol=1e-12, atol=1e-13)
+    assert stepped() == MODELS[name][1]
+
+
+@pytest.mark.parametrize("trained", [("0.weight",), ("0.bias",), ("2.weight", "4.bias"), ("4.weight", "4.bias")])
+def test_what_is_not_trained_stays(trained, stepped):
+    """A layer whose bias alone is trained takes the ordinary way."""
+    module, batches = make_model("mlp"), make_batches(SIZES[0], 0)
+    wanted = train_by_torch(module, batches, trained, decay=0.1, pull=0.0)
+    block = train_block(module, trained, mo.sgd(LR, weight_decay=0.1))
+    single, _ = train_single(module, batches, trained, mo.sgd(LR, weight_decay=0.1))
+    for n, p in wanted.items():
+        torch.testing.assert_close(single[n], p, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(block[n][0], p, rtol=1e-12, atol=1e-13)
+    assert stepped() == {n for n in trained if n.endswith("weight") or n.replace("bias", "weight") in trained}
+
+
+@pytest.mark.parametrize("how", [{"momentum": 0.9}, {"clip": 0.1}])
+def test_momentum_and_clipping_take_the_ordinary_way(how, stepped):
+    module = make_model("mlp")
+    train_single(module, make_batches([6, 6], 0), ("0.weight", "4.bias"), mo.sgd(LR, **how))
+    train_block(module, ("0.weight", "4.bias"), mo.sgd(LR, **how))
+    assert not stepped()
+
+
+def test_a_penalty_is_another_use_of_a_weight(stepped):
+    """The penalty |W|^2 / 2 on one weight is weight decay of 1 on it, by torch."""
+    module, batches = make_model("mlp"), make_batches([6, 6], 0)
+    name = ("0.weight",)
+    wanted = train_by_torch(module, batches, name, decay=1.0, pull=0.0)
+    penalty = {"penalty": lambda params: params["0.weight"].square().sum() / 2}
+    found, _ = train_single(module, batches, name, mo.sgd(LR), **penalty)
+    torch.testing.assert_close(found["0.weight"], wanted["0.weight"], rtol=1e-12, atol=1e-13)
+    assert not stepped()
+
+
+def test_small_models_of_single_clients_take_the_ordinary_way(stepped, monkeypatch):
+    monkeypatch.setattr(steps, "LEAST", FEATURES * WIDTH + 1)
+    train_single(make_model("mlp"), make_batches([6, 6], 0), ("0.weight",), mo.sgd(LR))
+    assert not stepped()
+
+
+def test_operations_are_counted_as_ever(stepped):
+    """Two steps of B = 6 rows. A product with an m by n weight takes 2 B m n operations.
+
+    There is one forward and one for the step; one more, for the gradient of the input, in all layers but the first.
+    """
+    module = make_model("mlp")
+    with FlopCounterMode(display=False) as counter:
+        train_single(module, make_batches([6, 6], 0), tuple(n for n, _ in module.named_parameters()), mo.sgd(LR))
+    first, second, last = FEATURES * WIDTH, WIDTH * WIDTH, WIDTH * CLASSES
+    assert stepped()
+    assert counter.get_total_flops() == 2 * 2 * 6 * (2 * first + 3 * second + 3 * last)
