@@ -15,6 +15,7 @@ from moiety.data.partition import (
 )
 from moiety.data.sources import SOURCES
 from moiety.data.tasks import binary_tasks, principal_components
+from moiety.data.weights import class_weights
 
 __all__ = [
     "PARTITIONS",
@@ -22,6 +23,7 @@ __all__ = [
     "FederatedData",
     "Partition",
     "binary_tasks",
+    "class_weights",
     "classes_per_client",
     "dirichlet",
     "from_arrays",

@@ -165,8 +165,8 @@ class Run:
     @property
     def _loss(self) -> str | None:
         """The name of the loss, if it has one."""
-        loss: str | None = self.config["run"].get("loss")
-        return loss
+        loss = self.config["run"].get("loss")
+        return loss["name"] if isinstance(loss, dict) else loss
 
     def _inputs(self) -> Sequence[str]:
         """The columns that the model takes; a task of plain functions may take any."""
