@@ -166,7 +166,8 @@ class Run:
     def _loss(self) -> str | None:
         """The name of the loss, if it has one."""
         loss = self.config["run"].get("loss")
-        return loss["name"] if isinstance(loss, dict) else loss
+        name: str | None = loss["name"] if isinstance(loss, dict) else loss
+        return name
 
     def _inputs(self) -> Sequence[str]:
         """The columns that the model takes; a task of plain functions may take any."""
