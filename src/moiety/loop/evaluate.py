@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from moiety.data import FederatedData
 from moiety.engines.base import ClientFunction, Engine, RoundInfo
 from moiety.engines.problem import Problem
 from moiety.evaluation import Row, client_rows
+from moiety.evaluation.per_client import SHARED
+from moiety.loop.sets import predict_clients, predict_function, predict_pooled, score_sets
 from moiety.transport import copy_out
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Task, Tree, Work
 
@@ -26,19 +28,30 @@ def choose_evaluated(data: FederatedData, options: Mapping[str, Any], seed: int)
     return uniform_cohort(len(data), options.get("evaluate_clients") or len(data), seed=seed, round=-1)
 
 
-def client_functions(algorithm: Algorithm) -> dict[str, ClientFunction]:
-    """What engines run for clients: local work, the algorithm's rule for newcomers, and scoring."""
+class Evaluation(NamedTuple):
+    """A row per client, and metrics of sets over all their rows together, by name."""
+
+    rows: list[Row]
+    pooled: dict[str, float]
+
+
+def client_functions(algorithm: Algorithm, rows: int = 0) -> dict[str, ClientFunction]:
+    """What engines run for clients: local work, the algorithm's rule for newcomers, and scoring.
+
+    Predictions too, of so many ``rows`` at a time, where some metric needs them.
+    """
 
     def train(work: Work, received: Params, state: Tree) -> tuple[ClientUpdate, Tree, Tensor]:
         """Local work, and whether all its results are finite, which is checked where the work is done."""
         update, state = algorithm.client_update(work, received, state)
         return copy_out(update), state, tree.is_finite((update, state))
 
-    return {
+    functions = {
         "train": ClientFunction(train, tuple(algorithm.phases)),
         "adapt": ClientFunction(algorithm.adapt, tuple(algorithm.phases)),
         "score": score_function(algorithm),
     }
+    return functions | ({"predict": predict_function(algorithm, rows)} if rows else {})
 
 
 def adapt_phases(algorithm: Algorithm) -> Mapping[str, Phase]:
@@ -83,13 +96,16 @@ def evaluate(
     part: str,
     round: int,
     clients: np.ndarray,
-) -> list[Row]:
+) -> Evaluation:
     """One row per client. Clients that keep no state first get their personal model by the algorithm's own rule."""
     data = problem.data
     sizes = data.sizes(part)
     tested = clients[sizes[clients] > 0]
     received = problem.broadcast(algorithm, server)
-    shared = score_pooled(problem, problem.shared_model(algorithm, received), tested, part)
+    shared_model, with_sets = problem.shared_model(algorithm, received), bool(problem.task.sets and len(tested))
+    shared = score_pooled(problem, shared_model, tested, part)
+    shared_outputs = predict_pooled(problem, shared_model, tested, part) if with_sets else None
+    outputs = []
     if not tree.leaves(problem.first_state(algorithm)):
         personal = shared  # the very same model
     else:
@@ -100,18 +116,36 @@ def evaluate(
             some = tested[at : at + step]
             states = current_states(problem, algorithm, engine, received, store, some, round)
             personal = np.concatenate([personal, score_clients(problem, engine, received, some, states, part)])
+            if with_sets:
+                outputs.append(predict_clients(problem, engine, received, some, states, part))
     (loss, metric, _), (shared_loss, shared_metric, weight) = (
         spread_scores(scores, tested, clients) for scores in (personal, shared)
     )
-    return client_rows(
+    sets: dict[str, np.ndarray] = {}
+    pooled: dict[str, float] = {}
+    if shared_outputs is not None:
+        scores = score_sets(problem, torch.cat(outputs) if outputs else shared_outputs, tested, part)
+        shared_scores = score_sets(problem, shared_outputs, tested, part)
+        for before, (each, together) in (("", scores), (SHARED, shared_scores)):
+            sets |= {before + name: spread(values, tested, clients) for name, values in each.items()}
+            pooled |= {before + name: value for name, value in together.items()}
+        if problem.task.set_decides:
+            name = problem.task.deciding.name
+            metric, shared_metric = sets[name], sets[SHARED + name]
+            weight = np.where(np.isnan(metric + shared_metric), 0, sizes[clients])
+    rows = client_rows(
         [data.ids[int(i)] for i in clients],
         data.sizes("train")[clients],
         sizes[clients],
         (loss, metric),
         (shared_loss, shared_metric),
         np.nan_to_num(weight),
-        higher_is_better=problem.task.metric.higher_is_better,
+        higher_is_better=problem.task.deciding.higher_is_better,
     )
+    for name, values in sets.items():
+        for row, value in zip(rows, values, strict=True):
+            row[name] = float(value)
+    return Evaluation(rows, pooled)
 
 
 def current_states(
@@ -174,6 +208,11 @@ def score_pooled(problem: Problem, model: Params, clients: np.ndarray, part: str
 
 def spread_scores(scores: np.ndarray, tested: np.ndarray, clients: np.ndarray) -> np.ndarray:
     """Losses, metrics and weights [3, clients] of ``clients`` (ascending), NaN for those that were not tested."""
-    full = np.full((3, len(clients)), np.nan)
-    full[:, np.searchsorted(clients, tested)] = scores.T
+    return np.stack([spread(column, tested, clients) for column in scores.T])
+
+
+def spread(values: np.ndarray, tested: np.ndarray, clients: np.ndarray) -> np.ndarray:
+    """The values of ``clients`` (ascending), NaN for those that were not tested."""
+    full = np.full(len(clients), np.nan)
+    full[np.searchsorted(clients, tested)] = values
     return full

@@ -24,6 +24,7 @@ from moiety.loop.divergence import BARREN_ROUNDS, DivergenceError, explain_barre
 from moiety.loop.evaluate import client_functions
 from moiety.loop.exchange import Arrival, Exchange
 from moiety.loop.in_transit import InTransit
+from moiety.loop.sets import rows_at_once
 from moiety.loop.uploads import UploadOptions
 from moiety.transport import Ledger, check
 from moiety.types import Algorithm, Params, RoundRecord, Tree
@@ -98,7 +99,8 @@ class Loop:
     """With how many clients engines are compared where the choice is open; None for all of the first cohort."""
 
     def __post_init__(self) -> None:
-        self.functions = client_functions(self.algorithm)
+        rows = rows_at_once(self.problem) if self.problem.task.sets else 0
+        self.functions = client_functions(self.algorithm, rows)
         self.keeps_states = self.algorithm.stateful and bool(tree.leaves(self.progress.store.first()))
         self.exchange = Exchange(self.problem, self.algorithm, self.uploads, self.progress.ledger)
         self.engine: Engine | None = None

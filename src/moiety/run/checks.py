@@ -16,7 +16,7 @@ from moiety.engines.rows import count_rows, has_lone_batch
 from moiety.errors import kind, must, near, refuse, report_errors
 from moiety.random import torch_seed
 from moiety.split import Split
-from moiety.task.losses import WITH_OPTIONS, LabelLoss, find_loss
+from moiety.task.losses import WITH_OPTIONS, LabelLoss
 from moiety.task.scores import BLANK, IGNORED, LOSSES, METRICS
 from moiety.types import Algorithm, Batch, Phase, Task
 
@@ -177,7 +177,7 @@ def _trains_on_one(problem: Problem) -> bool:
 
 def check_targets(loss: object, columns: Batch, data: FederatedData, output: torch.Tensor) -> None:
     """Raise unless the labels of all rows are what a loss of moiety needs; ``output`` is the model's for a few rows."""
-    loss = find_loss(loss) if isinstance(loss, str) and loss in WITH_OPTIONS else loss
+    loss = WITH_OPTIONS[loss]() if isinstance(loss, str) and loss in WITH_OPTIONS else loss
     name = loss.name if isinstance(loss, LabelLoss) else loss
     if not isinstance(name, str) or name not in {*LOSSES, *WITH_OPTIONS}:
         return
