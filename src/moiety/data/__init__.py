@@ -1,6 +1,7 @@
 """Data of many clients: where it comes from, how it is dealt and split, and how it is stored."""
 
 from moiety.data.build import from_arrays, from_clients
+from moiety.data.datasets import from_datasets, tokenise
 from moiety.data.federated import FederatedData, open_folder
 from moiety.data.load import from_spec, load
 from moiety.data.partition import (
@@ -28,6 +29,7 @@ __all__ = [
     "dirichlet",
     "from_arrays",
     "from_clients",
+    "from_datasets",
     "from_spec",
     "iid",
     "load",
@@ -36,4 +38,5 @@ __all__ = [
     "principal_components",
     "quantity",
     "shards",
+    "tokenise",
 ]
