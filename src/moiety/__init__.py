@@ -47,9 +47,11 @@ if TYPE_CHECKING:
     from moiety.server import aggregators as aggregator  # noqa: F401
     from moiety.server import attacks as attack  # noqa: F401
     from moiety.split import Split as Split
+    from moiety.task import losses as loss  # noqa: F401
     from moiety.transport import codecs as codec  # noqa: F401
     from moiety.types import Algorithm as Algorithm
     from moiety.types import Metric as Metric
+    from moiety.types import SetMetric as SetMetric
     from moiety.types import Task as Task
 
 _WHERE = {
@@ -58,6 +60,7 @@ _WHERE = {
     "Metric": "moiety.types:Metric",
     "MoietyError": "moiety.errors:MoietyError",
     "Run": "moiety.run.result:Run",
+    "SetMetric": "moiety.types:SetMetric",
     "Settings": "moiety.run.settings:Settings",
     "Split": "moiety.split:Split",
     "Stage": "moiety.run.pipeline:Stage",
@@ -76,6 +79,7 @@ _WHERE = {
     "fit": "moiety.run.fit:fit",
     "glocal_erm": "moiety.analysis.glocal_erm:glocal_erm",
     "kernel": "moiety.local.kernels",
+    "loss": "moiety.task.losses",
     "models": "moiety.models",
     "online": "moiety.local.online:online",
     "pipeline": "moiety.run.pipeline:pipeline",

@@ -40,6 +40,18 @@ class Metric(NamedTuple):
     weight: Callable[[Batch], Tensor] | None = None
 
 
+class SetMetric(NamedTuple):
+    """A number for a set of examples that is no mean over them (AUROC, say), and the direction in which it is good.
+
+    ``compute(outputs, batch)`` takes the model's outputs and the columns of all rows of the set. It gives NaN where the
+    metric is not defined for them.
+    """
+
+    name: str
+    higher_is_better: bool
+    compute: Callable[[Tensor, Batch], float]
+
+
 @dataclass(frozen=True)
 class Partial:
     """A task while only some parameters are trained: features that stay the same, and the loss from them.
@@ -80,6 +92,10 @@ class Task:
     predict: Callable[[Params, Batch], Tensor]
     scores: Callable[[Params, Batch], tuple[Tensor, Tensor]]
     metric: Metric
+    sets: tuple[SetMetric, ...] = ()
+    """Metrics of all rows of a client at once, in addition to ``metric``."""
+    set_decides: bool = False
+    """Whether gains are counted in the first of ``sets``, and not in ``metric``."""
     mixes_examples: bool = False
     """True where one example's output depends on the others in its batch (BatchNorm while training)."""
     unvectorised: str | None = None
@@ -89,6 +105,11 @@ class Task:
     a text with the reason where the whole model must be run."""
     partial_scores: Callable[[frozenset[str], Params, Batch], PartialScores | None] = lambda own, params, batch: None
     """Says how to score models that differ in the named parameters alone; None where each must be run as a whole."""
+
+    @property
+    def deciding(self) -> Metric | SetMetric:
+        """The metric that gains are counted in."""
+        return self.sets[0] if self.set_decides else self.metric
 
 
 Objective = Callable[[Params], tuple[Tensor, Params]]

@@ -25,14 +25,17 @@ from moiety.server.aggregators import AGGREGATORS
 from moiety.server.attacks import ATTACKS
 from moiety.server.optimisers import SERVERS
 from moiety.split import SPLITS
-from moiety.task.scores import LOSSES, METRICS
+from moiety.task.losses import EVERY_LOSS
+from moiety.task.metrics import SET_METRICS
+from moiety.task.scores import METRICS
 from moiety.transport.codecs import CODECS
 
 TABLES = {"algorithms": ALGORITHMS, "datasets": SOURCES, "models": MODELS, "splits": SPLITS}
 TABLES |= {"aggregators": AGGREGATORS, "attacks": ATTACKS, "partitions": PARTITIONS, "servers": SERVERS}
 TABLES |= {"schedules": SCHEDULES, "solvers": SOLVERS, "kernels": KERNELS, "priors": PRIORS, "codecs": CODECS}
-TABLES |= {"local": LOCAL_WORK, "clocks": CLOCKS, "times": TIMES, "losses": LOSSES}
+TABLES |= {"local": LOCAL_WORK, "clocks": CLOCKS, "times": TIMES, "losses": EVERY_LOSS}
 TABLES |= {"metrics": {name: metric.per_example for name, metric in METRICS.items()}}
+TABLES["metrics"] |= {name: metric.compute for name, metric in SET_METRICS.items()}
 
 
 def test_recipes_are_listed_with_their_summaries(capsys):

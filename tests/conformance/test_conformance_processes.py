@@ -53,7 +53,7 @@ def everything(row, make, dtype=torch.float32, rounds=2):
         clients = problem.data.sizes("train").nonzero()[0]
         scores = evaluate(
             problem, algorithm, engine, server, Fixed(states), part="train", round=rounds, clients=clients
-        )
+        ).rows
     finally:
         engine.close()
     return (found, server), scores

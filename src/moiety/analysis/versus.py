@@ -83,17 +83,17 @@ def mean(values: Iterable[float]) -> float:
 
 def higher_is_better(metric: str, *runs: Rows) -> bool:
     """The direction of a metric: known by its name, or else from the sign of some client's gain."""
-    from moiety.task.scores import METRICS
+    from moiety.task.metrics import EVERY_METRIC
 
-    if metric in METRICS:
-        return METRICS[metric].higher_is_better
+    if metric in EVERY_METRIC:
+        return EVERY_METRIC[metric].higher_is_better
     if metric == "loss":
         return False
     for row in (row for rows in runs for row in rows):
         change = row["gain"] * (row["metric"] - row["shared_metric"])
         if math.isfinite(change) and change != 0:
             return bool(change > 0)
-    raise MoietyError(message("metric", f"one of {', '.join(METRICS)}, or one that shows its direction", metric))
+    raise MoietyError(message("metric", f"one of {', '.join(EVERY_METRIC)}, or one that shows its direction", metric))
 
 
 def average(rows: Rows, *, weighted: bool = True) -> float:

@@ -26,6 +26,7 @@ from moiety.run.pipeline import Stage, check_stage_options, stage_from
 from moiety.run.settings import RUN_KEYS, SECTIONS, Options, check_part, read_options
 from moiety.spec import check_arguments
 from moiety.split import Split
+from moiety.task.losses import is_regression
 from moiety.types import Algorithm
 
 Table = dict[str, Any]
@@ -185,7 +186,7 @@ def fill_sizes(model: Table, data: FederatedData, options: Options) -> Table:
         sizes["image"] = shape
     labels = data.columns.get("y")
     if labels is not None:
-        regression = options.loss == "mse" or (options.loss is None and labels.dtype.kind == "f")
+        regression = is_regression(options.loss) or (options.loss is None and labels.dtype.kind == "f")
         width = math.prod(labels.shape[1:]) if regression or data.classes is None else data.classes
         sizes["outputs"] = sizes["classes"] = int(width)
     known = inspect.signature(MODELS[model["name"]]).parameters

@@ -37,8 +37,8 @@ KINDS = {
     "codecs": Kind("moiety.transport.codecs", "CODECS", "name in [codec]"),
     "clocks": Kind("moiety.clients.clock", "CLOCKS", "name in [clock]"),
     "times": Kind("moiety.clients.speed", "TIMES", "compute, up and down in [clock]"),
-    "losses": Kind("moiety.task.scores", "LOSSES", "loss in [run]"),
-    "metrics": Kind("moiety.task.scores", "METRICS", "metric in [run]"),
+    "losses": Kind("moiety.task.losses", "EVERY_LOSS", "loss in [run]"),
+    "metrics": Kind("moiety.task.metrics", "EVERY_METRIC", "metric in [run]"),
     "engines": Kind("moiety.engines.auto", "ENGINES", "engine in [run]"),
 }
 
@@ -104,7 +104,11 @@ def describe_names(what: str) -> dict[str, str]:
         return describe_recipes()
     builders = getattr(importlib.import_module(KINDS[what].module), KINDS[what].table)
     # A metric is a record; what it measures is said by its function.
-    return {name: first_line(getattr(builder, "per_example", builder)) for name, builder in builders.items()}
+    return {name: first_line(_function_of(builder)) for name, builder in builders.items()}
+
+
+def _function_of(builder: object) -> object:
+    return getattr(builder, "per_example", None) or getattr(builder, "compute", None) or builder
 
 
 def first_line(thing: object) -> str:

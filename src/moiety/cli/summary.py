@@ -10,6 +10,7 @@ from rich.table import Table
 from moiety.analysis.versus import Versus, column, higher_is_better, mean, versus
 from moiety.cli.output import say, show, table
 from moiety.cli.results import Result, result_of
+from moiety.evaluation.per_client import SHARED
 from moiety.reports.words import (
     format_amount,
     format_count,
@@ -56,6 +57,10 @@ def scores(result: Result) -> Table:
         ]
         for key, words in kinds.items()
     ]
+    for name in sets_of(result):
+        values = [result.last[f"{name}_pooled"], result.last[f"{SHARED}{name}_pooled"]]
+        shown = ["-" if value is None else format_metric(value, name) for value in values]
+        rows.append([f"{name}, all {result.last['part']} examples together", *shown, ""])
     worst = format_metric(personal["worst_decile"], metric), format_metric(shared["worst_decile"], metric)
     rows.append([f"{metric}, worst tenth of clients", *worst, ""])
     return table(["", "personal", "shared alone", "gain"], rows)
@@ -66,11 +71,13 @@ def costs(result: Result) -> Table:
     change, cost, dropped = result.versus_shared, result.ledger, result.dropped
     untested = len(result.clients) - change.clients
     hurt = name_hurt(change, result.metric)
+    undefined = [(name, result.last[f"{name}_undefined"]) for name in sets_of(result)]
     rows = [
         ["clients helped", f"{len(change.helped)} of {change.clients}, against the shared model alone"],
         ["clients unchanged", str(len(change.unchanged))],
         ["clients hurt", f"{len(change.hurt)}{': ' + hurt if hurt else ''}"],
         *([["clients not tested", str(untested)]] if untested else []),
+        *([f"{name} not defined", f"for {format_count(count, 'client')}"] for name, count in undefined if count),
         *([["updates dropped", f"{len(dropped)}, as round:client {list_names(dropped, SHOWN)}"]] if dropped else []),
         ["sent down, up", f"{format_amount(cost['down_payload'], 'B')}, {format_amount(cost['up_payload'], 'B')}"],
         ["local training", format_amount(cost["flops"], "FLOP")],
@@ -78,6 +85,11 @@ def costs(result: Result) -> Table:
         ["time in rounds", f"{result.last['seconds']:.1f} s, engine {result.config['run'].get('engine', '-')}"],
     ]
     return table(["", ""], rows, text=(0, 1))
+
+
+def sets_of(result: Result) -> list[str]:
+    """The metrics of sets that the run has."""
+    return [key.removesuffix("_undefined") for key in result.last if key.endswith("_undefined")]
 
 
 def sentence(result: Result) -> str:

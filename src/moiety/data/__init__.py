@@ -1,6 +1,7 @@
 """Data of many clients: where it comes from, how it is dealt and split, and how it is stored."""
 
 from moiety.data.build import from_arrays, from_clients
+from moiety.data.datasets import from_datasets, tokenise
 from moiety.data.federated import FederatedData, open_folder
 from moiety.data.load import from_spec, load
 from moiety.data.partition import (
@@ -15,6 +16,7 @@ from moiety.data.partition import (
 )
 from moiety.data.sources import SOURCES
 from moiety.data.tasks import binary_tasks, principal_components
+from moiety.data.weights import class_weights
 
 __all__ = [
     "PARTITIONS",
@@ -22,10 +24,12 @@ __all__ = [
     "FederatedData",
     "Partition",
     "binary_tasks",
+    "class_weights",
     "classes_per_client",
     "dirichlet",
     "from_arrays",
     "from_clients",
+    "from_datasets",
     "from_spec",
     "iid",
     "load",
@@ -34,4 +38,5 @@ __all__ = [
     "principal_components",
     "quantity",
     "shards",
+    "tokenise",
 ]

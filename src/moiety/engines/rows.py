@@ -27,6 +27,11 @@ class Rows(NamedTuple):
         """The first row and the row after the last; an owner's rows lie next to each other."""
         return int(self.order.min()), int(self.order.max()) + 1
 
+    def split(self) -> list[Rows]:
+        """Each batch by itself."""
+        ends = np.cumsum(self.sizes)[:-1]
+        return [Rows(order, np.array([len(order)])) for order in np.split(self.order, ends)]
+
     @property
     def width(self) -> int:
         """The size of the largest batch."""

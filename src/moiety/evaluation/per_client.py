@@ -8,12 +8,14 @@ of the shared model, with the sign such that more is better; a client is hurt wh
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 Row = dict[str, Any]
+SHARED = "shared_"
+"""What the names of the shared model's columns begin with."""
 
 
 def client_rows(
@@ -82,6 +84,29 @@ def summarise(rows: Sequence[Row], *, higher_is_better: bool) -> dict[str, float
         "helped": int((column["gain"] > 0).sum()),
         "clients": len(rows),
     }
+
+
+def summarise_sets(rows: Sequence[Row], pooled: Mapping[str, float]) -> dict[str, float | int]:
+    """Of each metric of sets, by its name in ``pooled``: its mean over clients and its value over all rows together.
+
+    The mean weighs clients by their test rows. It is over those for whom the metric is defined; how many it is not
+    defined for is counted.
+
+    >>> rows = [{"n_test": 2, "auroc": 1.0}, {"n_test": 6, "auroc": 0.5}, {"n_test": 4, "auroc": math.nan}]
+    >>> summarise_sets(rows, {"auroc": 0.75})
+    {'auroc': 0.625, 'auroc_pooled': 0.75, 'auroc_undefined': 1}
+    """
+    summary: dict[str, float | int] = {}
+    for name, value in pooled.items():
+        if name not in rows[0] or name.startswith(SHARED):
+            summary[f"{name}_pooled"] = value
+            continue
+        tested = [row for row in rows if row["n_test"] > 0]
+        known = [row for row in tested if not math.isnan(row[name])]
+        weights = [row["n_test"] for row in known]
+        mean = float(np.average([row[name] for row in known], weights=weights)) if known else math.nan
+        summary |= {name: mean, f"{name}_pooled": value, f"{name}_undefined": len(tested) - len(known)}
+    return summary
 
 
 def worst_decile(metric: np.ndarray, *, higher_is_better: bool) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from moiety.engines.problem import Problem
 from moiety.engines.rows import Job, Rows
 from moiety.engines.sequential import Sequential
 from moiety.evaluation import Row, client_rows
+from moiety.evaluation.per_client import SHARED
+from moiety.loop.sets import predict_clients, predict_function, predict_pooled, score_sets
 from moiety.transport import copy_out
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Task, Tree, Work
 
@@ -28,8 +30,18 @@ def choose_evaluated(data: FederatedData, options: Mapping[str, Any], seed: int)
     return uniform_cohort(len(data), options.get("evaluate_clients") or len(data), seed=seed, round=-1)
 
 
+class Evaluation(NamedTuple):
+    """A row per client, and metrics of sets over all their rows together, by name."""
+
+    rows: list[Row]
+    pooled: dict[str, float]
+
+
 def client_functions(problem: Problem, algorithm: Algorithm) -> dict[str, ClientFunction]:
-    """What engines run for clients: local work, the algorithm's rule for newcomers, and scoring."""
+    """What engines run for clients: local work, the algorithm's rule for newcomers, and scoring.
+
+    Predictions too, where some metric needs them.
+    """
 
     def train(work: Work, received: Params, state: Tree) -> tuple[ClientUpdate, Tree, Tensor]:
         """Local work, and the upload's largest number: NaN where a result is not finite, which is looked at here."""
@@ -38,13 +50,14 @@ def client_functions(problem: Problem, algorithm: Algorithm) -> dict[str, Client
         finite = largest.isfinite() & tree.is_finite((update.weight, update.info, state))
         return copy_out(update), state, torch.where(finite, largest, torch.nan)
 
-    return {
+    functions = {
         "train": ClientFunction(train, tuple(algorithm.phases)),
         "adapt": ClientFunction(algorithm.adapt, tuple(algorithm.phases)),
         "score": score_function(algorithm),
         "score_both": both_function(problem, algorithm),
         "score_shared": shared_function(problem, algorithm),
     }
+    return functions | ({"predict": predict_function(problem, algorithm)} if problem.task.sets else {})
 
 
 def adapt_phases(algorithm: Algorithm) -> Mapping[str, Phase]:
@@ -143,7 +156,7 @@ def evaluate(
     part: str,
     round: int,
     clients: np.ndarray,
-) -> list[Row]:
+) -> Evaluation:
     """One row per client. Clients that keep no state first get their personal model by the algorithm's own rule."""
     data = problem.data
     sizes = data.sizes(part)
@@ -152,6 +165,8 @@ def evaluate(
     first = problem.first_state(algorithm)
     together = bool(tree.leaves(first)) and share_body(problem, algorithm, received, first)
     shared = np.zeros((0, 3)) if together else score_shared(problem, engine, received, tested, first, part)
+    with_sets = bool(problem.task.sets and len(tested))
+    outputs = []
     if not tree.leaves(first):
         personal = shared  # the very same model
     else:
@@ -165,18 +180,37 @@ def evaluate(
             scores = score_clients(problem, engine, received, some, states, part, function)
             personal = np.concatenate([personal, scores[:, :3]])
             shared = np.concatenate([shared, scores[:, 3:]]) if together else shared
+            if with_sets:
+                outputs.append(predict_clients(problem, engine, received, some, states, part))
     (loss, metric, _), (shared_loss, shared_metric, weight) = (
         spread_scores(scores, tested, clients) for scores in (personal, shared)
     )
-    return client_rows(
+    sets: dict[str, np.ndarray] = {}
+    pooled: dict[str, float] = {}
+    if with_sets:
+        shared_outputs = predict_pooled(problem, problem.shared_model(algorithm, received), tested, part)
+        own_scores = score_sets(problem, torch.cat(outputs) if outputs else shared_outputs, tested, part)
+        shared_scores = score_sets(problem, shared_outputs, tested, part)
+        for before, (each, all_rows) in (("", own_scores), (SHARED, shared_scores)):
+            sets |= {before + name: spread(values, tested, clients) for name, values in each.items()}
+            pooled |= {before + name: value for name, value in all_rows.items()}
+        if problem.task.set_decides:
+            name = problem.task.deciding.name
+            metric, shared_metric = sets[name], sets[SHARED + name]
+            weight = np.where(np.isnan(metric + shared_metric), 0, sizes[clients])
+    rows = client_rows(
         [data.ids[int(i)] for i in clients],
         data.sizes("train")[clients],
         sizes[clients],
         (loss, metric),
         (shared_loss, shared_metric),
         np.nan_to_num(weight),
-        higher_is_better=problem.task.metric.higher_is_better,
+        higher_is_better=problem.task.deciding.higher_is_better,
     )
+    for name, values in sets.items():
+        for row, value in zip(rows, values, strict=True):
+            row[name] = float(value)
+    return Evaluation(rows, pooled)
 
 
 def current_states(
@@ -249,6 +283,11 @@ def score_shared(
 
 def spread_scores(scores: np.ndarray, tested: np.ndarray, clients: np.ndarray) -> np.ndarray:
     """Losses, metrics and weights [3, clients] of ``clients`` (ascending), NaN for those that were not tested."""
-    full = np.full((3, len(clients)), np.nan)
-    full[:, np.searchsorted(clients, tested)] = scores.T
+    return np.stack([spread(column, tested, clients) for column in scores.T])
+
+
+def spread(values: np.ndarray, tested: np.ndarray, clients: np.ndarray) -> np.ndarray:
+    """The values of ``clients`` (ascending), NaN for those that were not tested."""
+    full = np.full(len(clients), np.nan)
+    full[np.searchsorted(clients, tested)] = values
     return full

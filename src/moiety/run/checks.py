@@ -16,6 +16,7 @@ from moiety.engines.rows import count_rows, has_lone_batch
 from moiety.errors import kind, must, near, refuse, report_errors
 from moiety.random import torch_seed
 from moiety.split import Split
+from moiety.task.losses import WITH_OPTIONS, LabelLoss
 from moiety.task.scores import BLANK, IGNORED, LOSSES, METRICS
 from moiety.types import Algorithm, Batch, Phase, Task
 
@@ -176,17 +177,25 @@ def _trains_on_one(problem: Problem) -> bool:
 
 def check_targets(loss: object, columns: Batch, data: FederatedData, output: torch.Tensor) -> None:
     """Raise unless the labels of all rows are what a loss of moiety needs; ``output`` is the model's for a few rows."""
-    if not isinstance(loss, str) or loss not in LOSSES:
+    loss = WITH_OPTIONS[loss]() if isinstance(loss, str) and loss in WITH_OPTIONS else loss
+    name = loss.name if isinstance(loss, LabelLoss) else loss
+    if not isinstance(name, str) or name not in {*LOSSES, *WITH_OPTIONS}:
         return
-    must("y" in columns, "data", f"given with a column y for loss {loss}", ", ".join(columns))
+    must("y" in columns, "data", f"given with a column y for loss {name}", ", ".join(columns))
     y = columns["y"]
-    if loss == "mse":
-        check_regression(y, output)
+    targets = loss.targets if isinstance(loss, LabelLoss) else "numbers" if loss == "mse" else "classes"
+    if targets != "classes":
+        check_regression(y, output, name)
+        check_values(y, data, targets, name)
         return
     if loss != "ctc":
         check_positions(y, output)
     least = 2 if loss == "one_versus_all" else 1  # there one output is for two classes
     check_labels(y, data, max(least, output.shape[-1]))
+    if isinstance(loss, LabelLoss):
+        weights, classes = loss.spec.get("weight"), output.shape[-1]
+        fits = weights is None or len(weights) == classes
+        must(fits, "weight", f"{classes} numbers, one for each output of the model", len(weights or ()))
     if loss == "ctc":
         check_transcripts(columns, output)
 
@@ -204,13 +213,26 @@ def check_positions(y: torch.Tensor, output: torch.Tensor) -> None:
     must(got == wanted, "y", f"of shape {wanted} per example for outputs of {outputs}, classes last", got, hint)
 
 
-def check_regression(y: torch.Tensor, output: torch.Tensor) -> None:
+def check_values(y: torch.Tensor, data: FederatedData, targets: str, loss: str) -> None:
+    """Raise unless labels are 0 and 1 for a ``binary`` loss, and not negative for one of ``counts``."""
+    if targets == "numbers":
+        return
+    odd = (y != 0) & (y != 1) if targets == "binary" else y < 0
+    if bool(odd.any()):
+        row = int(odd.reshape(len(y), -1).any(1).nonzero()[0])
+        client = int(np.searchsorted(data.bounds[:, 3], row, side="right"))
+        wanted = "0 or 1" if targets == "binary" else ">= 0"
+        refuse("y", f"{wanted} for loss {loss}", f"{y[row].tolist()} for client {data.ids[client]}")
+
+
+def check_regression(y: torch.Tensor, output: torch.Tensor, loss: str = "mse") -> None:
     """Raise unless the model has as many outputs as there are numbers to predict."""
     hint = "For classes use loss cross_entropy."
     if y.is_floating_point():
         hint = WHOLE_LABELS if bool((y == y.round()).all()) else "The model needs an output for each number of y."
     same = output.shape[1:].numel() == y.shape[1:].numel()
-    wanted = f"one whose outputs have the shape {tuple(y.shape[1:])} of y for loss mse, the default where y is floating"
+    default = ", the default where y is floating" if loss == "mse" else ""
+    wanted = f"one whose outputs have the shape {tuple(y.shape[1:])} of y for loss {loss}{default}"
     must(same, "model", wanted, f"outputs of {tuple(output.shape[1:])}", hint)
 
 

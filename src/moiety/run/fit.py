@@ -23,7 +23,7 @@ from moiety.run.start import open_start, take_over_states, take_over_values
 from moiety.run.train import OnRound, train
 from moiety.spec import table_of
 from moiety.split import Split
-from moiety.types import Algorithm, Metric, Task
+from moiety.types import Algorithm, Task
 
 
 def fit(
@@ -38,7 +38,7 @@ def fit(
     out: str | os.PathLike[str] | None = None,
     start: Run | str | os.PathLike[str] | None = None,
     loss: tasks.Loss | None = None,
-    metric: str | Metric | None = None,
+    metric: tasks.Metrics | None = None,
     engine: str = "auto",
     on_round: OnRound | None = None,
     settings: Settings | None = None,
@@ -59,9 +59,11 @@ def fit(
             shared model, and a client that has personal values of its own there keeps those that are personal here
             too. What that model does not have (fresh adapters) starts as in this one. Rounds, schedules and the
             server's optimiser begin anew.
-        loss: ``cross_entropy``, ``mse`` or a function of (output, batch) with one loss per example. By default
-            cross-entropy where the labels ``y`` are whole numbers, mean squared error otherwise.
-        metric: ``accuracy``, ``mse`` or a ``Metric``; by default the one that goes with the loss.
+        loss: a name such as ``mse``, one with options such as ``moiety.loss.huber(delta=0.5)``, or a function of
+            (output, batch) with one loss per example. By default cross-entropy where the labels ``y`` are whole
+            numbers, mean squared error otherwise.
+        metric: a name such as ``auroc``, a ``Metric``, a ``SetMetric``, a metric of torchmetrics, or a list of these:
+            the first decides gains. By default the one that goes with the loss.
         engine: ``sequential``, ``vectorised``, ``processes`` (all cores) or ``auto``, which takes the fastest, by
             formula or measured for a moment; or ``ray``, for a cluster.
         on_round: called after every round.

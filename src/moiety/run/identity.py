@@ -44,7 +44,10 @@ def run_identity(problem: Problem, algorithm: Algorithm, options: Options) -> di
         "personal": list(split.personal),
         "frozen": list(split.frozen),
         "model": {name: kind + ", buffer" * (name in task.buffers) for name, kind in kinds.items()},
-        "metric": f"{task.metric.name}, {'higher' if task.metric.higher_is_better else 'lower'} is better",
+        "metric": "; ".join(
+            f"{metric.name}, {'higher' if metric.higher_is_better else 'lower'} is better"
+            for metric in dict.fromkeys([task.deciding, task.metric, *task.sets])
+        ),
         "settings": {key: value for key, value in tables.items() if key not in MAY_CHANGE},
         "seed": problem.seed,
         "data": problem.data.digest(),

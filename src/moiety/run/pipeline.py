@@ -31,7 +31,7 @@ from moiety.run.settings import BUILDERS, SECTION_HINTS, Options, Settings, comp
 from moiety.run.train import OnRound
 from moiety.spec import Spec, check_table, table_of
 from moiety.split import SPLITS, Split
-from moiety.types import Algorithm, Metric, Task
+from moiety.types import Algorithm, Task
 
 Watch = Callable[[str, Path | None], OnRound | None]
 """Called with the name and folder of each stage before it begins; what it returns is called after every round."""
@@ -99,7 +99,7 @@ def pipeline(
     seed: int = 0,
     out: str | os.PathLike[str] | None = None,
     loss: tasks.Loss | None = None,
-    metric: str | Metric | None = None,
+    metric: tasks.Metrics | None = None,
     engine: str = "auto",
     watch: Watch | None = None,
     settings: Settings | None = None,

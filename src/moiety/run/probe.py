@@ -105,6 +105,8 @@ def _values(problem: Problem, params: Params, batch: Batch) -> dict[str, list[fl
     scores = [metrics] if task.metric.weight is None else [metrics, task.metric.weight(batch)]
     with contextlib.suppress(Exception):  # the same metric on outputs that are right and wrong elsewhere
         scores += [task.metric.per_example(each, batch) for each in (-output, output.flip(-1))]
+    with contextlib.suppress(Exception):
+        scores += [torch.tensor([metric.compute(each, batch) for metric in task.sets]) for each in (output, -output)]
     return {
         "output": _summary(output),
         "loss": _numbers(losses),

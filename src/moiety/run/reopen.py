@@ -34,7 +34,6 @@ from moiety.run.settings import (
 from moiety.run.train import OnRound, train
 from moiety.spec import Spec
 from moiety.split import Split
-from moiety.types import Metric
 
 
 class Given(NamedTuple):
@@ -45,7 +44,7 @@ class Given(NamedTuple):
     algorithm: Any = None
     split: Split | None = None
     loss: tasks.Loss | None = None
-    metric: str | Metric | None = None
+    metric: tasks.Metrics | None = None
     settings: Settings | None = None
 
 

@@ -18,7 +18,7 @@ from moiety.errors import kind, refuse, whole
 from moiety.evaluation import Row
 from moiety.evaluation.calibration import calibration_rows
 from moiety.evaluation.predictive import Predictive
-from moiety.loop.evaluate import choose_evaluated, evaluate
+from moiety.loop.evaluate import Evaluation, choose_evaluated, evaluate
 from moiety.loop.round import Loop
 from moiety.run.predict import current_state, input_columns, newcomer_state, predict_draws, predicting_state
 from moiety.run.settings import check_part
@@ -145,10 +145,10 @@ class Run:
         """
         check_part(self._loop.problem.data, part, "part")
         with one_thread(), contextlib.closing(self._loop):
-            return self._score_clients(part)
+            return self._score_clients(part).rows
 
-    def _score_clients(self, part: str) -> list[Row]:
-        """A row for each client that the run evaluates."""
+    def _score_clients(self, part: str) -> Evaluation:
+        """A row for each client that the run evaluates, and the metrics of sets over all their rows."""
         loop, now, data = self._loop, self._loop.progress, self._loop.problem.data
         clients = choose_evaluated(data, self.config["run"], loop.problem.seed)
         return evaluate(
@@ -165,8 +165,9 @@ class Run:
     @property
     def _loss(self) -> str | None:
         """The name of the loss, if it has one."""
-        loss: str | None = self.config["run"].get("loss")
-        return loss
+        loss = self.config["run"].get("loss")
+        name: str | None = loss["name"] if isinstance(loss, dict) else loss
+        return name
 
     def _inputs(self) -> Sequence[str]:
         """The columns that the model takes; a task of plain functions may take any."""

@@ -18,7 +18,7 @@ from moiety.run.reopen import Given, continue_run
 from moiety.run.settings import Settings
 from moiety.run.train import OnRound
 from moiety.split import Split
-from moiety.types import Algorithm, Metric, Task
+from moiety.types import Algorithm, Task
 
 
 def resume(
@@ -31,7 +31,7 @@ def resume(
     split: Split | None = None,
     stages: Sequence[Stage] | None = None,
     loss: tasks.Loss | None = None,
-    metric: str | Metric | None = None,
+    metric: tasks.Metrics | None = None,
     engine: str | None = None,
     on_round: OnRound | None = None,
     watch: Watch | None = None,

@@ -26,8 +26,9 @@ from moiety.server.aggregators import aggregator_from
 from moiety.server.attacks import ATTACKS, Attack
 from moiety.server.robust import Aggregator
 from moiety.spec import Spec, build, check_table, plain, spec_of, table_of, writable
+from moiety.task.losses import loss_from
 from moiety.transport import CODECS
-from moiety.types import Algorithm, Codec, Metric, Task
+from moiety.types import Algorithm, Codec, Task
 
 PARTS = ("test", "validation", "train")
 PARTICIPATION = ("fixed", "bernoulli")
@@ -142,7 +143,7 @@ class Options:
     seed: int = 0
     engine: str = "auto"
     loss: tasks.Loss | None = None
-    metric: str | Metric | None = None
+    metric: tasks.Metrics | None = None
     start: Any = None
     settings: Settings = field(default_factory=Settings)
 
@@ -157,7 +158,7 @@ class Options:
 
 
 _TYPES = {**get_type_hints(Options), **get_type_hints(Settings), "engine_reason": str}
-_TYPES |= {"loss": str, "metric": str, "start": str, "inputs": list[str], "attackers": Any}
+_TYPES |= {"loss": str | dict[str, Any], "metric": str | list[str], "start": str, "inputs": list[str], "attackers": Any}
 RUN_KEYS: dict[str, Any] = {key: _TYPES[key] for key in _TYPES if key not in ("settings", *BUILDERS)}
 """The keys of ``[run]`` and their types. A run writes ``engine_reason`` down; it says nothing to a new run."""
 MAY_DIFFER = ("workers", "worker_timeout", "on_divergence")
@@ -170,6 +171,8 @@ def read_options(config: Mapping[str, Any], given: Settings | None = None) -> Op
     """The options that the tables of a file name; ``given`` has what a file cannot name, as it was given at first."""
     values = check_table("run", config["run"], RUN_KEYS, hints=SECTION_HINTS)
     values.pop("engine_reason", None)
+    if "loss" in values:
+        values["loss"] = loss_from(values["loss"])
     for name, make in BUILDERS.items():
         table, thing = config.get(name), getattr(given, name, None)
         own = isinstance(table, dict) and "own" in table

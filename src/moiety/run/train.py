@@ -12,7 +12,7 @@ from typing import Any
 from moiety.engines.base import Engine
 from moiety.engines.processes import Processes
 from moiety.engines.ray import Ray
-from moiety.evaluation import Row, summarise
+from moiety.evaluation import Row, summarise, summarise_sets
 from moiety.loop.divergence import DivergenceError, explain_losses, is_too_large
 from moiety.loop.round import Loop
 from moiety.run import folder as files
@@ -118,10 +118,11 @@ def _write_engine(run: Run, engine: Engine) -> None:
 def _evaluate(run: Run, train_loss: float, seconds: float) -> Row:
     """Make the run's row per client; the row of the history that sums them up."""
     loop, now = run._loop, run._loop.progress
-    metric, part = loop.problem.task.metric, run.config["run"]["evaluate_on"]
-    run.clients = run._score_clients(part)
+    metric, part = loop.problem.task.deciding, run.config["run"]["evaluate_on"]
+    run.clients, pooled = run._score_clients(part)
     row: Row = {"round": now.round, "part": part, "train_loss": train_loss}
     row |= summarise(run.clients, higher_is_better=metric.higher_is_better)
+    row |= summarise_sets(run.clients, pooled)
     row |= {"metric_name": metric.name, "dropped": [name for name, _ in now.dropped]}
     if now.dropped:
         row["dropped_reasons"] = [why for _, why in now.dropped]

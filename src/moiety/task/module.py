@@ -10,20 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from moiety import tree
-from moiety.errors import choice, must
+from moiety.errors import must
 from moiety.task import block
 from moiety.task.cut import Call, Divided, divide
-from moiety.task.scores import LOSSES, METRIC_OF_LOSS, METRICS, OF_LABELS_ALONE, UNVECTORISED
-from moiety.types import Batch, Metric, Params, Partial, PartialScores, Task
+from moiety.task.losses import LabelLoss, find_loss
+from moiety.task.metrics import as_set, find_metrics
+from moiety.task.scores import METRIC_OF_LOSS, METRICS, OF_LABELS_ALONE, UNVECTORISED
+from moiety.types import Batch, Metric, Params, Partial, PartialScores, SetMetric, Task
 
 Loss = str | Callable[[Tensor, Batch], Tensor]
+Metrics = Any
+"""A metric or a list of them: a name, a ``Metric``, a ``SetMetric``, or a metric of torchmetrics."""
 
 
 def from_module(
     model: nn.Module,
     *,
     loss: Loss,
-    metric: str | Metric | None = None,
+    metric: Metrics | None = None,
     inputs: Sequence[str] = ("x",),
     penalty: Callable[[Params], Tensor] | None = None,
 ) -> Task:
@@ -31,8 +35,9 @@ def from_module(
 
     Args:
         model: it is copied, never changed.
-        loss: one of ``scores.LOSSES`` by name, or a function of (output, batch) that gives one loss per example.
-        metric: one of ``scores.METRICS`` by name, or a ``Metric``; by default the one that goes with the loss.
+        loss: by name, as ``moiety.loss`` makes it, or a function of (output, batch) that gives one loss per example.
+        metric: by name, a ``Metric``, a ``SetMetric``, a metric of torchmetrics, or a list of these, of which the first
+            decides gains; by default the one that goes with the loss.
         inputs: the columns given to ``forward``, in order.
         penalty: a term of all parameters that is added to every example's training loss, never to a score.
     """
@@ -40,7 +45,8 @@ def from_module(
     training, evaluating = (Call(block.for_blocks(copy.deepcopy(model)).train(mode)) for mode in (True, False))
     init = {n: t.detach().clone() for n, t in tree.module_tensors(model).items()}
     buffers = frozenset(n for n, _ in model.named_buffers())
-    per_example, metric = _loss(loss), _metric(loss, metric)
+    per_example = find_loss(loss)
+    metric, sets, set_decides = _metrics(loss, per_example, metric)
 
     def add_penalty(losses: Tensor, params: Params) -> Tensor:
         return losses if penalty is None else losses + penalty(params)
@@ -62,6 +68,8 @@ def from_module(
         predict=predict,
         scores=lambda params, batch: score(predict(params, batch), batch),
         metric=metric,
+        sets=sets,
+        set_decides=set_decides,
         mixes_examples=any(mixes(m) for m in model.modules()),
         unvectorised=next((why for f, why in UNVECTORISED.items() if f in (per_example, metric.per_example)), None),
         partial=_partial(training.module, inputs, per_example, add_penalty),
@@ -85,7 +93,8 @@ def _partial(
     """How the task is evaluated in part, worked out once for each block that is trained."""
     known = _Cuts()
     # A loss of the user's own may look at any column.
-    spare = tuple(inputs) if per_example in OF_LABELS_ALONE else ()
+    labels_alone = isinstance(per_example, LabelLoss) or per_example in OF_LABELS_ALONE
+    spare = tuple(inputs) if labels_alone else ()
 
     def make(divided: Divided) -> Partial:
         features, rest = _by_column(divided, inputs)
@@ -162,22 +171,19 @@ def from_functions(
     )
 
 
-def _loss(loss: Loss) -> Callable[[Tensor, Batch], Tensor]:
-    if callable(loss):
-        return loss
-    choice("loss", loss, LOSSES)
-    return LOSSES[loss]
-
-
-def _metric(loss: Loss, metric: str | Metric | None) -> Metric:
-    if isinstance(metric, Metric):
-        return metric
-    if metric is not None:
-        choice("metric", metric, METRICS)
-        return METRICS[metric]
-    if isinstance(loss, str):
-        return METRICS[METRIC_OF_LOSS[loss]]
-    return Metric("loss", False, loss)
+def _metrics(
+    loss: Loss, per_example: Callable[[Tensor, Batch], Tensor], metric: Metrics | None
+) -> tuple[Metric, tuple[SetMetric, ...], bool]:
+    """The metric of single examples, those of sets, and whether the first of these decides gains."""
+    if isinstance(per_example, LabelLoss):
+        default = per_example.metric
+    else:
+        default = METRICS[METRIC_OF_LOSS[loss]] if isinstance(loss, str) else Metric("loss", False, per_example)
+    if metric is None:
+        return default, (), False
+    first, *others = find_metrics(metric)
+    sets = tuple(map(as_set, others))
+    return (first, sets, False) if isinstance(first, Metric) else (default, (first, *sets), True)
 
 
 def mixes(module: nn.Module) -> bool:

@@ -41,6 +41,18 @@ def squared_error(output: Tensor, batch: Batch) -> Tensor:
     return (output.reshape(y.shape) - y).square().reshape(len(y), -1).mean(1)
 
 
+def absolute_error(output: Tensor, batch: Batch) -> Tensor:
+    """Absolute error of each example, the mean over its outputs."""
+    y = batch["y"]
+    return (output.reshape(y.shape) - y).abs().reshape(len(y), -1).mean(1)
+
+
+def binary_accuracy(output: Tensor, batch: Batch) -> Tensor:
+    """1 where a logit above 0 goes with label 1, and another with label 0; of several labels the mean."""
+    y = batch["y"]
+    return ((output.reshape(y.shape) > 0) == y.bool()).to(output.dtype).reshape(len(y), -1).mean(1)
+
+
 def one_versus_all(output: Tensor, batch: Batch) -> Tensor:
     """Squared error of each example against its label, as one regression for every class, summed.
 
@@ -150,6 +162,8 @@ LOSSES: dict[str, Callable[[Tensor, Batch], Tensor]] = {
 }
 METRICS: dict[str, Metric] = {
     "accuracy": Metric("accuracy", True, accuracy),
+    "binary_accuracy": Metric("binary_accuracy", True, binary_accuracy),
+    "mae": Metric("mae", False, absolute_error),
     "mse": Metric("mse", False, squared_error),
     "one_versus_all_accuracy": Metric("one_versus_all_accuracy", True, one_versus_all_accuracy),
     "token_accuracy": Metric("token_accuracy", True, token_accuracy, counted_positions),
