@@ -45,8 +45,8 @@ def work(out: Path, rounds: int) -> None:
     )
 
 
-def kill_clocked(folder: Path) -> list[dict[str, Any]]:
-    """Runs that were killed once each, while the second and third checkpoint were made."""
+def kill_clocked(folder: Path, step: int) -> list[dict[str, Any]]:
+    """Runs that were killed once each, at every ``step``-th change while the second and third checkpoint were made."""
     kill_harness.work = work
     found = []
     for name in CLOCKS:
@@ -56,7 +56,7 @@ def kill_clocked(folder: Path) -> list[dict[str, Any]]:
         events = whole.with_suffix(".events").read_text().splitlines()
         # The last four are the beginnings of the four checkpoints; uploads are under way in the two in the middle.
         made = [i for i, event in enumerate(events) if event.startswith("os.mkdir") and "/.new.moiety" in event][-4:]
-        for number in [*range(made[1], made[2], 7), *range(made[2] + 3, made[3], 7)]:
+        for number in [*range(made[1], made[2], step), *range(made[2] + step // 2, made[3], step)]:
             out = folder / f"{name}-point{number}"
             end = kill_harness.wait(kill_harness.start(out, 4, kill_harness.at_event(number, out, half=False)))
             run = {"folder": str(out), "kills": [{"end": end, **kill_harness.left(out)}]}

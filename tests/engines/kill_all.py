@@ -2,7 +2,8 @@
 
     python kill_all.py FOLDER QUICK_FOLDER SEED STEP
 
-Single runs are killed at every STEP-th change of their folder.
+Single runs are killed at every STEP-th change of their folder, those with a clock at every fifth if STEP is 1, else at
+every seventh.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def main() -> None:
     torch.set_num_threads(1)
     found = kill_runs(disk, memory, seed, step)
     found["pipelines"] = kill_pipelines(new_folder(memory / "pipelines"))
-    found["clocked"] = kill_clocked(new_folder(memory / "clocked"))
+    found["clocked"] = kill_clocked(new_folder(memory / "clocked"), step=5 if step == 1 else 7)
     print(json.dumps(found))
 
 
