@@ -147,17 +147,22 @@ def numpy_next(mask, weight, score, rate):
     return mask, set(gone), set(grown)
 
 
-@settings(max_examples=100, deadline=None)
+WEIGHTS = st.sampled_from([-2.0, -1.0, -1e-38, -0.0, 0.0, 1e-38, 1.0, 2.0, math.inf, -math.inf])
+GRADIENTS = st.sampled_from([-0.0, 0.0, 1e-38, 1.0, 2.0, math.inf])
+
+
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.booleans(), min_size=12, max_size=12),
-    st.lists(st.integers(-2, 2), min_size=12, max_size=12),
-    st.lists(st.integers(0, 2), min_size=12, max_size=12),
+    st.lists(WEIGHTS, min_size=12, max_size=12),
+    st.lists(GRADIENTS, min_size=12, max_size=12),
     st.floats(0, 1),
+    st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
 )
-def test_prune_and_regrow_against_numpy(mask, weight, score, rate):
+def test_prune_and_regrow_against_numpy(mask, weight, score, rate, kind):
     m, w, s = np.array(mask), np.array(weight, float), np.array(score, float)
     wanted, gone, grown = numpy_next(m, w, s, rate)
-    tensors = [torch.tensor(x).view(3, 4) for x in (m, w, s)]
+    tensors = [torch.tensor(m).view(3, 4), *(torch.tensor(x).to(kind).view(3, 4) for x in (w, s))]
     active = int(m.sum())
     found = update_mask(*tensors, active=active, rate=rate)
     assert np.array_equal(found.numpy().reshape(-1), wanted)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from moiety.errors import choice, must, number
+from moiety.local.verbs import WIDTHS, spread_mask
 from moiety.random import uniform
 from moiety.types import Names, Params
 
@@ -123,20 +124,31 @@ def mask_highest(score: Tensor, count: int | Tensor) -> Tensor:
     tensor([ True,  True, False, False])
     """
     flat = score.flatten()
-    size = flat.shape[0]
-    if not size:
+    if not flat.shape[0]:
         return torch.zeros_like(score, dtype=torch.bool)
-    # The lowest score that is chosen. A processor selects it in a tenth of the time that a sort takes.
-    if isinstance(count, int) and flat.device.type == "cpu":
-        lowest = flat.kthvalue(min(max(size - count + 1, 1), size)).values
-    else:
-        place = torch.as_tensor(size - count, device=flat.device).clamp(0, size - 1)
-        lowest = flat.sort().values.gather(0, place.reshape(1)).squeeze(0)
-    # NaN counts as higher than any number, and as equal to itself.
-    above = ~(flat <= lowest) & ~lowest.isnan()
-    equal = (flat == lowest) | (flat.isnan() & lowest.isnan())
+    lowest = _find_lowest(flat, count)
+    above, equal = flat > lowest, flat == lowest
+    if flat.is_floating_point():  # NaN counts as higher than any number, and as equal to itself
+        above = above | (flat.isnan() & ~lowest.isnan())
+        equal = equal | (flat.isnan() & lowest.isnan())
     chosen = above | (equal & (equal.cumsum(0) <= count - above.sum()))
     return chosen.view(score.shape)
+
+
+def _find_lowest(flat: Tensor, count: int | Tensor) -> Tensor:
+    """The lowest of the ``count`` highest. A processor selects it in a tenth of the time that a sort takes."""
+    size = flat.shape[0]
+    if not isinstance(count, int) or flat.device.type != "cpu":
+        place = torch.as_tensor(size - count, device=flat.device).clamp(0, size - 1)
+        return flat.sort().values.gather(0, place.reshape(1)).squeeze(0)
+    if 1 <= count <= size // 4 and not flat.is_floating_point():
+        return flat.topk(count, sorted=False).values.amin()
+    return flat.kthvalue(min(max(size - count + 1, 1), size)).values
+
+
+def _as_integers(value: Tensor) -> Tensor:
+    """The magnitudes as whole numbers >= 0 in the same order, in which their bits are: quicker to select from."""
+    return value.abs().view(WIDTHS[value.element_size()])
 
 
 def draw_masks(key: Tensor, params: Mapping[str, Tensor], counts: Mapping[str, int], *words: str | int) -> Params:
@@ -174,7 +186,9 @@ def anneal_rate(rate: float, elapsed: float) -> float:
 
 def mask_smallest(weight: Tensor, mask: Tensor, count: int | Tensor) -> Tensor:
     """A mask of the ``count`` active weights of smallest magnitude."""
-    return mask_highest(torch.where(mask, -weight.abs(), -math.inf), count)
+    active = spread_mask(weight, mask)
+    dormant_last = ~_as_integers(weight) & active | ~active & torch.iinfo(active.dtype).min
+    return mask_highest(dormant_last, count)
 
 
 def update_mask(mask: Tensor, weight: Tensor, score: Tensor, *, active: int, rate: float) -> Tensor:
@@ -201,9 +215,9 @@ def update_mask(mask: Tensor, weight: Tensor, score: Tensor, *, active: int, rat
         return mask.clone()
     pruned = mask_smallest(weight, mask, count)
     if count <= dormant:
-        grown = mask_highest(torch.where(mask, -1, score), count)
+        grown = mask_highest(_as_integers(score) | spread_mask(score, mask), count)  # -1 where it is active
     else:
-        grown = ~mask | mask_highest(torch.where(pruned, score, -1), count - dormant)
+        grown = ~mask | mask_highest(_as_integers(score) | spread_mask(score, ~pruned), count - dormant)
     return (mask & ~pruned) | grown
 
 
