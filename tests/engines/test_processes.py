@@ -188,7 +188,7 @@ def test_more_clients_than_fit_the_arena(monkeypatch, bytes, case):
     algorithm = CASES[case]()
     run = fit("processes:sequential", algorithm, workers=2, rounds=2)
     assert {n for f, n in batches if f == "train"} == ({1} if bytes == 1 else {1, 2})
-    assert any(f == "score" for f, _ in batches)
+    assert any(f == "score_both" for f, _ in batches)
     same_runs(fit("sequential", algorithm, rounds=2), run)
 
 
@@ -198,7 +198,8 @@ def test_a_first_call_for_two_clients_does_not_halve_the_later_ones(monkeypatch)
     send = Processes._serve
 
     def counted(self: Processes, function: str, jobs: Any, moment: Any) -> Any:
-        sizes.append(len(jobs))
+        if function != "score_shared":  # whose jobs are not clients
+            sizes.append(len(jobs))
         return send(self, function, jobs, moment)
 
     monkeypatch.setattr(Processes, "_serve", counted)
@@ -344,7 +345,7 @@ def test_a_worker_that_dies_while_scoring_or_adapting(tmp_path, monkeypatch):
     monkeypatch.setattr(Processes, "map", watched)
     algorithm = fedalt(stateful=False, personal_epochs=1)
     run = fit("processes:sequential", algorithm, model, workers=2, rounds=1)
-    assert sorted(seen) == ["adapt", "score"]
+    assert sorted(seen) == ["adapt", "score_both"]
     same_runs(fit("sequential", algorithm, model, rounds=1), run)
 
 
