@@ -33,10 +33,10 @@ class Rate(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """A parameter as autograd knows it. ``name`` is None where it is not trained."""
+    """A layer's parameter as autograd knows it. A bias without a name is not trained; one without a value is none."""
 
-    name: str | None
-    value: Tensor | None
+    name: Any
+    value: Any
 
 
 class Steps:
@@ -88,7 +88,7 @@ class Steps:
         """``x W^T + b``, or the same for each client of a block; the backward pass steps what it may."""
         self._used = True
         rows = x if self.block or x.dim() == 2 else x.flatten(0, -2)
-        y: Tensor = _Linear.apply(rows, weight.value, bias.value, self, weight.name, bias.name)  # type: ignore[no-untyped-call]
+        y: Tensor = _Linear.apply(rows, weight.value, bias.value, self, weight, bias)  # type: ignore[no-untyped-call]
         return y if rows is x else y.view(*x.shape[:-1], -1)
 
     def find_repeated_uses(self, total: Tensor) -> None:
@@ -96,7 +96,7 @@ class Steps:
 
         Call it before the backward pass.
         """
-        nodes: list[Any] = [total.grad_fn] if self._used else []
+        nodes: list[Any] = [total.grad_fn] if self._used and total.grad_fn is not None else []
         known: set[Any] = set()
         for node in nodes:
             for after, _ in node.next_functions:
@@ -106,9 +106,10 @@ class Steps:
                     known.add(after)
                     nodes.append(after)
 
-    def may_step(self, p: Tensor, like: Tensor) -> bool:
-        """Whether the backward pass of a layer may step its parameter, by numbers of the type of ``like``."""
-        return id(p) not in self._several and not p._backward_hooks and p.dtype == like.dtype
+    def may_step(self, leaf: Leaf, *by: Tensor) -> bool:
+        """Whether the backward pass of a layer may step its parameter, by numbers of the same type."""
+        p: Tensor = leaf.value
+        return id(p) not in self._several and not p._backward_hooks and all(p.dtype == x.dtype for x in by)
 
     def shrink(self, name: str, p: Tensor) -> tuple[Tensor, float]:
         """``(1 - lr decay) p``, as a tensor and a factor that is still to be applied."""
@@ -117,6 +118,22 @@ class Steps:
             return p, 1 - lr * decay
         factor = 1 - lr * decay * self.active.to(p.dtype)
         return p * factor.view(-1, *[1] * (p.dim() - 1)), 1.0
+
+    def step_bias(self, leaf: Leaf, g: Tensor) -> None:
+        """``b <- (1 - lr decay) b - lr g``."""
+        name, bias = leaf
+        rest, factor = self.shrink(name, bias)
+        rest = rest if factor == 1 else rest * factor
+        self.new[name] = torch.sub(rest, g, alpha=self.rates[name].lr, out=bias if self.in_place else None)
+
+    def step_weight(self, leaf: Leaf, g: Tensor, x: Tensor) -> None:
+        """``W <- (1 - lr decay) W - lr G^T x``."""
+        name, weight = leaf
+        rest, factor = self.shrink(name, weight)
+        product = torch.addmm if weight.dim() == 2 else torch.baddbmm
+        lr, target = self.rates[name].lr, weight if self.in_place else None
+        # Written to `out`, not by the method in place, whose operations PyTorch does not count.
+        self.new[name] = product(rest, g.mT, x, beta=factor, alpha=-lr, out=target)
 
 
 _current: ContextVar[Steps | None] = ContextVar("steps", default=None)
@@ -142,43 +159,34 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, steps: Steps, weight_name: str, bias_name: str | None
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, steps: Steps, weight_leaf: Leaf, bias_leaf: Leaf
     ) -> Tensor:
-        ctx.save_for_backward(x, weight, bias)
-        ctx.steps, ctx.names = steps, (weight_name, bias_name)
+        ctx.save_for_backward(x, weight)
+        ctx.steps, ctx.leaves = steps, (weight_leaf, bias_leaf)
         if weight.dim() == 2:
             return functional.linear(x, weight, bias)
         if bias is None:
-            return torch.bmm(weight, x.transpose(1, 2)).transpose(1, 2)
-        return torch.baddbmm(bias.unsqueeze(2), weight, x.transpose(1, 2)).transpose(1, 2)
+            return torch.bmm(weight, x.mT).mT
+        return torch.baddbmm(bias.unsqueeze(2), weight, x.mT).mT
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias = ctx.saved_tensors
+        x, weight = ctx.saved_tensors
         steps: Steps = ctx.steps
-        weight_name, bias_name = ctx.names
+        weight_leaf, bias_leaf = ctx.leaves
         for_x = for_weight = for_bias = None
-        if ctx.needs_input_grad[0] and weight.dim() == 2:
-            for_x = g @ weight
-        elif ctx.needs_input_grad[0]:
-            for_x = torch.bmm(weight.transpose(1, 2), g.transpose(1, 2)).transpose(1, 2)
+        if ctx.needs_input_grad[0]:
+            for_x = g @ weight if g.dim() == 2 else torch.bmm(weight.mT, g.mT).mT
         if steps.active is not None:  # what a client computes from padding alone may not be finite
             some = steps.active.view(-1, 1, 1)
             g, x = torch.where(some, g, 0), torch.where(some, x, 0)
-        if bias_name is not None:
+        if bias_leaf.name is not None:
             for_bias = g.sum(-2)
-            if steps.may_step(bias, g):
-                rest, factor = steps.shrink(bias_name, bias)
-                rest = rest if factor == 1 else rest * factor
-                target = bias if steps.in_place else None
-                steps.new[bias_name] = torch.sub(rest, for_bias, alpha=steps.rates[bias_name].lr, out=target)
+            if steps.may_step(bias_leaf, g):
+                steps.step_bias(bias_leaf, for_bias)
                 for_bias = None
-        columns = g.transpose(-2, -1)
-        if steps.may_step(weight, g) and x.dtype == g.dtype:
-            product = torch.addmm if weight.dim() == 2 else torch.baddbmm
-            rest, factor = steps.shrink(weight_name, weight)
-            target, lr = weight if steps.in_place else None, steps.rates[weight_name].lr
-            steps.new[weight_name] = product(rest, columns, x, beta=factor, alpha=-lr, out=target)
+        if steps.may_step(weight_leaf, g, x):
+            steps.step_weight(weight_leaf, g, x)
         else:
-            for_weight = columns @ x
+            for_weight = g.mT @ x
         return for_x, for_weight, for_bias, None, None, None
