@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import sqlite3
-import struct
-import tarfile
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +15,7 @@ import numpy as np
 from moiety.data.catalogue import DATA_SETS, VARIANTS, DataSet, Original, rows_of
 from moiety.data.download import Bar, download, matches
 from moiety.data.federated import Array
-from moiety.data.sources.files import DAMAGE, read_npz
+from moiety.data.sources.files import read_npz
 from moiety.data.sources.folders import find_file, target_folder
 from moiety.data.sources.provenance import (
     UNKNOWN,
@@ -34,8 +31,6 @@ from moiety.files import make_folder, write_stream
 
 ORIGINALS = "originals"
 """The folder, beside the npz files, that keeps the publisher's files."""
-_DAMAGE = (*DAMAGE, KeyError, IndexError, StopIteration, struct.error, tarfile.TarError, sqlite3.Error)
-"""What converting files that are not what they should be raises."""
 
 
 def fetch(name: str, *, given: str | Path | None = None, bar: Bar | None = None, again: bool = False) -> Path:
@@ -82,7 +77,8 @@ def convert(row: DataSet, files: Mapping[str, Path]) -> dict[str, Array]:
         importlib.import_module(f"moiety.data.originals.{module}"), function
     )
     hint = "The publisher may have changed it."
-    with report_errors(row.name, "made of the publisher's files", _DAMAGE, f" in {', '.join(files)}", hint):
+    # Any exception: each library has its own for files that are not what they should be.
+    with report_errors(row.name, "made of the publisher's files", Exception, f" in {', '.join(files)}", hint):
         arrays = converter(files)
     for name, length in row.lengths.items():
         must(len(arrays[name]) == length, f"{row.name}: {name}", f"of {length:,} rows", f"{len(arrays[name]):,}", hint)

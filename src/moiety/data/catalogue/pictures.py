@@ -26,7 +26,7 @@ def _emnist(split: str, classes: int, train: int, test: int, note: str = "") -> 
     rows = f"{train:,} and {test:,} for testing, " if train else ""
     return DataSet(
         name=name,
-        about=f"Handwritten characters, split {split}, {rows}x [1, 28, 28] from 0 to 1, {classes} classes; no writers.",
+        about=f"Handwritten characters ({split}), {rows}x [1, 28, 28] from 0 to 1, {classes} classes.",
         file=f"emnist_{split}.npz",
         originals=(archive,),
         converter=f"pictures:convert_emnist_{split}",

@@ -16,6 +16,7 @@ from moiety.errors import must
 def _read_numbers(name: str, content: bytes, columns: int, dtype: type = np.int64) -> Array:
     """Rows of numbers between blanks or commas."""
     text = content.replace(b",", b" ").decode("ascii")
+    must(bool(text.strip()), name, f"{columns} numbers a row", "nothing")
     rows: Array = np.loadtxt(io.StringIO(text), dtype=dtype, ndmin=2)
     must(rows.shape[1] == columns, name, f"{columns} numbers a row", rows.shape[1])
     return rows

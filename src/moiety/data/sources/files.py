@@ -147,7 +147,7 @@ def _find(file: str) -> Path:
     got = "nothing: it is not set"
     if folder is not None:
         got = f"{folder}, which {'does not' if folder.is_dir() else 'is no folder'}"
-    hint = f"To make the file, run: {row.command}" if row else ""
+    hint = f"To make the file, run: {row.command}." if row else ""
     raise MoietyError(message(VARIABLE, f"a folder that holds {file}", got, hint))
 
 
