@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from pathlib import Path
 from typing import Any, Protocol
@@ -103,12 +102,3 @@ class _Bounded:
 
     def flush(self) -> None:
         """Nothing is kept back."""
-
-
-def matches(path: Path, check: str) -> bool:
-    """Whether a file has that checksum."""
-    import pooch
-
-    with contextlib.suppress(OSError):
-        return bool(pooch.hash_matches(str(path), check))
-    return False

@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moiety.data.catalogue import DATA_SETS, VARIANTS, DataSet, Original, rows_of
-from moiety.data.download import Bar, download, matches
+from moiety.data.download import Bar, download
 from moiety.data.federated import Array
 from moiety.data.sources.files import read_npz
 from moiety.data.sources.folders import find_file, target_folder
 from moiety.data.sources.provenance import (
     UNKNOWN,
     FileUse,
+    checksum_of,
     digest_arrays,
     judge_file,
     read_record,
-    sha256_of,
     write_record,
 )
 from moiety.errors import MoietyError, choice, must, report_errors
@@ -62,7 +62,7 @@ def fetch(name: str, *, given: str | Path | None = None, bar: Bar | None = None,
         if own is None:
             own, right = download(original, folder / ORIGINALS / row.originals[0].name.partition(".")[0], bar), True
         files[original.name] = own
-        known = {} if original.folder else {"sha256": sha256_of(own)}
+        known = {} if original.folder else {"sha256": checksum_of(own)}
         records.append({"name": original.name, **known, "check": original.check, "right": right})
     arrays = convert(row, files)
     _write_npz(path, arrays)
@@ -92,11 +92,12 @@ def _find_given(row: DataSet, original: Original, given: str | Path | None) -> t
         place = place / original.name
     there = place is not None and (place.is_dir() if original.folder else place.is_file())
     if place is None or not there:
-        kind = "folder" if original.folder else "file"
+        what = "folder" if original.folder else "file"
         hint = f"{row.note} See {row.page}. Then: {row.command}"
-        must(bool(original.addresses), "--from", f"a folder that holds the {kind} {original.name}", given, hint)
+        must(bool(original.addresses), "--from", f"a folder that holds the {what} {original.name}", given, hint)
         return None, False
-    right = not original.check or matches(place, original.check)
+    kind, _, known = original.check.partition(":")
+    right = not original.check or checksum_of(place, kind) == known
     if not right:
         warnings.warn(f"{place} is not the {original.name} that moiety knows, of {original.check}.", stacklevel=3)
     return place, right
@@ -132,5 +133,5 @@ def check() -> Iterator[State]:
             yield State(row, path, None, str(error))
             continue
         record = read_record(path)
-        changed = use.state == UNKNOWN and "sha256" in record and record["sha256"] != sha256_of(path)
+        changed = use.state == UNKNOWN and "sha256" in record and record["sha256"] != checksum_of(path)
         yield State(row, path, use, f"{path} was changed since it was made. Get it again." if changed else "")

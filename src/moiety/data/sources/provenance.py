@@ -101,7 +101,7 @@ def write_record(path: Path, digest: str, originals: Sequence[Mapping[str, Any]]
         "format": 1,
         "moiety": VERSION,
         "date": datetime.date.today().isoformat(),
-        "sha256": sha256_of(path),
+        "sha256": checksum_of(path),
         "arrays": digest,
         "originals": list(originals),
         "trusted": trusted,
@@ -109,7 +109,7 @@ def write_record(path: Path, digest: str, originals: Sequence[Mapping[str, Any]]
     write_json(record_path(path), content, private=False)
 
 
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file."""
+def checksum_of(path: Path, kind: str = "sha256") -> str:
+    """The checksum of a file."""
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        return hashlib.file_digest(stream, kind).hexdigest()
