@@ -20,9 +20,9 @@ from local_server import PAGE, Publisher, serve
 import moiety as mo
 from moiety import files as moiety_files
 from moiety.cli import main
+from moiety.data import fetch
 from moiety.data.catalogue import DATA_SETS, rows_of
 from moiety.data.download import RETRIES
-from moiety.data.fetch import fetch
 from moiety.data.originals import archives
 from moiety.data.sources.provenance import note_files
 from moiety.errors import MoietyError

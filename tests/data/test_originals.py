@@ -20,7 +20,7 @@ import small_originals as small
 
 from moiety.data import SOURCES
 from moiety.data.catalogue import DATA_SETS
-from moiety.data.fetch import convert
+from moiety.data.fetching import convert
 from moiety.data.originals import archives
 from moiety.data.originals.archives import read_compressed, read_member, read_members
 from moiety.data.originals.compress import decompress_z

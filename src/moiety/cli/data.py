@@ -37,7 +37,7 @@ def show_folders() -> None:
 
 def fetch_sets(names: Sequence[str], given: Path | None, again: bool) -> None:
     """Fetch data sets one after another; print terms, citation and source before, and what was made after."""
-    from moiety.data.fetch import fetch
+    from moiety.data.fetching import fetch
     from moiety.data.sources.provenance import read_record
 
     for name in names:
@@ -64,7 +64,7 @@ def _show_terms(row: DataSet) -> None:
 
 def check_files() -> bool:
     """Read every file that is there and say what is known of it; whether none is damaged."""
-    from moiety.data.fetch import check
+    from moiety.data.fetching import check
 
     good = True
     for row, path, use, problem in check():

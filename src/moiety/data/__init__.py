@@ -2,6 +2,7 @@
 
 from moiety.data.build import from_arrays, from_clients
 from moiety.data.federated import FederatedData, open_folder
+from moiety.data.fetching import fetch
 from moiety.data.load import from_spec, load
 from moiety.data.partition import (
     PARTITIONS,
@@ -24,6 +25,7 @@ __all__ = [
     "binary_tasks",
     "classes_per_client",
     "dirichlet",
+    "fetch",
     "from_arrays",
     "from_clients",
     "from_spec",
