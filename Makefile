@@ -18,6 +18,7 @@ test: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/deviations.py --check
+	$(BIN)/python docs/data_sets.py --check
 	$(BIN)/pytest -n 2
 
 # What is too long for the gate: planted faults; every call of the disk fails once; a thousand flipped bits and cut
