@@ -42,9 +42,9 @@ def system_call(call: Callable[..., Any], *arguments: Any) -> Any:
     return call(*arguments)
 
 
-def report_failure(target: Path) -> AbstractContextManager[None]:
+def report_failure(target: Path, name: str = "out") -> AbstractContextManager[None]:
     """Turn the system's error for a write that failed (full disk, no permission) into one line."""
-    return report_errors("out", "a folder that can be written", OSError, f" at {target}")
+    return report_errors(name, "a folder that can be written", OSError, f" at {target}")
 
 
 def report_unreadable(path: Path, hint: str = "", name: str = "") -> AbstractContextManager[None]:
@@ -80,10 +80,10 @@ def write_file(path: Path, content: bytes, *, private: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def write_stream(path: Path, *, private: bool = True) -> Iterator[io.RawIOBase]:
-    """The same for a file that is written in pieces."""
+def write_stream(path: Path, *, private: bool = True, name: str = "out") -> Iterator[io.RawIOBase]:
+    """The same for a file that is written in pieces; ``name`` is what a message calls its folder."""
     aside = aside_of(path) if private else _public_aside(path)
-    with report_failure(path):
+    with report_failure(path, name):
         try:
             with open_stream(aside, private=private) as stream:
                 yield stream

@@ -319,6 +319,31 @@ def test_shakespeare_is_read_from_the_variant_that_is_there(publisher, cache, mo
     assert list(files) == ["shakespeare_roles.npz"]
 
 
+def test_a_bar_is_filled(publisher, cache, monkeypatch) -> None:
+    import io
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from moiety.cli.data import DownloadBar
+
+    offer(publisher, monkeypatch, NAME)
+    (content,) = publisher.files.values()
+    with Progress(console=Console(file=io.StringIO(), force_terminal=True)) as progress:
+        fetch(NAME, bar=DownloadBar(progress, NAME))
+    (task,) = progress.tasks
+    assert (task.total, task.completed) == (len(content), len(content))
+
+
+def test_one_file_of_the_user_is_not_all_of_them(publisher, cache, monkeypatch, tmp_path) -> None:
+    offer(publisher, monkeypatch, "usps")
+    name, content = next(iter(small.MAKERS["usps"]()[0].items()))
+    (tmp_path / name).write_bytes(content)
+    with pytest.warns(UserWarning, match=f"is not the {name} that moiety knows"):
+        fetch("usps", given=tmp_path / name)
+    assert publisher.asked == ["/usps/usps.t.bz2"]
+
+
 def test_names_that_nobody_knows(cache, capsys) -> None:
     refused(capsys, "Did you mean", "emnst")
     refused(capsys, "must be a file or folder that exists", NAME, "--from", "/nowhere")

@@ -215,6 +215,20 @@ def test_the_publishers_own_text_becomes_the_known_arrays(name: str, tmp_path: P
     assert digest_arrays(convert(row, {archive.name: archive})) == DIGESTS[row.file]
 
 
+def test_flac_files_give_the_features_of_the_same_wav_files(tmp_path: Path) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    from scipy.io import wavfile
+
+    files, _ = small.librispeech()
+    row, paths = DATA_SETS["librispeech"], write(tmp_path, files)
+    wanted = convert(row, paths)["features"]
+    for wav in tmp_path.rglob("*.wav"):
+        rate, sound = wavfile.read(wav)
+        soundfile.write(wav.with_suffix(".flac"), sound, rate, subtype="PCM_16")
+        wav.unlink()
+    np.testing.assert_array_equal(convert(row, paths)["features"], wanted)
+
+
 # --- archives ---
 
 

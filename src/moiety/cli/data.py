@@ -77,7 +77,7 @@ def check_files() -> bool:
     return good
 
 
-class _Bar:
+class DownloadBar:
     """A bar of rich, as pooch wants one."""
 
     def __init__(self, progress: Progress, name: str):
@@ -106,10 +106,10 @@ class _Bar:
 
 
 @contextmanager
-def _show_bar(name: str) -> Iterator[_Bar | None]:
+def _show_bar(name: str) -> Iterator[DownloadBar | None]:
     if not on_terminal():
         yield None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console()) as progress:
-        yield _Bar(progress, name)
+        yield DownloadBar(progress, name)

@@ -91,6 +91,8 @@ def _find_given(row: DataSet, original: Original, given: str | Path | None) -> t
     if place is not None and place.is_dir() and place.name != original.name:
         place = place / original.name
     there = place is not None and (place.is_dir() if original.folder else place.is_file())
+    if place is not None and len(row.originals) > 1:  # one file is not all of them
+        there = there and place.name == original.name
     if place is None or not there:
         what = "folder" if original.folder else "file"
         hint = f"{row.note} See {row.page}. Then: {row.command}"
@@ -105,7 +107,10 @@ def _find_given(row: DataSet, original: Original, given: str | Path | None) -> t
 
 def _write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
     """Write arrays as NumPy does, compressed, whole or not at all, and with the same bytes each time."""
-    with write_stream(path, private=False) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+    with (
+        write_stream(path, private=False, name="data folder") as stream,
+        zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
