@@ -50,8 +50,16 @@ def fetch_sets(names: Sequence[str], given: Path | None, again: bool) -> None:
         record = read_record(path)
         if record:
             say(f"  sha256:   {record['sha256']}")
-            say(f"  arrays:   {record['arrays']}")
+            say(f"  arrays:   {record['arrays']}, {_compare(path.name, record['arrays'])}")
         say(f"  {path}")
+
+
+def _compare(file: str, digest: str) -> str:
+    from moiety.data.sources.digests import DIGESTS
+
+    if file not in DIGESTS:
+        return "with none known to compare"
+    return f"{'as' if digest == DIGESTS[file] else 'not as'} our results were computed from"
 
 
 def _show_terms(row: DataSet) -> None:

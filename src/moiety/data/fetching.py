@@ -50,7 +50,7 @@ def fetch(name: str, *, given: str | Path | None = None, bar: Bar | None = None,
     row = rows_of(name)[0]
     folder = target_folder()
     path = folder / row.file
-    if path.is_file() and not again and judge_file(path, digest_arrays(read_npz(path))).state != UNKNOWN:
+    if not again and _is_known(path):
         return path
     make_folder(folder, private=False)
     hint = "Set MOIETY_DATA to another folder, or to nothing for the cache of this user."
@@ -60,7 +60,7 @@ def fetch(name: str, *, given: str | Path | None = None, bar: Bar | None = None,
     for original in row.originals:
         own, right = _find_given(row, original, given)
         if own is None:
-            own, right = download(original, folder / ORIGINALS / row.originals[0].name.partition(".")[0], bar), True
+            own, right = download(original, folder / ORIGINALS / _name_originals(row), bar), True
         files[original.name] = own
         known = {} if original.folder else {"sha256": checksum_of(own)}
         records.append({"name": original.name, **known, "check": original.check, "right": right})
@@ -68,6 +68,19 @@ def fetch(name: str, *, given: str | Path | None = None, bar: Bar | None = None,
     _write_npz(path, arrays)
     write_record(path, digest_arrays(arrays), records, trusted=all(record["right"] for record in records))
     return path
+
+
+def _is_known(path: Path) -> bool:
+    """Whether a file is there, can be read, and is known or was made here."""
+    try:
+        return path.is_file() and judge_file(path, digest_arrays(read_npz(path))).state != UNKNOWN
+    except MoietyError:  # damaged
+        return False
+
+
+def _name_originals(row: DataSet) -> str:
+    """The folder of a row's originals: that of the first row with the same ones, so that they are fetched once."""
+    return next((each.name for each in DATA_SETS.values() if each.originals == row.originals), row.name)
 
 
 def convert(row: DataSet, files: Mapping[str, Path]) -> dict[str, Array]:

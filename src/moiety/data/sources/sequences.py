@@ -141,7 +141,7 @@ def _make_characters(texts: Texts, roles: Ints, length: int) -> Source:
 
 def _make_words(texts: Texts, roles: Ints, length: int, vocabulary: int) -> Source:
     codes, offsets, names, alphabet = texts
-    letters = np.array(list(alphabet.lower()))
+    letters = np.array([letter.lower() for letter in alphabet])  # a few become two
     sentences: list[list[str]] = []
     role: list[int] = []
     for i in roles.tolist():
