@@ -108,7 +108,7 @@ def convert_shakespeare_tff(files: Files) -> Arrays:
     with _open_database(path.name) as connection:
         connection.deserialize(read_compressed(path))
         for part in ("train", "test"):
-            for client in _list_clients(connection, part, 1):
+            for client in _list_clients(connection, part):
                 snippets = _read_feature(connection, part, client, "snippets")
                 texts[client] = "\n".join([*([texts[client]] if client in texts else []), *snippets])
     return _encode_texts(texts)
@@ -125,8 +125,12 @@ def convert_stackoverflow(files: Files) -> Arrays:
     (path,) = files.values()
     texts: dict[str, str] = {}
     with _open_database(path.name, f"{path.absolute().as_uri()}?mode=ro") as connection:
-        tested = set(_list_clients(connection, "test", _TEST_SENTENCES))
-        users = (user for user in _list_clients(connection, "train", _TRAIN_SENTENCES) if user in tested)
+        users = (
+            user  # counted one at a time: all of them have more than a hundred million sentences
+            for user in _list_clients(connection, "train")
+            if _count_examples(connection, "train", user) >= _TRAIN_SENTENCES
+            and _count_examples(connection, "test", user) >= _TEST_SENTENCES
+        )
         for user in itertools.islice(users, _USERS):
             train = _read_feature(connection, "train", user, "tokens")
             test = _read_feature(connection, "test", user, "tokens")
@@ -146,13 +150,15 @@ def _open_database(name: str, address: str = ":memory:") -> Iterator[sqlite3.Con
         connection.close()
 
 
-def _list_clients(connection: sqlite3.Connection, part: str, least: int) -> Iterator[str]:
-    """The clients with at least so many examples in a part, by name."""
-    question = (
-        "SELECT client_id FROM examples WHERE split_name = ? GROUP BY client_id HAVING COUNT(*) >= ? ORDER BY client_id"
-    )
-    for (client,) in connection.execute(question, (part, least)):
-        yield client.decode() if isinstance(client, bytes) else str(client)
+def _list_clients(connection: sqlite3.Connection, part: str) -> Iterator[str]:
+    """The clients that have examples in a part, by name."""
+    question = "SELECT DISTINCT client_id FROM client_metadata WHERE split_name = ? ORDER BY client_id"
+    return (str(client) for (client,) in connection.execute(question, (part,)))
+
+
+def _count_examples(connection: sqlite3.Connection, part: str, client: str) -> int:
+    question = "SELECT COUNT(*) FROM examples WHERE split_name = ? AND client_id = ?"
+    return int(connection.execute(question, (part, client)).fetchone()[0])
 
 
 def _read_feature(connection: sqlite3.Connection, part: str, client: str, feature: str) -> Iterator[str]:
