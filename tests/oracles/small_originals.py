@@ -438,7 +438,8 @@ def gldv2() -> Made:
         stream = io.BytesIO()
         Image.new("RGB", (100, 70), colour).save(stream, "JPEG", quality=95)
         files[f"images/{name[0]}/{name[1]}/{name[2]}/{name}.jpg"] = stream.getvalue()
-    arrays = {"y_train": np.array([2, 0, 1], np.int32), "y_test": np.array([202], np.int32)}
+    arrays = {"y_train": np.array([2, 0, 1], np.int32), "y_test": np.array([3], np.int32)}
+    arrays["classes"] = np.array([0, 1, 2, 202])  # numbered anew
     arrays |= {"client": np.array([1, 0, 1], np.int32), "client_names": np.array(["3", "7"])}
     return files, {**arrays, "colours": np.array([colours[name] for name in ("abcd", "abce", "bbbb")])}
 

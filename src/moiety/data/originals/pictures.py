@@ -187,10 +187,11 @@ def convert_gldv2(files: Files) -> Arrays:
     """The pictures that two lists name: of users (user_id, image_id, class), and for testing (image_id, class)."""
     rows = {part: _read_list(files[name]) for part, name in _GLD_LISTS.items()}
     names, client = np.unique([row["user_id"] for row in rows["train"]], return_inverse=True)
-    arrays: Arrays = {"client": client.astype(np.int32), "client_names": names}
+    classes = np.unique([int(row["class"]) for listed in rows.values() for row in listed])
+    arrays: Arrays = {"client": client.astype(np.int32), "client_names": names, "classes": classes}
     for part, listed in rows.items():
         arrays[f"x_{part}"] = np.stack([_read_square(files["images"], row["image_id"], 64) for row in listed])
-        arrays[f"y_{part}"] = np.array([int(row["class"]) for row in listed], np.int32)
+        arrays[f"y_{part}"] = np.searchsorted(classes, [int(row["class"]) for row in listed]).astype(np.int32)
     return arrays
 
 

@@ -163,10 +163,11 @@ def femnist() -> Source:
 
 def gldv2() -> Source:
     """Landmarks by photographer, 233 users, x [3, 64, 64] from 0 to 1, 203 classes; from your own files."""
-    file, classes, size = "gldv2_23k.npz", 203, (64, 64, 3)
+    file, size = "gldv2_23k.npz", (64, 64, 3)
     shapes: dict[str, Shape] = {"x_train": ("n", *size), "y_train": ("n",), "x_test": ("m", *size), "y_test": ("m",)}
-    a = read_archive(file, {**shapes, "client": ("n",), "client_names": ("users",)})
+    a = read_archive(file, {**shapes, "client": ("n",), "client_names": ("users",), "classes": ("classes",)})
     check_range(f"{file}: client", a["client"], len(a["client_names"]))
+    classes = len(a["classes"])
     train, test = (make_columns(file, as_images(a[f"x_{p}"]), a[f"y_{p}"], classes) for p in ("train", "test"))
     return Source(train, classes, test=test, client=a["client"], names=a["client_names"])
 
