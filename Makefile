@@ -22,6 +22,7 @@ test: install
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/python docs/deviations.py --check
+	$(BIN)/python docs/data_sets.py --check
 	$(MAKE) --no-print-directory --jobs 2 mypy pytest
 
 # Beside each other: types are checked on the core that tests, which wait for processes now and then, leave free.

@@ -35,6 +35,14 @@ def _without_fsync():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _without_cache(tmp_path_factory):
+    """Look for data sets in MOIETY_DATA alone, and not in what the user of this machine has fetched."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moiety.data.sources.folders.cache_folder", lambda: tmp_path_factory.getbasetemp() / "no cache")
+        yield
+
+
 @pytest.fixture(scope="session")
 def recipe_run(tmp_path_factory) -> Callable[[str], RecipeRun]:
     """``recipe_run(name)`` is the recipe's run at scale ci: made once, and shared by all tests and workers.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import io
 import json
 import os
 import re
@@ -47,9 +48,9 @@ def system_call(call: Callable[..., Any], *arguments: Any) -> Any:
     return call(*arguments)
 
 
-def report_failure(target: Path) -> AbstractContextManager[None]:
+def report_failure(target: Path, name: str = "out") -> AbstractContextManager[None]:
     """Turn the system's error for a write that failed (full disk, no permission) into one line."""
-    return report_errors("out", "a folder that can be written", OSError, f" at {target}")
+    return report_errors(name, "a folder that can be written", OSError, f" at {target}")
 
 
 def report_unreadable(path: Path, hint: str = "", name: str = "") -> AbstractContextManager[None]:
@@ -80,21 +81,52 @@ def write_file(path: Path, content: bytes | Iterable[bytes], *, private: bool = 
     A private file is for its owner alone. It lies in a folder that one process at a time writes to, so the file
     beside it has a fixed name; what a killed process left there is written over or removed by that name.
     """
+    with write_stream(path, private=private) as stream:
+        for piece in [content] if isinstance(content, bytes) else content:
+            stream.write(piece)
+
+
+@contextlib.contextmanager
+def write_stream(path: Path, *, private: bool = True, name: str = "out") -> Iterator[io.RawIOBase]:
+    """The same for a file that another library writes; ``name`` is what a message calls its folder."""
     aside = aside_of(path) if private else own_aside_of(path)
-    with report_failure(path):
+    with report_failure(path, name):
         try:
-            handle = open_file(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, private=private)
-            try:
-                for piece in [content] if isinstance(content, bytes) else content:
-                    _write_all(handle, piece)
-                system_call(os.fsync, handle)
-            finally:
-                os.close(handle)
+            with open_stream(aside, private=private) as stream:
+                yield stream
+                system_call(os.fsync, stream.fileno())
             system_call(os.replace, aside, path)
             sync_folder(path.parent)
         except BaseException:
             remove_file(aside)
             raise
+
+
+@contextlib.contextmanager
+def open_stream(path: Path, *, private: bool = True) -> Iterator[io.RawIOBase]:
+    """A file to write to from its beginning, in pieces."""
+    handle = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, private=private)
+    try:
+        yield _Stream(handle)
+    finally:
+        os.close(handle)
+
+
+class _Stream(io.RawIOBase):
+    """An open file as other libraries write to one."""
+
+    def __init__(self, handle: int):
+        self._handle = handle
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._handle
+
+    def write(self, content: Any) -> int:
+        _write_all(self._handle, content)
+        return len(content)
 
 
 def aside_of(path: Path) -> Path:

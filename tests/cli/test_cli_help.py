@@ -14,7 +14,9 @@ import moiety
 HEAVY = ("torch", "numpy", "sklearn", "pyarrow", "pydantic")
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["run", "--help"], ["list", "-h"], ["compare", "-h"], ["--version"], []])
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["run", "--help"], ["list", "-h"], ["compare", "-h"], ["data", "-h"], ["--version"], []]
+)
 def test_nothing_heavy_is_imported(argv):
     """Neither rich, with one exception: typer (0.20.1) imports it itself to show that an argument is required.
 
@@ -34,10 +36,24 @@ sys.exit(code)
     assert done.stdout
 
 
+@pytest.mark.parametrize("argv", [["list", "datasets"], ["data", "list"], ["data", "where"]])
+def test_lists_of_data_sets_import_neither_torch_nor_what_downloads(argv):
+    heavy = ("torch", "sklearn", "scipy", "pyarrow", "pooch", "requests")
+    text = f"""
+import sys
+from moiety.cli import main
+code = main({argv!r})
+print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)
+sys.exit(code)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
 def test_help_names_the_commands_and_the_first_step(capsys):
     found = call(capsys, "--help")
     assert found.code == 0
-    for word in ("run", "list", "compare", "moiety run quickstart"):
+    for word in ("run", "list", "compare", "data", "moiety run quickstart"):
         assert word in found.out
 
 

@@ -200,7 +200,7 @@ def test_cifar10(write: Write) -> None:
 
 
 def test_missing_folder_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hint = "Set it to a folder that holds letter.npz, an npz archive of X [n, 16], y [n], n_train []."
+    hint = "To make the file, run: moiety data fetch letter."
     for value, got in [
         (None, "nothing: it is not set"),
         ("", "nothing: it is not set"),

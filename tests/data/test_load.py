@@ -286,6 +286,6 @@ def test_bad_specs(spec: dict[str, Any], text: str) -> None:
 def test_every_source_says_in_one_line_what_it_is() -> None:
     for name, source in SOURCES.items():
         first = (source.__doc__ or "").splitlines()[0]
-        assert source.__name__ == name
+        assert source.__name__.replace("_", "-") == name.replace("_", "-")
         assert first.endswith(".")
         assert 20 < len(first) < 115

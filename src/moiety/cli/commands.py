@@ -152,7 +152,7 @@ def list_(
 ) -> None:
     """List what a file can name: algorithms, data sets, models and all else, a kind at a time.
 
-    For data sets, say whether their file is found in the folder that MOIETY_DATA names.
+    For data sets, say whether their file is there; moiety data fetch makes it.
     """
     from moiety.cli.listing import show_kind
 
@@ -192,3 +192,52 @@ def verify(
 
     if not verify_folder(folder, data=data):
         raise typer.Exit(2)
+
+
+data = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+_ABOUT_DATA = "Data sets by name: list them, fetch them, check their files."
+app.add_typer(data, name="data", context_settings=_HELP, help=_ABOUT_DATA)
+
+
+@data.command("list", context_settings=_HELP)
+def list_data() -> None:
+    """List the data sets that can be fetched, whether their files are there, and their licences."""
+    from moiety.cli.data import list_sets
+
+    list_sets()
+
+
+@data.command(context_settings=_HELP)
+def fetch(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sets of moiety data list.")],
+    given: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="DIR", help="A folder with the publisher's files, where you have them."),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Make the files even where they are there.")] = False,
+) -> None:
+    """Download the publisher's files, compare their checksums, and convert them to the files that moiety reads.
+
+    Prints licence, citation and source first. Files go to the folder that MOIETY_DATA names, else to the cache of this
+    user. Ends with 2 and one line where something is wrong; a file that was there stays.
+    """
+    from moiety.cli.data import fetch_sets
+
+    fetch_sets(names, given, again)
+
+
+@data.command(context_settings=_HELP)
+def check() -> None:
+    """Read every file that is there and say what is known of it; ends with 2 where one is damaged."""
+    from moiety.cli.data import check_files
+
+    if not check_files():
+        raise typer.Exit(2)
+
+
+@data.command(context_settings=_HELP)
+def where() -> None:
+    """Say in which folders files are looked for, and where they are fetched to."""
+    from moiety.cli.data import show_folders
+
+    show_folders()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
-from pathlib import Path
 from typing import NamedTuple
 
 from moiety.errors import must, near
@@ -42,26 +40,6 @@ KINDS = {
     "engines": Kind("moiety.engines.auto", "ENGINES", "engine in [run]"),
 }
 
-FILES = {
-    "audiomnist": "audiomnist_mel32.npz",
-    "chars74k": "chars74k_hnd_28.npz",
-    "cifar10": "cifar10_jpeg.npz",
-    "connected_digits": "audiomnist_mel32.npz",
-    "covtype": "covtype15k.npz",
-    "fashion_mnist": "fashion_mnist.npz",
-    "isolet": "isolet1.npz",
-    "letter": "letter.npz",
-    "mnist": "mnist.npz",
-    "pendigits": "pendigits.npz",
-    "satimage": "satimage.npz",
-    "shakespeare": "shakespeare_roles.npz",
-    "shuttle": "shuttle.npz",
-    "uci_har": "uci_har_inertial.npz",
-    "usps": "usps.npz",
-}
-"""The file each data set is read from; one that is not here needs none."""
-
-
 ENGINES = {
     "auto": "The fastest of all but ray, by size or measured for a moment; the default.",
     "sequential": "One client after another: the reference.",
@@ -89,8 +67,7 @@ def show_kind(what: str) -> None:
     place = KINDS[what].place
     say(f"\nin a file: {place}" if place else "\nas in: moiety run quickstart")
     if what == "datasets":
-        folder = os.environ.get("MOIETY_DATA", "")
-        say(f"files are looked for in MOIETY_DATA, {folder or 'which is not set'}")
+        say("absent ones: moiety data fetch NAME; where files are looked for: moiety data where")
         say('data of your own, saved by FederatedData.save: name = "folder", path = "..."')
 
 
@@ -117,8 +94,11 @@ def first_line(thing: object) -> str:
 
 
 def file_state(dataset: str) -> str:
-    """Whether the data set's file is ``found`` or ``absent``, or the data is ``shipped``."""
-    if dataset not in FILES:
+    """Whether a file of the data set is ``found`` or ``absent``, or the data is ``shipped``."""
+    from moiety.data.catalogue import rows_of
+    from moiety.data.sources.folders import find_file
+
+    rows = rows_of(dataset)
+    if not rows:
         return "shipped"
-    folder = os.environ.get("MOIETY_DATA", "")
-    return "found" if folder and (Path(folder) / FILES[dataset]).is_file() else "absent"
+    return "found" if any(find_file(row.file) for row in rows) else "absent"

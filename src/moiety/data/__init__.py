@@ -3,6 +3,7 @@
 from moiety.data.build import from_arrays, from_clients
 from moiety.data.datasets import from_datasets, tokenise
 from moiety.data.federated import FederatedData, open_folder
+from moiety.data.fetching import fetch
 from moiety.data.load import from_spec, load
 from moiety.data.partition import (
     PARTITIONS,
@@ -27,6 +28,7 @@ __all__ = [
     "class_weights",
     "classes_per_client",
     "dirichlet",
+    "fetch",
     "from_arrays",
     "from_clients",
     "from_datasets",

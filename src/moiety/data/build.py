@@ -54,7 +54,7 @@ def from_arrays(
     >>> [str(name) for name in fed.ids], fed.sizes("train").tolist(), fed.sizes("test").tolist(), fed.classes
     (['a', 'b'], [1, 1], [1, 1], 2)
     """
-    table, rows = _as_table(columns, place=lambda row: f"client {_name_at(client, row)}, row {row}")
+    table, rows = as_table(columns, place=lambda row: f"client {_name_at(client, row)}, row {row}")
     ids = _as_ids(client, rows)
     names, owner = np.unique(ids, return_inverse=True)
     _check_finite(table, ids)
@@ -85,7 +85,7 @@ def from_clients(
     must(times == 1, "clients", "of different names", f"{most!r} {times} times", "1 and '1' are one name.")
     tables, sizes = [], []
     for key, values in zip(keys, clients.values(), strict=True):
-        table, rows = _as_table(values, f" in client {key!r}")
+        table, rows = as_table(values, f" in client {key!r}")
         _check_finite(table, [key] * rows)
         tables.append(table)
         sizes.append(rows)
@@ -189,7 +189,7 @@ def _name_at(client: Any, row: int) -> str:
     return repr(str(ids[row])) if row < len(ids) else "unknown"
 
 
-def _as_table(
+def as_table(
     columns: Mapping[str, Any], where: str = "", place: Callable[[int], str] = "row {}".format
 ) -> tuple[dict[str, Array], int]:
     """The columns as arrays of one length, and that length."""

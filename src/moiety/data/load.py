@@ -14,6 +14,7 @@ from moiety.data.build import Piece, as_names, labels_of, make
 from moiety.data.checks import check_finite, check_fractions
 from moiety.data.federated import FOLDER, Columns, FederatedData, Ints, Names, Numbered, open_folder
 from moiety.data.partition import PARTITIONS, Partition, deal, iid, natural
+from moiety.data.pool import OWN, Rows, open_rows
 from moiety.data.sources import SOURCES, Source
 from moiety.errors import SEED, choice, kind, must, near, refuse, whole
 from moiety.random import generator
@@ -24,7 +25,7 @@ _TEST_PER_CLIENT = 100
 
 
 def load(
-    name: str,
+    name: Rows,
     *,
     clients: int | None = None,
     partition: Partition | None = None,
@@ -36,10 +37,11 @@ def load(
     validation_in_train: bool = False,
     **options: Any,
 ) -> FederatedData:
-    """A data set by name, dealt to clients.
+    """A data set by name, or rows of your own, dealt to clients.
 
     Args:
-        name: one of ``SOURCES``.
+        name: one of ``SOURCES``; or a table of arrays, as in ``from_arrays``; or ``FederatedData``, whose rows, of all
+            parts together, are dealt and split anew.
         clients: how many clients. Data with natural clients has all of them by default, and a number draws that many
             of them; other data needs a number.
         partition: how rows are dealt; by default to natural clients where there are some, else ``iid()``.
@@ -62,8 +64,9 @@ def load(
     >>> from moiety.data import dirichlet
     >>> load("digits", clients=50, partition=dirichlet(0.3))
     FederatedData(50 clients, 1750 rows; x float32 [64], y int64)
+    >>> load({"x": np.zeros((40, 2)), "y": np.arange(40) % 4}, clients=5, partition=dirichlet(0.3))
+    FederatedData(5 clients, 40 rows; x float64 [2], y int64)
     """
-    choice("name", name, SOURCES)
     whole("seed", seed, -SEED, SEED)
     got = type(partition).__name__
     must(isinstance(partition, Partition | None), "partition", "one such as iid() or dirichlet(0.3)", got)
@@ -73,8 +76,8 @@ def load(
     for key, count in counts.items():
         whole(key, count, 1)
     own_options = _check_source_options(name, options)
-    seeds = {"seed": int(seed)} if "seed" in inspect.signature(SOURCES[name]).parameters else {}
-    source = SOURCES[name](**own_options, **seeds)
+    seeds = {"seed": int(seed)} if "seed" in _parameters(name) else {}
+    name, source = open_rows("name", name, **own_options, **seeds)
     for part, columns in {"rows": source.columns, "test rows": source.test or {}}.items():
         for each, values in columns.items():
             check_finite(each, values, f"row {{}} of the {part} of {name}".format)
@@ -92,8 +95,8 @@ def load(
     spec = {"name": name, "seed": int(seed), "partition": dict(partition.spec), "validation": float(validation)}
     spec |= test_rows | {key: value for key, value in own_options.items() if value is not None}
     spec |= {key: int(count) for key, count in counts.items()}
-    writable = bool(partition.spec) and partition.ids is None
-    fed = standardise(replace(fed, classes=source.classes, spec=spec if writable else {}), source.standardise)
+    writable = bool(partition.spec) and partition.ids is None and name != OWN
+    fed = standardise(replace(fed, classes=source.classes or None, spec=spec if writable else {}), source.standardise)
     fed = fed if source.finish is None else source.finish(fed)
     return fed.with_validation_in_train() if validation_in_train else fed
 
@@ -141,13 +144,21 @@ def _choose_test_option(name: str, pool: bool, test: Any, per_client: Any, valid
     return {"test": float(share)}
 
 
-def _check_source_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+def _parameters(name: Rows) -> list[str]:
+    """The options of the source of that name; rows of your own have none."""
+    if not isinstance(name, str):
+        return []
+    choice("name", name, SOURCES)
+    return list(inspect.signature(SOURCES[name]).parameters)
+
+
+def _check_source_options(name: Rows, options: dict[str, Any]) -> dict[str, Any]:
     """The options, after a check that the source knows them and takes their types."""
-    known = list(inspect.signature(SOURCES[name]).parameters)
+    known, called = _parameters(name), name if isinstance(name, str) else OWN
     common = [k for k, p in inspect.signature(load).parameters.items() if p.kind is not p.VAR_KEYWORD]
     for key in options:
-        must(key in known, "data", f"a table of known keys for {name}", key, near(key, known + common))
-    return check_arguments("data", SOURCES[name], options, {})
+        must(key in known, "data", f"a table of known keys for {called}", key, near(key, known + common))
+    return check_arguments("data", SOURCES[name], options, {}) if isinstance(name, str) else {}
 
 
 def _assign_owners(

@@ -9,15 +9,15 @@ import numpy as np
 from moiety.data.build import Piece, gather
 from moiety.data.federated import Array, Columns, FederatedData, Ints, Numbered
 from moiety.data.load import standardise
-from moiety.data.sources import SOURCES
-from moiety.errors import SEED, MoietyError, choice, message, must, proper_fraction, whole
+from moiety.data.pool import Rows, open_rows
+from moiety.errors import SEED, MoietyError, message, must, proper_fraction, whole
 from moiety.random import generator
 
 _TRIES = 1000
 
 
 def binary_tasks(
-    source: str,
+    source: Rows,
     *,
     clients: int = 30,
     per_class: int = 10,
@@ -37,7 +37,8 @@ def binary_tasks(
     counts before or after. Here it counts the rows to train on.
 
     Args:
-        source: a data set of ``SOURCES`` with one label a row; its own training and test rows are one pool.
+        source: a data set of ``SOURCES`` with one label a row; or a table of arrays ``x`` and ``y``; or
+            ``FederatedData``. Training and test rows are one pool.
         clients: how many clients.
         per_class: M, the rows of either class that a client trains on.
         merged: the share of classes, rounded down, that make up class 0. If they have too few rows for all clients,
@@ -53,16 +54,15 @@ def binary_tasks(
     >>> binary_tasks("digits", clients=5, seed=1)
     FederatedData(5 clients, 300 rows; x float32 [64], y int64, task int64)
     """
-    choice("source", source, SOURCES)
     whole("seed", seed, -SEED, SEED)
     whole("clients", clients, 1)
     whole("per_class", per_class, 1)
     whole("validation_per_class", validation_per_class, 0)
     whole("test_per_class", test_per_class, 0)
     proper_fraction("merged", merged)
-    data = SOURCES[source]()
-    x, y = _pool(source, data.columns, data.test)
-    rng = generator(int(seed), "data", "tasks", source)
+    name, data = open_rows("source", source)
+    x, y = _pool(name, data.columns, data.test)
+    rng = generator(int(seed), "data", "tasks", name)
     sizes = (per_class, validation_per_class, test_per_class)
     zero, one, task = _deal(y, data.classes, clients, sum(sizes), merged, rng)
     owner = np.tile(np.repeat(np.arange(clients), sum(sizes)), 2)

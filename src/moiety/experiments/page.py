@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moiety.data.sources.provenance import FileUse
 from moiety.experiments.records import Outcome, Page, Results, Row, Section
 from moiety.reports.tables import markdown
 
@@ -54,9 +55,11 @@ def describe_run(name: str, options: Row, results: Results) -> Row:
     for field, value in options["changes"].items():
         words += ["--set", f"{field}={value if isinstance(value, str) else json.dumps(value)}"]
     versions = {"moiety": __version__, "torch": torch.__version__, "numpy": numpy.__version__}
+    files = {use["file"] + use["digest"]: use for row in results.values() for use in row.get("files", ())}
     return {
         "recipe": name,
         **options,
+        **({"files": list(files.values())} if files else {}),
         "command": shlex.join(words),
         "engines": sorted({row["engine"] for row in results.values() if row.get("engine")}),
         "versions": {**versions, "Python": platform.python_version()},
@@ -70,6 +73,9 @@ def _opening(experiment: Experiment[Any], head: Mapping[str, Any]) -> Iterator[s
     versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
     engines = f"engine {' and '.join(head['engines'])}; " if head["engines"] else ""
     yield f"`{head['command']}`, {head['date']}; {engines}{versions}; {head['seconds'] / 60:.1f} minutes in all."
+    if head.get("files"):
+        uses = "\n".join(f"- {FileUse(**use)}" for use in head["files"])
+        yield f"Data:\n\n{uses}"
     if head["scale"] == "ci":
         yield CI_NOTICE
     if head["scale"] == "night" and not experiment.night:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moiety.data.sources.provenance import note_files
 from moiety.errors import choice, must, whole
 from moiety.experiments.page import write_page
 from moiety.experiments.plans import SCALES, change_plan, describe_plan, plain_fields
@@ -39,15 +40,16 @@ def run(
     choice("scale", settled["scale"], SCALES)
     check_engine(engine or experiment.engine)
     plan, seeds = _plan(experiment, settled)
-    cells = experiment.cells(plan, seeds)
-    cell = next(cells)  # before anything is written: the data may not be at hand
-    if out is not None:  # also where nothing is new: the file's time says when the experiment was continued
-        began = {"recipe": experiment.name, "plan": _fingerprint(plan), **settled}
-        write_sealed(make_folder(out, private=False) / RECIPE, began, run)
-    runner = Runner(experiment, plan, out, engine, settled["device"], watch, run)
-    with contextlib.suppress(StopIteration):
-        while True:
-            cell = cells.send(runner.run(cell))
+    with note_files() as files:
+        cells = experiment.cells(plan, seeds)
+        cell = next(cells)  # before anything is written: the data may not be at hand
+        if out is not None:  # also where nothing is new: the file's time says when the experiment was continued
+            began = {"recipe": experiment.name, "plan": _fingerprint(plan), **settled}
+            write_sealed(make_folder(out, private=False) / RECIPE, began, run)
+        runner = Runner(experiment, plan, out, engine, settled["device"], watch, files, run)
+        with contextlib.suppress(StopIteration):
+            while True:
+                cell = cells.send(runner.run(cell))
     page = experiment.page(plan, seeds, runner.results)
     return write_page(experiment, {**settled, "engine": engine}, page, runner.results, out, run)
 
@@ -106,6 +108,8 @@ class Runner:
     engine: str | None
     device: str | None
     watch: Watch
+    files: dict[str, dict[str, str]]
+    """The files of data sets that were read since the experiment began, by name."""
     id: str = ""
     """Tells what this experiment wrote from what others did."""
     results: dict[Key, Row] = field(default_factory=dict)
@@ -123,6 +127,8 @@ class Runner:
             began = time.perf_counter()
             row = cell.work() if cell.work else self._fit(cell)
             row["seconds"] = time.perf_counter() - began
+            if self.files:
+                row["files"] = list(self.files.values())
             row = json.loads(json.dumps(row))  # the same as when it is read again
             if file is not None:
                 make_folder(file.parent)

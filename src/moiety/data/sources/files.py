@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import lzma
 import math
-import os
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
 
 import numpy as np
 
+from moiety.data.catalogue import row_of_file
 from moiety.data.federated import Array, Columns, FederatedData
-from moiety.data.sources.digests import DIGESTS
+from moiety.data.sources.folders import VARIABLE, find_file, named_folder
+from moiety.data.sources.provenance import UNKNOWN, digest_arrays, judge_file
 from moiety.errors import MoietyError, message, must, refuse
 from moiety.machine import check_room
 
@@ -67,15 +67,28 @@ class Source:
 
 
 def read_archive(file: str, shapes: Mapping[str, Shape]) -> dict[str, Array]:
-    """The named arrays of an npz file in the folder ``MOIETY_DATA``, each of its shape (a letter is any one length)."""
+    """The named arrays of a data set's npz file, each of its shape (a letter is any one length)."""
     contents = ", ".join(f"{name} [{', '.join(map(str, shape))}]" for name, shape in shapes.items())
-    path = _find(file, contents)
+    path = _find(file)
+    arrays = read_npz(path, shapes, contents)
+    lengths: dict[str, int] = {}
+    for name, shape in shapes.items():
+        _check_array(f"{file}: {name}", arrays[name], KINDS.get(name, "iu"), shape, lengths)
+    if judge_file(path, digest_arrays(arrays)).state == UNKNOWN:
+        known = file.partition(".")[0]
+        warnings.warn(f"{path} is not the {known} that moiety knows: results are not of that data set.", stacklevel=2)
+    return {name: arrays[name] for name in shapes}
+
+
+def read_npz(path: Path, names: Iterable[str] = (), contents: str = "") -> dict[str, Array]:
+    """All arrays of an npz file, among them those of these names; it is not unpickled, and not larger than it says."""
+    file = path.name
     try:
         # Opened here and not by NumPy, which would leave a damaged file open.
         with path.open("rb") as stream, zipfile.ZipFile(stream):
             stream.seek(0)
             archive = np.load(stream, allow_pickle=False)
-            missing = sorted(set(shapes) - set(archive.files))
+            missing = sorted(set(names) - set(archive.files))
             must(not missing, file, f"an archive of {contents}", f"none called {', '.join(missing)}", AGAIN)
             _check_room(file, archive.zip)
             arrays = {name: np.asarray(archive[name]) for name in archive.files}
@@ -83,23 +96,7 @@ def read_archive(file: str, shapes: Mapping[str, Shape]) -> dict[str, Array]:
         raise
     except DAMAGE:
         refuse(file, "a readable npz archive", f"a damaged one, {path}", AGAIN)
-    lengths: dict[str, int] = {}
-    for name, shape in shapes.items():
-        _check_array(f"{file}: {name}", arrays[name], KINDS.get(name, "iu"), shape, lengths)
-    if digest_arrays(arrays) != DIGESTS.get(file):
-        known = file.partition(".")[0]
-        warnings.warn(f"{path} is not the {known} that moiety knows: results are not of that data set.", stacklevel=2)
-    return {name: arrays[name] for name in shapes}
-
-
-def digest_arrays(arrays: Mapping[str, Array]) -> str:
-    """A digest of the names, types, shapes and values of arrays, however a file packs them."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name} {array.dtype.str} {arrays[name].shape};".encode())
-        digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
+    return arrays
 
 
 def _check_room(file: str, archive: zipfile.ZipFile) -> None:
@@ -116,7 +113,9 @@ def _check_room(file: str, archive: zipfile.ZipFile) -> None:
 
 
 def as_images(pixels: Array) -> Array:
-    """uint8 [n, height, width] as float32 [n, 1, height, width] from 0 to 1."""
+    """uint8 [n, height, width] as float32 [n, 1, height, width] from 0 to 1, and so [n, height, width, 3]."""
+    if pixels.ndim == 4:
+        return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)) / np.float32(255)
     return (pixels[:, None] / np.float32(255)).astype(np.float32, copy=False)
 
 
@@ -137,15 +136,21 @@ def make_columns(file: str, x: Array, y: Array, classes: int) -> dict[str, Array
     return {"x": x, "y": y.astype(np.int64)}
 
 
-def _find(file: str, contents: str) -> Path:
-    folder = os.environ.get("MOIETY_DATA", "")
-    path = Path(folder) / file
-    if path.is_file() and folder:
+def first_file(*files: str) -> str:
+    """The first of these files that is there, or else the first: the others serve where it is missing."""
+    return next((file for file in files if find_file(file) is not None), files[0])
+
+
+def _find(file: str) -> Path:
+    path = find_file(file)
+    if path is not None:
         return path
-    got = f"{folder}, which does not" if Path(folder).is_dir() else f"{folder}, which is no folder"
-    hint = f"Set it to a folder that holds {file}, an npz archive of {contents}."
-    got = got if folder else "nothing: it is not set"
-    raise MoietyError(message("MOIETY_DATA", f"a folder that holds {file}", got, hint))
+    folder, row = named_folder(), row_of_file(file)
+    got = "nothing: it is not set"
+    if folder is not None:
+        got = f"{folder}, which {'does not' if folder.is_dir() else 'is no folder'}"
+    hint = f"To make the file, run: {row.command}." if row else ""
+    raise MoietyError(message(VARIABLE, f"a folder that holds {file}", got, hint))
 
 
 def _check_array(name: str, array: Array, kinds: str, shape: Shape, lengths: dict[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""Data sets of features and labels: a table of npz files with a common layout, and the few that need code."""
+"""Data sets of features and labels: those of a common layout, as the catalogue has it, and the few that need code."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from moiety.data.catalogue import DATA_SETS, DataSet
 from moiety.data.federated import Array
 from moiety.data.sources.files import (
     AGAIN,
@@ -17,6 +18,7 @@ from moiety.data.sources.files import (
     as_floats,
     as_images,
     check_range,
+    first_file,
     make_columns,
     read_archive,
 )
@@ -55,7 +57,7 @@ def _read_client_file(file: str, row: Row, classes: int) -> Source:
 
 
 def _convert_columns(file: str, x: Array, y: Array, classes: int) -> dict[str, Array]:
-    return make_columns(file, as_images(x) if x.ndim == 3 else as_floats(x), y, classes)
+    return make_columns(file, as_floats(x) if x.ndim == 2 else as_images(x), y, classes)
 
 
 def _count_standardised(row: Row) -> int:
@@ -63,91 +65,30 @@ def _count_standardised(row: Row) -> int:
     return row[0] if len(row) == 1 else 0
 
 
-Layout = Callable[[str, Row, int], Source]
-_FILES: dict[str, tuple[Layout, str, Row, int, str]] = {
-    "audiomnist": (
-        _read_client_file,
-        "audiomnist_mel32.npz",
-        (32, 32),
-        10,
-        "Spoken digits of 60 speakers, 500 each, as mel spectrograms x [1, 32, 32] from 0 to 1, 10 classes.",
-    ),
-    "chars74k": (
-        _read_client_file,
-        "chars74k_hnd_28.npz",
-        (28, 28),
-        62,
-        "Handwritten letters and digits of 55 writers, 62 each, x [1, 28, 28] from 0 to 1, 62 classes.",
-    ),
-    "fashion_mnist": (
-        _read_split_file,
-        "fashion_mnist.npz",
-        (28, 28),
-        10,
-        "Pictures of clothes, 60,000 and 10,000 for testing, x [1, 28, 28] from 0 to 1, 10 classes.",
-    ),
-    "isolet": (
-        _read_client_file,
-        "isolet1.npz",
-        (617,),
-        26,
-        "Spoken letters of 30 speakers (Isolet1), 52 each, 617 features (standardised), 26 classes.",
-    ),
-    "letter": (
-        _read_ordered_file,
-        "letter.npz",
-        (16,),
-        26,
-        "Printed letters, 16,000 and 4,000 for testing, 16 features (standardised), 26 classes.",
-    ),
-    "mnist": (
-        _read_split_file,
-        "mnist.npz",
-        (28, 28),
-        10,
-        "Handwritten digits, 60,000 and 10,000 for testing, x [1, 28, 28] from 0 to 1, 10 classes.",
-    ),
-    "pendigits": (
-        _read_split_file,
-        "pendigits.npz",
-        (16,),
-        10,
-        "Digits as pen positions, 7,494 and 3,498 for testing, 16 features (standardised), 10 classes.",
-    ),
-    "satimage": (
-        _read_split_file,
-        "satimage.npz",
-        (36,),
-        6,
-        "Land seen from a satellite, 4,435 and 2,000 for testing, 36 features (standardised), 6 classes.",
-    ),
-    "shuttle": (
-        _read_ordered_file,
-        "shuttle.npz",
-        (9,),
-        7,
-        "Space shuttle states, 43,500 and 14,500 for testing, 9 features (standardised), 7 very uneven classes.",
-    ),
-    "usps": (
-        _read_split_file,
-        "usps.npz",
-        (16, 16),
-        10,
-        "Handwritten digits of envelopes, 7,291 and 2,007 for testing, x [1, 16, 16] from 0 to 1, 10 classes.",
-    ),
+def _read_pool_file(file: str, row: Row, classes: int) -> Source:
+    """From a file with ``X`` and ``y``."""
+    a = read_archive(file, {"X": ("n", *row), "y": ("n",)})
+    return Source(_convert_columns(file, a["X"], a["y"], classes), classes, standardise=_count_standardised(row))
+
+
+LAYOUTS: dict[str, Callable[[str, Row, int], Source]] = {
+    "split": _read_split_file,
+    "ordered": _read_ordered_file,
+    "client": _read_client_file,
+    "pool": _read_pool_file,
 }
-"""By name: the layout of the file, its name, the shape of a row, the number of classes, and what the data is."""
+"""The layouts that rows of the catalogue name."""
 
 
-def _make_source(name: str, layout: Layout, file: str, row: Row, classes: int, about: str) -> Callable[[], Source]:
+def _make_source(row: DataSet) -> Callable[[], Source]:
     def source() -> Source:
-        return layout(file, row, classes)
+        return LAYOUTS[row.layout](row.file, row.row, row.classes)
 
-    source.__name__, source.__doc__ = name, about
+    source.__name__, source.__doc__ = row.name, row.about
     return source
 
 
-PLAIN = {name: _make_source(name, *entry) for name, entry in _FILES.items()}
+PLAIN = {name: _make_source(row) for name, row in DATA_SETS.items() if row.layout}
 
 
 def digits() -> Source:
@@ -195,8 +136,59 @@ def covtype() -> Source:
 
 
 def cifar10() -> Source:
-    """Small colour pictures, 50,000 and 10,000 for testing, x [3, 32, 32] from 0 to 1, 10 classes; JPEG quality."""
-    file = "cifar10_jpeg.npz"
+    """Small colour pictures, 50,000 and 10,000 for testing, x [3, 32, 32] from 0 to 1, 10 classes; lossless if there.
+
+    Where there is no ``cifar10.npz``, the lossy pictures of ``cifar10-jpeg`` are read. They come in another order.
+    """
+    return _read_lossless() if first_file(_LOSSLESS, _JPEG) == _LOSSLESS else cifar10_jpeg()
+
+
+_LOSSLESS, _JPEG = "cifar10.npz", "cifar10_jpeg.npz"
+
+
+def _read_lossless() -> Source:
+    return _read_split_file(_LOSSLESS, (32, 32, 3), 10)
+
+
+def cifar100(labels: str = "fine") -> Source:
+    """Small colour pictures, 50,000 and 10,000 for testing, x [3, 32, 32] from 0 to 1, 100 or 20 classes.
+
+    Args:
+        labels: ``fine``, 100 classes, or ``coarse``, 20 classes.
+    """
+    choice("labels", labels, ["fine", "coarse"])
+    file, classes, y = "cifar100.npz", 100 if labels == "fine" else 20, "y" if labels == "fine" else "coarse"
+    shapes: dict[str, Shape] = {}
+    for part in ("train", "test"):
+        shapes |= {f"x_{part}": (part, 32, 32, 3), f"y_{part}": (part,), f"coarse_{part}": (part,)}
+    a = read_archive(file, shapes)
+    train, test = (make_columns(file, as_images(a[f"x_{p}"]), a[f"{y}_{p}"], classes) for p in ("train", "test"))
+    return Source(train, classes, test=test)
+
+
+def femnist() -> Source:
+    """Handwritten characters by writer, x [1, 28, 28] from 0 to 1, 62 classes."""
+    file = "femnist.npz"
+    a = read_archive(file, {"X": ("n", 28, 28), "y": ("n",), "client": ("n",), "client_names": ("writers",)})
+    check_range(f"{file}: client", a["client"], len(a["client_names"]))
+    columns = make_columns(file, as_images(a["X"]), a["y"], 62)
+    return Source(columns, classes=62, client=a["client"], names=a["client_names"])
+
+
+def gldv2() -> Source:
+    """Landmarks by photographer, 233 users, x [3, 64, 64] from 0 to 1, 203 classes; from your own files."""
+    file, size = "gldv2_23k.npz", (64, 64, 3)
+    shapes: dict[str, Shape] = {"x_train": ("n", *size), "y_train": ("n",), "x_test": ("m", *size), "y_test": ("m",)}
+    a = read_archive(file, {**shapes, "client": ("n",), "client_names": ("users",), "classes": ("classes",)})
+    check_range(f"{file}: client", a["client"], len(a["client_names"]))
+    classes = len(a["classes"])
+    train, test = (make_columns(file, as_images(a[f"x_{p}"]), a[f"y_{p}"], classes) for p in ("train", "test"))
+    return Source(train, classes, test=test, client=a["client"], names=a["client_names"])
+
+
+def cifar10_jpeg() -> Source:
+    """The pictures of cifar10 as lossy JPEG files, in another order."""
+    file = _JPEG
     shapes: dict[str, Shape] = {"jpeg_header": ("h",)}
     for part in ("train", "test"):
         shapes |= {f"jpeg_{part}": (f"bytes_{part}",), f"off_{part}": (f"offsets_{part}",), f"y_{part}": (part,)}

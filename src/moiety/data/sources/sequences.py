@@ -1,63 +1,100 @@
-"""Data sets of sequences: Shakespeare's plays by speaking role, as characters or words, and spoken numbers."""
+"""Data sets of sequences: plays by role and texts by user, as characters or words; spoken numbers and sentences."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from moiety.data.catalogue import DATA_SETS
 from moiety.data.checks import PADDING
 from moiety.data.federated import Array, FederatedData, Ints
-from moiety.data.sources.files import AGAIN, Source, as_images, check_range, make_columns, read_archive
+from moiety.data.sources.files import (
+    AGAIN,
+    Shape,
+    Source,
+    as_images,
+    check_range,
+    first_file,
+    make_columns,
+    read_archive,
+)
 from moiety.errors import choice, must, whole
 from moiety.random import generator
 
-_ROLES, _SPEECH = "shakespeare_roles.npz", "audiomnist_mel32.npz"
+_ROLES, _TFF, _SPEECH = "shakespeare_roles.npz", "shakespeare_tff.npz", "audiomnist_mel32.npz"
+_LIBRI = "librispeech.npz"
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 _SENTENCE_ENDS = re.compile(r"[.?!\n]")
 _PAD, _BEGIN, _END = -1, -2, -3  # until the vocabulary is known
 
 
-def shakespeare(
-    unit: str = "character", length: int | None = None, vocabulary: int | None = None, roles: int | None = None
-) -> Source:
-    """The lines of 773 roles in 37 plays; x and y [80] characters, y one further on, 82 classes; or words.
+def _make_plays(name: str, first_line: str, *files: str) -> Callable[..., Source]:
+    def source(
+        unit: str = "character", length: int | None = None, vocabulary: int | None = None, roles: int | None = None
+    ) -> Source:
+        """Characters: a role's text is cut into sequences of ``length`` that do not overlap; a shorter rest is dropped.
 
-    Characters: a role's text is cut into sequences of ``length`` that do not overlap; a shorter rest is dropped.
+        Words, as in Pillutla et al. (2022), appendix B.1.1: a sequence is a sentence, in small letters and without
+        punctuation, between a begin and an end token; it is cut or padded to ``length`` tokens. With a vocabulary of W
+        words, ids 0 to W - 1 are the words that are most frequent in the training sequences of all clients, W stands
+        for any other, W + 1 is padding, W + 2 begins and W + 3 ends: W + 4 classes. Padding has the label -100. Column
+        ``counted`` marks the labels that are words of the vocabulary, for the metric ``token_accuracy``; the loss sees
+        the out-of-vocabulary and end tokens too.
 
-    Words, as in Pillutla et al. (2022), appendix B.1.1: a sequence is a sentence, in small letters and without
-    punctuation, between a begin and an end token; it is cut or padded to ``length`` tokens. With a vocabulary of W
-    words, ids 0 to W - 1 are the words that are most frequent in the training sequences of all clients, W stands for
-    any other, W + 1 is padding, W + 2 begins and W + 3 ends: W + 4 classes. Padding has the label -100. Column
-    ``counted`` marks the labels that are words of the vocabulary, for the metric ``token_accuracy``; the loss sees the
-    out-of-vocabulary and end tokens too.
+        Roles with fewer than two sequences are dropped (none with the default lengths). Sequences are later split into
+        training and test at random, not by time.
 
-    Roles with fewer than two sequences are dropped (none with the default lengths). Sequences are later split into
-    training and test at random, not by time.
+        Args:
+            unit: ``character`` or ``word``.
+            length: of a sequence; 80 characters or 20 words by default.
+            vocabulary: how many words; 10,000 by default.
+            roles: use only this many roles, those with most text.
+        """
+        choice("unit", unit, ["character", "word"])
+        length = {"character": 80, "word": 20}[unit] if length is None else length
+        whole("length", length, 1)
+        hint = "Use unit word."
+        must(vocabulary is None or unit == "word", "vocabulary", "left out for characters", vocabulary, hint)
+        vocabulary = 10_000 if vocabulary is None else vocabulary
+        whole("vocabulary", vocabulary, 1)
+        texts = _read_texts(first_file(*files))
+        longest = _choose_longest(texts, "roles", roles)
+        if unit == "character":
+            return _make_characters(texts, longest, length)
+        return _make_words(texts, longest, length, vocabulary)
+
+    source.__name__, source.__doc__ = name, f"{first_line}\n\n{source.__doc__}"
+    return source
+
+
+shakespeare = _make_plays(
+    "shakespeare",
+    "The lines of 773 roles in 37 plays; x and y [80] characters, y one further on, 82 classes; or words.",
+    _ROLES,
+    _TFF,
+)
+shakespeare_roles = _make_plays("shakespeare-roles", DATA_SETS["shakespeare-roles"].about, _ROLES)
+shakespeare_tff = _make_plays("shakespeare-tff", DATA_SETS["shakespeare-tff"].about, _TFF)
+
+
+def stackoverflow(length: int = 20, vocabulary: int = 10_000, users: int | None = None) -> Source:
+    """Questions and answers of 1,000 users, for next-word prediction; from your own file.
+
+    Sentences are numbered as the words of ``shakespeare``.
 
     Args:
-        unit: ``character`` or ``word``.
-        length: of a sequence; 80 characters or 20 words by default.
-        vocabulary: how many words; 10,000 by default.
-        roles: use only this many roles, those with most text.
+        length: of a sequence, in words.
+        vocabulary: how many words.
+        users: use only this many users, those with most text.
     """
-    choice("unit", unit, ["character", "word"])
-    length = {"character": 80, "word": 20}[unit] if length is None else length
     whole("length", length, 1)
-    must(vocabulary is None or unit == "word", "vocabulary", "left out for characters", vocabulary, "Use unit word.")
-    vocabulary = 10_000 if vocabulary is None else vocabulary
     whole("vocabulary", vocabulary, 1)
-    texts = _read_texts()
-    known = len(texts.names)
-    if roles is not None:
-        whole("roles", roles, 1)
-        must(roles <= known, "roles", f"at most the {known} there are", roles)
-    longest = np.sort(np.argsort(-np.diff(texts.offsets), kind="stable")[: known if roles is None else roles])
-    if unit == "character":
-        return _make_characters(texts, longest, length)
-    return _make_words(texts, longest, length, vocabulary)
+    texts = _read_texts("stackoverflow.npz")
+    return _make_words(texts, _choose_longest(texts, "users", users), length, vocabulary)
 
 
 class Texts(NamedTuple):
@@ -69,14 +106,23 @@ class Texts(NamedTuple):
     alphabet: str
 
 
-def _read_texts() -> Texts:
-    a = read_archive(_ROLES, {"codes": ("n",), "offsets": ("o",), "client_names": ("roles",), "vocab": ()})
+def _choose_longest(texts: Texts, name: str, count: int | None) -> Ints:
+    """The positions of the ``count`` clients with most text, ascending; all of them by default."""
+    known = len(texts.names)
+    if count is not None:
+        whole(name, count, 1)
+        must(count <= known, name, f"at most the {known} there are", count)
+    return np.sort(np.argsort(-np.diff(texts.offsets), kind="stable")[: known if count is None else count])
+
+
+def _read_texts(file: str) -> Texts:
+    a = read_archive(file, {"codes": ("n",), "offsets": ("o",), "client_names": ("roles",), "vocab": ()})
     offsets, names, alphabet = a["offsets"].astype(np.int64), a["client_names"], str(a["vocab"])
     inside = len(offsets) == len(names) + 1 and offsets[0] >= 0 and offsets[-1] <= len(a["codes"])
     ascending = bool(inside) and bool((np.diff(offsets) >= 0).all())
-    must(ascending, f"{_ROLES}: offsets", "ascending, one more than roles", "others", AGAIN)
-    must(len(a["codes"]) > 0, f"{_ROLES}: codes", "at least one", "none", AGAIN)
-    check_range(f"{_ROLES}: codes", a["codes"], len(alphabet))
+    must(ascending, f"{file}: offsets", "ascending, one more than roles", "others", AGAIN)
+    must(len(a["codes"]) > 0, f"{file}: codes", "at least one", "none", AGAIN)
+    check_range(f"{file}: codes", a["codes"], len(alphabet))
     return Texts(a["codes"].astype(np.int64), offsets, names, alphabet)
 
 
@@ -95,7 +141,7 @@ def _make_characters(texts: Texts, roles: Ints, length: int) -> Source:
 
 def _make_words(texts: Texts, roles: Ints, length: int, vocabulary: int) -> Source:
     codes, offsets, names, alphabet = texts
-    letters = np.array(list(alphabet.lower()))
+    letters = np.array([letter.lower() for letter in alphabet])  # a few become two
     sentences: list[list[str]] = []
     role: list[int] = []
     for i in roles.tolist():
@@ -173,3 +219,32 @@ def _cut_clips(clips: Ints, shortest: int, longest: int, rng: np.random.Generato
     lengths = rng.integers(shortest, longest, size=len(clips) // shortest, endpoint=True)
     pieces = np.split(clips, np.cumsum(lengths))
     return [piece for piece in pieces[: len(lengths)] if len(piece) >= shortest]
+
+
+def librispeech(longest: int = 800) -> Source:
+    """Read English by speaker as log-mel features x [frames, 32], letters for ctc; from your own files.
+
+    ``frames`` is the number of frames of a sentence, one every 20 milliseconds; those after it are 0. ``y`` holds the
+    letters (1 blank, 2 apostrophe, 3 to 28 A to Z; 0 is the blank of CTC), and -100 after the last: 29 classes.
+
+    Args:
+        longest: the most frames of a sentence; longer ones are left out.
+    """
+    whole("longest", longest, 1)
+    shapes: dict[str, Shape] = {"features": ("all", 32), "frames": ("n",), "letters": ("text",), "lengths": ("n",)}
+    a = read_archive(_LIBRI, {**shapes, "client": ("n",), "client_names": ("speakers",)})
+    check_range(f"{_LIBRI}: letters", a["letters"], 29)
+    check_range(f"{_LIBRI}: client", a["client"], len(a["client_names"]))
+    frames, lengths = a["frames"].astype(np.int64), a["lengths"].astype(np.int64)
+    whole_file = (frames.sum(), lengths.sum()) == (len(a["features"]), len(a["letters"]))
+    must(bool(whole_file) and bool((frames > 0).all()), f"{_LIBRI}: frames", "those of all sentences", "others", AGAIN)
+    short = np.flatnonzero(frames <= longest)
+    must(len(short) > 0, "longest", f"at least {frames.min()}, the frames of the shortest sentence", longest)
+    x = np.zeros((len(short), int(frames[short].max()), 32), dtype=np.float32)
+    y = np.full((len(short), int(lengths[short].max())), PADDING)
+    starts, text_starts = np.cumsum(frames) - frames, np.cumsum(lengths) - lengths
+    for row, i in enumerate(short):
+        x[row, : frames[i]] = a["features"][starts[i] : starts[i] + frames[i]] / np.float32(255)
+        y[row, : lengths[i]] = a["letters"][text_starts[i] : text_starts[i] + lengths[i]]
+    columns = {"x": x, "y": y, "frames": frames[short]}
+    return Source(columns, classes=29, client=a["client"][short], names=a["client_names"])
