@@ -38,8 +38,8 @@ def fetch(name: str, *, originals: str | Path | None = None, bar: Bar | None = N
 
     Args:
         name: one of those that ``moiety data list`` shows.
-        originals: a folder with the publisher's files (or the file itself, where there is one); others are downloaded. A
-            file of another checksum than the known one is used with a warning.
+        originals: a folder with the publisher's files, or the file itself where there is one; those that are missing
+            are downloaded. A file of another checksum than the known one is used with a warning.
         bar: shows how downloads go on.
         again: make the file even where it is there.
 
