@@ -103,7 +103,7 @@ def test_every_other_set_is_read_from_the_users_files(name, publisher, cache, mo
     assert {path.rpartition("/")[0] for path in left(cache)} <= {"originals/gldv2"}  # what could be fetched
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        path = fetch(name, given=tmp_path / "mine")
+        path = fetch(name, originals=tmp_path / "mine")
         assert path.is_file()
         source = mo.data.SOURCES[name]()
     assert len(source.columns.get("y", source.columns.get("tokens", ()))) > 0
@@ -256,7 +256,7 @@ def test_files_of_the_user_with_another_checksum_are_used_with_a_warning(
     offer(publisher, monkeypatch, NAME)
     by_hand_folder(NAME, tmp_path / "mine")  # random rows, so others than those that were published
     with pytest.warns(UserWarning, match="is not the .*zip that moiety knows"):
-        fetch(NAME, given=tmp_path / "mine")
+        fetch(NAME, originals=tmp_path / "mine")
     assert publisher.asked == []
     with (
         pytest.warns(UserWarning, match=r"pendigits.npz is not the pendigits that moiety knows"),
@@ -319,7 +319,7 @@ def test_damage_is_found(publisher, cache, monkeypatch, capsys) -> None:
 def test_lossless_pictures_are_preferred(publisher, cache, monkeypatch, tmp_path) -> None:
     by_hand_folder("cifar10-jpeg", tmp_path / "mine")
     offer(publisher, monkeypatch, "cifar10-jpeg")
-    fetch("cifar10-jpeg", given=tmp_path / "mine")
+    fetch("cifar10-jpeg", originals=tmp_path / "mine")
     with note_files() as files:
         assert len(mo.data.SOURCES["cifar10"]().columns["y"]) == 6
     assert [use["name"] for use in files.values()] == ["cifar10-jpeg"]
@@ -363,7 +363,7 @@ def test_one_file_of_the_user_is_not_all_of_them(publisher, cache, monkeypatch, 
     name, content = next(iter(small.MAKERS["usps"]()[0].items()))
     (tmp_path / name).write_bytes(content)
     with pytest.warns(UserWarning, match=f"is not the {name} that moiety knows"):
-        fetch("usps", given=tmp_path / name)
+        fetch("usps", originals=tmp_path / name)
     assert publisher.asked == ["/usps/usps.t.bz2"]
 
 

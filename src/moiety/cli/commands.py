@@ -210,7 +210,7 @@ def list_data() -> None:
 @data.command(context_settings=_HELP)
 def fetch(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sets of moiety data list.")],
-    given: Annotated[
+    originals: Annotated[
         Path | None,
         typer.Option("--from", metavar="DIR", help="A folder with the publisher's files, where you have them."),
     ] = None,
@@ -223,7 +223,7 @@ def fetch(
     """
     from moiety.cli.data import fetch_sets
 
-    fetch_sets(names, given, again)
+    fetch_sets(names, originals, again)
 
 
 @data.command(context_settings=_HELP)

@@ -35,18 +35,18 @@ def show_folders() -> None:
     say(f"moiety data fetch writes to: {target_folder()}")
 
 
-def fetch_sets(names: Sequence[str], given: Path | None, again: bool) -> None:
+def fetch_sets(names: Sequence[str], originals: Path | None, again: bool) -> None:
     """Fetch data sets one after another; print terms, citation and source before, and what was made after."""
     from moiety.data.fetching import fetch
     from moiety.data.sources.provenance import read_record
 
     for name in names:
         choice("name", name, (*DATA_SETS, *VARIANTS))
-    must(given is None or given.exists(), "--from", "a file or folder that exists", given)
+    must(originals is None or originals.exists(), "--from", "a file or folder that exists", originals)
     for row in dict.fromkeys(rows_of(name)[0].name for name in names):
         _show_terms(DATA_SETS[row])
         with _show_bar(row) as bar:
-            path = fetch(row, given=given, bar=bar, again=again)
+            path = fetch(row, originals=originals, bar=bar, again=again)
         record = read_record(path)
         if record:
             say(f"  sha256:   {record['sha256']}")

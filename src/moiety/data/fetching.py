@@ -33,13 +33,13 @@ ORIGINALS = "originals"
 """The folder, beside the npz files, that keeps the publisher's files."""
 
 
-def fetch(name: str, *, given: str | Path | None = None, bar: Bar | None = None, again: bool = False) -> Path:
+def fetch(name: str, *, originals: str | Path | None = None, bar: Bar | None = None, again: bool = False) -> Path:
     """Make the file of a data set from the publisher's files, and give its path.
 
     Args:
         name: one of those that ``moiety data list`` shows.
-        given: a folder with the publisher's files (or the file itself, where there is one); others are downloaded. A
-            file of another checksum than the known one is used with a warning.
+        originals: a folder with the publisher's files, or the file itself where there is one; those that are missing
+            are downloaded. A file of another checksum than the known one is used with a warning.
         bar: shows how downloads go on.
         again: make the file even where it is there.
 
@@ -58,7 +58,7 @@ def fetch(name: str, *, given: str | Path | None = None, bar: Bar | None = None,
     files: dict[str, Path] = {}
     records: list[dict[str, Any]] = []
     for original in row.originals:
-        own, right = _find_given(row, original, given)
+        own, right = _find_own(row, original, originals)
         if own is None:
             own, right = download(original, folder / ORIGINALS / _name_originals(row), bar), True
         files[original.name] = own
@@ -98,9 +98,9 @@ def convert(row: DataSet, files: Mapping[str, Path]) -> dict[str, Array]:
     return arrays
 
 
-def _find_given(row: DataSet, original: Original, given: str | Path | None) -> tuple[Path | None, bool]:
+def _find_own(row: DataSet, original: Original, originals: str | Path | None) -> tuple[Path | None, bool]:
     """The file that the user has, if it is there, and whether its checksum is not another than the known one."""
-    place = None if given is None else Path(given)
+    place = None if originals is None else Path(originals)
     if place is not None and place.is_dir() and place.name != original.name:
         place = place / original.name
     there = place is not None and (place.is_dir() if original.folder else place.is_file())
@@ -109,7 +109,7 @@ def _find_given(row: DataSet, original: Original, given: str | Path | None) -> t
     if place is None or not there:
         what = "folder" if original.folder else "file"
         hint = f"{row.note} See {row.page}. Then: {row.command}"
-        must(bool(original.addresses), "--from", f"a folder that holds the {what} {original.name}", given, hint)
+        must(bool(original.addresses), "--from", f"a folder that holds the {what} {original.name}", originals, hint)
         return None, False
     kind, _, known = original.check.partition(":")
     right = not original.check or checksum_of(place, kind) == known
