@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,6 +33,7 @@ except ImportError:  # Windows has none: folders are not locked there
 CONFIG, PIPELINE, RECIPE = "config.toml", "pipeline.toml", "recipe.json"
 """The file that says what is in a folder: a run, a pipeline or a recipe. The last two have runs in folders below."""
 LOCK = ".lock"
+_CHUNK = 1 << 20
 _locks: set[int] = set()
 """The files that this process holds a lock on."""
 
@@ -143,6 +145,27 @@ def make_empty(path: Path, size: int) -> None:
         system_call(os.fsync, handle)
     finally:
         os.close(handle)
+
+
+def open_scratch(size: int) -> Any:
+    """A file of ``size`` bytes in the system's folder for temporary files; it is gone when nobody uses it any more.
+
+    All its room is taken at once: a disk that fills up later would end the process at a write to mapped memory.
+    """
+    with report_errors("data", "such that the folder for temporary files can hold it", OSError, f" for {size} bytes"):
+        file = tempfile.TemporaryFile(prefix="moiety-")  # noqa: SIM115
+        try:
+            system_call(os.posix_fallocate if hasattr(os, "posix_fallocate") else _fill, file.fileno(), 0, size)
+        except BaseException:
+            file.close()
+            raise
+    return file
+
+
+def _fill(handle: int, start: int, size: int) -> None:
+    """Take the room of a file by writing zeros, where the system has no call for it."""
+    for at in range(start, size, _CHUNK):
+        os.write(handle, bytes(min(_CHUNK, size - at)))
 
 
 def make_folder(folder: Path, *, private: bool = True) -> Path:

@@ -2,6 +2,7 @@
 
 from moiety.data.build import from_arrays, from_clients
 from moiety.data.federated import FederatedData, open_folder
+from moiety.data.frame import from_frame
 from moiety.data.load import from_spec, load
 from moiety.data.partition import (
     PARTITIONS,
@@ -13,19 +14,23 @@ from moiety.data.partition import (
     quantity,
     shards,
 )
+from moiety.data.preprocess import Feature, Preprocessing
 from moiety.data.sources import SOURCES
 from moiety.data.tasks import binary_tasks, principal_components
 
 __all__ = [
     "PARTITIONS",
     "SOURCES",
+    "Feature",
     "FederatedData",
     "Partition",
+    "Preprocessing",
     "binary_tasks",
     "classes_per_client",
     "dirichlet",
     "from_arrays",
     "from_clients",
+    "from_frame",
     "from_spec",
     "iid",
     "load",

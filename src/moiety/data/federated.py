@@ -21,6 +21,7 @@ from typing import Any, NoReturn, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from moiety.data.describe import Description, describe_data
 from moiety.data.digest import (
     Digest,
     MappedFile,
@@ -30,6 +31,7 @@ from moiety.data.digest import (
     open_mapped,
     release_pages,
 )
+from moiety.data.preprocess import Preprocessing
 from moiety.errors import as_array, choice, is_whole, kind, must, near, refuse
 from moiety.files import new_folder
 
@@ -105,8 +107,9 @@ class FederatedData:
     ``columns`` have a common leading axis of rows. ``bounds`` is int64 [clients, 4]: where a client's rows start, and
     where its train, validation and test rows end. ``ids`` are the clients' names, ``classes`` is the number of label
     classes where ``y`` holds labels, and ``spec`` says how ``load`` made it (empty for a user's own data). ``mapped``
-    says which columns ``open_folder`` mapped from files. A str means the client of that name, an int the client at that
-    position; see ``index`` for names that are numbers.
+    says which columns ``open_folder`` mapped from files. ``preprocessing`` says how rows of a table became these
+    columns, and ``unseen`` holds clients that training never sees (see ``from_frame``). A str means the client of that
+    name, an int the client at that position; see ``index`` for names that are numbers.
 
     >>> columns = {"x": np.arange(5.0), "y": np.array([0, 1, 0, 1, 1])}
     >>> fed = FederatedData(columns, np.array([[0, 2, 2, 3], [3, 4, 4, 5]]), ["ann", "bob"], classes=2)
@@ -122,6 +125,8 @@ class FederatedData:
     classes: int | None = None
     spec: dict[str, Any] = field(default_factory=dict)
     mapped: Mapping[str, MappedFile] = field(default_factory=dict)
+    preprocessing: Preprocessing | None = None
+    unseen: FederatedData | None = None
 
     def __post_init__(self) -> None:
         must(len(self.columns) > 0, "columns", "at least one named column", "none")
@@ -228,7 +233,21 @@ class FederatedData:
         """The same data with validation rows counted as training rows, to train again after tuning."""
         bounds = self.bounds.copy()
         bounds[:, 1] = bounds[:, 2]
-        return replace(self, bounds=bounds, spec=self.spec and {**self.spec, "validation_in_train": True})
+        unseen = self.unseen and self.unseen.with_validation_in_train()
+        spec = self.spec and {**self.spec, "validation_in_train": True}
+        return replace(self, bounds=bounds, spec=spec, unseen=unseen)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the labels 0, 1, ...; empty where they have none."""
+        return self.preprocessing.class_names if self.preprocessing else ()
+
+    def describe(self) -> Description:
+        """Who has what: rows, label shares, drift between clients, missing values, and what to be warned of.
+
+        Print it, or look at its ``rows``; ``moiety.reports.draw_clients`` makes a figure of it.
+        """
+        return describe_data(self)
 
     def release(self) -> None:
         """Let go of the pages of mapped columns that were read; the system still caches the file.
@@ -245,7 +264,9 @@ class FederatedData:
         """
         named = not isinstance(self.ids, Numbered)
         ids = np.asarray(self.ids, dtype=np.str_) if named else len(self.ids)
-        return digest_data(self.columns, self.bounds, ids, self.mapped)
+        digest = digest_data(self.columns, self.bounds, ids, self.mapped)
+        digest |= {"preprocessing": self.preprocessing.digest()} if self.preprocessing else {}
+        return digest | ({"unseen": self.unseen.digest()} if self.unseen else {})
 
     def fingerprint(self) -> str:
         """A short hash that tells this data from other data: that of ``digest``."""
@@ -281,6 +302,8 @@ class FederatedData:
             "spec": {} if self.spec.get("name") == FOLDER else self.spec,  # it lies in another folder now
             "named": not isinstance(self.ids, Numbered),
             "digest": self.digest(),
+            "preprocessing": self.preprocessing.as_dict() if self.preprocessing else None,
+            "unseen": self.unseen is not None,
         }
         arrays = {f"columns/{name}.npy": column for name, column in self.columns.items()}
         arrays["bounds.npy"] = self.bounds
@@ -290,6 +313,8 @@ class FederatedData:
             (path / "columns").mkdir()
             for file, array in arrays.items():
                 np.save(path / file, array, allow_pickle=False)
+            if self.unseen is not None:
+                self.unseen.save(path / "unseen")
             (path / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
 
@@ -322,8 +347,11 @@ def open_folder(folder: str | Path, *, read_all: bool = False) -> FederatedData:
         spec=meta["spec"] or {"name": FOLDER, "path": str(path)},
     )
     files = {n: open_mapped(path / f"columns/{n}.npy", c, bounds, read_all=read_all) for n, c in columns.items()}
-    fed = replace(fed, mapped=files)
+    unseen = open_folder(path / "unseen", read_all=read_all) if meta.get("unseen") else None
+    fed = replace(fed, mapped=files, unseen=unseen)
     try:
+        table = meta.get("preprocessing")
+        fed = replace(fed, preprocessing=table and Preprocessing.from_dict(table))
         odd = fed.explain_difference(meta["digest"])
     except (KeyError, TypeError, AttributeError):
         _refuse_folder(path, "meta.json is missing or damaged")

@@ -1,0 +1,154 @@
+"""From blocks of a table to raw rows, and what training rows say about features: categories, fills, means, scales."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from moiety.data.federated import Array
+from moiety.data.preprocess import Feature, Floats, Sums, add_sums, sum_rows
+from moiety.data.values import Place, Vocabulary, as_label, look_up, read_numbers, refuse_missing, sort_labels
+from moiety.errors import refuse
+
+MOST_CATEGORIES = {"one-hot": 1_000, "codes": 1_000_000}
+
+
+class Fitter:
+    """Collects what training rows say about features, block by block, without keeping the rows.
+
+    Only medians need the values of their columns, in the array that ``room(shape)`` makes for them.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[Feature],
+        *,
+        missing: str | None,
+        standardise: bool,
+        rows: int,
+        room: Callable[[tuple[int, int]], Array],
+    ):
+        self.features, self.missing, self.standardise = features, missing, standardise
+        self.numbers = [each for each in features if each.kind != "category"]
+        self.words = {each.name: Vocabulary() for each in features if each.kind == "category"}
+        self.counts: dict[str, Array] = {name: np.zeros(0, dtype=np.int64) for name in self.words}
+        self.absent = dict.fromkeys((each.name for each in features), 0)
+        self.sums: Sums = sum_rows(np.zeros((0, len(self.numbers))))
+        self.values = room((len(self.numbers), rows)) if missing == "median" else np.zeros((0, 0))
+        self.rows = 0
+
+    def add(self, columns: Mapping[str, pa.Array], place: Place) -> None:
+        """Take in a block of training rows."""
+        may = self.missing is not None
+        found = [read_numbers(each.name, columns[each.name], place, missing=may) for each in self.numbers]
+        rows = np.stack(found, axis=1) if found else np.zeros((0, 0))
+        for each, values in zip(self.numbers, found, strict=True):
+            self.absent[each.name] += int(np.isnan(values).sum())
+        if found:
+            self.sums = add_sums([self.sums, sum_rows(rows)])
+        if self.missing == "median":
+            self.values[:, self.rows : self.rows + len(rows)] = rows.T
+        self.rows += len(rows)
+        for each in self.features:
+            if each.kind == "category":
+                self._add_category(each, columns[each.name], place)
+
+    def _add_category(self, feature: Feature, column: pa.Array, place: Place) -> None:
+        name, words = feature.name, self.words[feature.name]
+        codes = words.encode(column)
+        absent = codes < 0
+        self.absent[name] += int(absent.sum())
+        if self.missing is None and absent.any():
+            refuse_missing(name, place(int(np.argmax(absent))))
+        counts = np.bincount(codes[~absent], minlength=len(words.codes))
+        counts[: len(self.counts[name])] += self.counts[name]
+        self.counts[name] = counts
+        most = MOST_CATEGORIES[feature.encoding]
+        if len(words.codes) > most:
+            hint = 'Leave it out with drop=, or say categories="codes".'
+            wanted = f"of at most {most:,} categories for {feature.encoding}"
+            refuse(f"column {name!r}", wanted, f"more by {place(len(column) - 1)}", hint)
+
+    def finish(self) -> tuple[Feature, ...]:
+        """The features with what was fitted."""
+        return tuple(
+            self._finish_category(each)
+            if each.kind == "category"
+            else self._finish_number(each, [number.name for number in self.numbers].index(each.name))
+            for each in self.features
+        )
+
+    def _finish_category(self, feature: Feature) -> Feature:
+        name, counts = feature.name, self.counts[feature.name]
+        labels = {as_label(value): int(counts[code]) for value, code in self.words[name].codes.items()}
+        if not labels:
+            _refuse_empty(name)
+        categories = sort_labels(list(labels))
+        fill = None
+        if self.missing is not None:
+            fill = float(np.argmax([labels[label] for label in categories]))
+        return replace(feature, categories=tuple(categories), fill=fill, **self._notes(name))
+
+    def _finish_number(self, feature: Feature, k: int) -> Feature:
+        there, absent = self.sums.rows[k], self.absent[feature.name]
+        if there == 0:
+            _refuse_empty(feature.name)
+        column = Sums(*(part[k : k + 1] for part in self.sums))
+        fill = None
+        if self.missing is not None:
+            fill = float(column.mean[0])
+            if self.missing == "median":
+                values = np.array(self.values[k, : self.rows])
+                fill = float(np.median(values[~np.isnan(values)]))
+            filled = Sums(np.array([float(absent)]), np.array([absent * fill]), np.zeros(1))
+            column = add_sums([column, filled])
+        if self.standardise and feature.kind == "number":
+            feature = replace(feature, mean=float(column.mean[0]), scale=float(column.scale[0]))
+        return replace(feature, fill=fill, **self._notes(feature.name))
+
+    def _notes(self, name: str) -> dict[str, Any]:
+        absent = self.absent[name]
+        return {"missing": absent, "indicator": self.missing == "indicator" and absent > 0}
+
+
+def _refuse_empty(name: str) -> None:
+    refuse(f"column {name!r}", "given in some training row", "nothing in all of them", "Leave it out with drop=.")
+
+
+def read_raw(features: Sequence[Feature], columns: Mapping[str, pa.Array], place: Place) -> Floats:
+    """A block as raw rows [rows, features]: the position of each category, -1 for an unknown one; NaN for missing."""
+    raw = []
+    for feature in features:
+        column, may = columns[feature.name], feature.fill is not None
+        if feature.kind != "category":
+            raw.append(read_numbers(feature.name, column, place, missing=may))
+            continue
+        known = {category: code for code, category in enumerate(feature.categories)}
+        codes = look_up(column, known, missing=-2, unknown=-1)
+        absent = codes == -2
+        if absent.any() and not may:
+            refuse_missing(feature.name, place(int(np.argmax(absent))))
+        raw.append(np.where(absent, np.nan, codes))
+    return np.stack(raw, axis=1).astype(np.float64)
+
+
+def looks_mixed(labels: Sequence[str]) -> str | None:
+    """The first name that is no number where most names are numbers; None where all are, or few.
+
+    >>> looks_mixed(["1", "2.5", "3", "oops"]), looks_mixed(["1", "2"]), looks_mixed(["a", "1"])
+    ('oops', None, None)
+    """
+    odd = [label for label in labels if not _is_number(label)]
+    return odd[0] if odd and 2 * len(odd) < len(labels) else None
+
+
+def _is_number(label: str) -> bool:
+    try:
+        float(label)
+    except ValueError:
+        return False
+    return True
