@@ -90,6 +90,7 @@ def show_kind(what: str) -> None:
         folder = os.environ.get("MOIETY_DATA", "")
         say(f"files are looked for in MOIETY_DATA, {folder or 'which is not set'}")
         say('data of your own, saved by FederatedData.save: name = "folder", path = "..."')
+        say('a CSV or Parquet file: name = "table", path = "...", client = "...", target = "..."')
 
 
 def describe_names(what: str) -> dict[str, str]:

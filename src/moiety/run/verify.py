@@ -71,6 +71,9 @@ def _verify_run(folder: Path, check: _Check) -> None:
     for name in ("initial", "start"):
         if name in identity:
             check.ask(read_tensors, folder / f"{name}.safetensors", identity[name])
+    fitted = identity["data"].get("preprocessing") if isinstance(identity.get("data"), dict) else None
+    if fitted is not None:
+        check.ask(files.read_preprocessing, folder, run, fitted)
     newest = find_checkpoint(folder)
     state, tensors = (newest and check.ask(read_checkpoint, newest, run)) or ({}, {})
     if (newest is None and (folder / "clients" / LAYOUT).exists()) or state.get("index"):
@@ -80,6 +83,7 @@ def _verify_run(folder: Path, check: _Check) -> None:
         check.ask(_verify_history, folder, run, state["round"], config.get("run", {}))
     if (folder / files.LEDGER).exists():  # without it the run has not ended, and its results are written again
         check.ask(files.read_results, folder, run)
+        check.ask(files.read_unseen, folder, run)
     if (folder / files.COMMAND).exists():
         check.ask(read_sealed, folder / files.COMMAND, run)
 

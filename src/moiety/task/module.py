@@ -25,6 +25,7 @@ def from_module(
     metric: str | Metric | None = None,
     inputs: Sequence[str] = ("x",),
     penalty: Callable[[Params], Tensor] | None = None,
+    weight: str | None = None,
 ) -> Task:
     """A task from a module that maps the columns ``inputs`` to an output.
 
@@ -34,12 +35,18 @@ def from_module(
         metric: one of ``scores.METRICS`` by name, or a ``Metric``; by default the one that goes with the loss.
         inputs: the columns given to ``forward``, in order.
         penalty: a term of all parameters that is added to every example's training loss, never to a score.
+        weight: the column that says how much each example counts: its loss is multiplied by it, and the metric weighs
+            by it.
     """
     must(isinstance(model, nn.Module), "model", "an nn.Module", type(model).__name__)
     training, evaluating = (Call(block.for_blocks(copy.deepcopy(model)).train(mode)) for mode in (True, False))
     init = {n: t.detach().clone() for n, t in tree.module_tensors(model).items()}
     buffers = frozenset(n for n, _ in model.named_buffers())
     per_example, metric = _loss(loss), _metric(loss, metric)
+    unvectorised = next((why for f, why in UNVECTORISED.items() if f in (per_example, metric.per_example)), None)
+    spare = tuple(inputs) if per_example in OF_LABELS_ALONE else ()  # a loss of the user's own may look at any column
+    if weight is not None:
+        per_example, metric = _weigh_loss(per_example, weight), _weigh_metric(metric, weight)
 
     def add_penalty(losses: Tensor, params: Params) -> Tensor:
         return losses if penalty is None else losses + penalty(params)
@@ -63,8 +70,8 @@ def from_module(
         scores=scores,
         metric=metric,
         mixes_examples=any(mixes(m) for m in model.modules()),
-        unvectorised=next((why for f, why in UNVECTORISED.items() if f in (per_example, metric.per_example)), None),
-        partial=_partial(training.module, inputs, per_example, add_penalty),
+        unvectorised=unvectorised,
+        partial=_partial(training.module, inputs, per_example, add_penalty, spare),
     )
 
 
@@ -80,11 +87,10 @@ def _partial(
     inputs: Sequence[str],
     per_example: Callable[[Tensor, Batch], Tensor],
     add_penalty: Callable[[Tensor, Params], Tensor],
+    spare: tuple[str, ...],
 ) -> Callable[[frozenset[str], Params, Batch], Partial | str | None]:
     """How the task is evaluated in part, worked out once for each block that is trained."""
     known = _Cuts()
-    # A loss of the user's own may look at any column.
-    spare = tuple(inputs) if per_example in OF_LABELS_ALONE else ()
 
     def make(divided: Divided) -> Partial:
         names = [f"\0feature {i}" for i in range(divided.count)]  # no column of a user's is called that
@@ -147,6 +153,17 @@ def _metric(loss: Loss, metric: str | Metric | None) -> Metric:
     if isinstance(loss, str):
         return METRICS[METRIC_OF_LOSS[loss]]
     return Metric("loss", False, loss)
+
+
+def _weigh_loss(per_example: Callable[[Tensor, Batch], Tensor], column: str) -> Callable[[Tensor, Batch], Tensor]:
+    """The loss of each example times its weight."""
+    return lambda output, batch: per_example(output, batch) * batch[column]
+
+
+def _weigh_metric(metric: Metric, column: str) -> Metric:
+    """The metric with examples weighed by a column, besides what it weighs them by already."""
+    own = metric.weight
+    return metric._replace(weight=lambda batch: batch[column] * (1 if own is None else own(batch)))
 
 
 def mixes(module: nn.Module) -> bool:
