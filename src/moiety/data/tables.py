@@ -202,8 +202,11 @@ def _find_delimiter(path: str) -> str:
         _refuse_file(path, "CSV", error)
     if start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start:
         refuse("path", "a CSV file in UTF-8", f"{path}, which is in UTF-16 or no text", "Save it as UTF-8.")
-    line = start.partition(b"\n")[0]
-    return next((mark for mark in (",", ";", "\t") if mark.encode() in line), ",")
+    try:
+        line = start.partition(b"\n")[0].decode()
+    except UnicodeDecodeError:
+        refuse("path", "a CSV file in UTF-8", f"{path}, whose heading is not", "Save it as UTF-8.")
+    return next((mark for mark in (",", ";", "\t") if mark in line), ",")
 
 
 def _settle_types(path: str, parse: pa.csv.ParseOptions) -> tuple[list[str], list[pa.DataType]]:
@@ -223,11 +226,12 @@ def _settle_types(path: str, parse: pa.csv.ParseOptions) -> tuple[list[str], lis
             if names is None or place is None:
                 _refuse_csv(path, error)
             position = int(place[1])
+        odd = [name for name, type_ in types.items() if pa.types.is_binary(type_)]
+        name = odd[0] if odd else list(types)[position]
+        if odd or (position >= 0 and pa.types.is_string(types[name])):
+            refuse(f"column {name!r}", "text in UTF-8", f"other bytes in {path}", "Save the file as UTF-8.")
         if position < 0:
             return list(types), list(types.values())
-        name = list(types)[position]
-        if pa.types.is_string(types[name]):
-            refuse(f"column {name!r}", "text in UTF-8", f"other bytes in {path}", "Save the file as UTF-8.")
         wider = {pa.null(): pa.int64(), pa.int64(): pa.float64()}
         types[name] = wider.get(types[name], pa.string())
 
@@ -257,8 +261,6 @@ def _stream_csv(
                 yield batch
             if empty:
                 yield pa.RecordBatch.from_pylist([], schema=reader.schema)
-    except UnicodeDecodeError:
-        refuse("path", "a CSV file in UTF-8", f"{path}, whose heading is not", "Save it as UTF-8.")
     except pa.ArrowInvalid as error:
         if not convert:
             raise
