@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from moiety.data.federated import Array
 from moiety.data.preprocess import Feature, Floats, Sums, add_sums, sum_rows
+from moiety.data.tables import Table
 from moiety.data.values import Place, Vocabulary, as_label, look_up, read_numbers, refuse_missing, sort_labels
 from moiety.errors import refuse
 
@@ -37,7 +38,7 @@ class Fitter:
         self.words = {each.name: Vocabulary() for each in features if each.kind == "category"}
         self.counts: dict[str, Array] = {name: np.zeros(0, dtype=np.int64) for name in self.words}
         self.absent = dict.fromkeys((each.name for each in features), 0)
-        self.sums: Sums = sum_rows(np.zeros((0, len(self.numbers))))
+        self.sums: Sums | None = None
         self.values = room((len(self.numbers), rows)) if missing == "median" else np.zeros((0, 0))
         self.rows = 0
 
@@ -48,8 +49,10 @@ class Fitter:
         rows = np.stack(found, axis=1) if found else np.zeros((0, 0))
         for each, values in zip(self.numbers, found, strict=True):
             self.absent[each.name] += int(np.isnan(values).sum())
-        if found:
-            self.sums = add_sums([self.sums, sum_rows(rows)])
+        if found and self.sums is None:  # the first block gives the point that all sums are around
+            self.sums = sum_rows(rows, sum_rows(rows).mean)
+        elif found and self.sums is not None:
+            self.sums = add_sums([self.sums, sum_rows(rows, self.sums.around)])
         if self.missing == "median":
             self.values[:, self.rows : self.rows + len(rows)] = rows.T
         self.rows += len(rows)
@@ -94,6 +97,7 @@ class Fitter:
         return replace(feature, categories=tuple(categories), fill=fill, **self._notes(name))
 
     def _finish_number(self, feature: Feature, k: int) -> Feature:
+        assert self.sums is not None  # there is a training row
         there, absent = self.sums.rows[k], self.absent[feature.name]
         if there == 0:
             _refuse_empty(feature.name)
@@ -104,7 +108,7 @@ class Fitter:
             if self.missing == "median":
                 values = np.array(self.values[k, : self.rows])
                 fill = float(np.median(values[~np.isnan(values)]))
-            filled = Sums(np.array([float(absent)]), np.array([absent * fill]), np.zeros(1))
+            filled = sum_rows(np.full((absent, 1), fill), column.around)
             column = add_sums([column, filled])
         if self.standardise and feature.kind == "number":
             feature = replace(feature, mean=float(column.mean[0]), scale=float(column.scale[0]))
@@ -134,6 +138,15 @@ def read_raw(features: Sequence[Feature], columns: Mapping[str, pa.Array], place
             refuse_missing(feature.name, place(int(np.argmax(absent))))
         raw.append(np.where(absent, np.nan, codes))
     return np.stack(raw, axis=1).astype(np.float64)
+
+
+def find_value(table: Table, name: str, label: str) -> str:
+    """Where a value first is in a column."""
+    for block in table.read([name]):
+        rows = [row for row, value in enumerate(block.columns[name].to_pylist()) if as_label(value) == label]
+        if rows:
+            return block.place(rows[0])
+    return "some row"
 
 
 def looks_mixed(labels: Sequence[str]) -> str | None:

@@ -16,12 +16,12 @@ from moiety.data.apportion import assign_parts
 from moiety.data.checks import check_fractions
 from moiety.data.digest import release_pages
 from moiety.data.federated import Array, FederatedData, Ints, Names, Numbered
-from moiety.data.fitting import Fitter, looks_mixed, read_raw
+from moiety.data.fitting import Fitter, find_value, looks_mixed, read_raw
 from moiety.data.parts import part_by_group, part_by_time
 from moiety.data.preprocess import ENCODINGS, Feature, Preprocessing
 from moiety.data.roles import Rows, check_roles, read_roles
 from moiety.data.tables import Table, is_text, open_table
-from moiety.data.values import as_label, check_feature
+from moiety.data.values import check_feature
 from moiety.errors import SEED, choice, kind, must, near, refuse, whole
 from moiety.files import open_scratch
 from moiety.machine import free_memory
@@ -108,6 +108,7 @@ def from_frame(
     must(time is None or group is None, "group", "left out where rows are split by time", group)
     must(not by_column or (time is None and group is None), "test", "a share with time or group", repr(test))
     table = open_table(data)
+    must(not all(map(pa.types.is_null, table.types.values())), "data", "at least one row", "none")
     roles = {"client": client, "target": target, "time": time, "group": group, "weights": weights}
     roles |= {"test": test} if isinstance(test, str) else {}
     used = check_roles(table, {role: name for role, name in roles.items() if name is not None})
@@ -295,18 +296,9 @@ def _fit(
         odd = looks_mixed(feature.categories) if is_text(table.types[feature.name]) else None
         if before.kind == "category" and odd is not None:
             hint = f'Correct that row, or say categories={{"{feature.name}": "one-hot"}} where these are names.'
-            got = f"{odd!r} at {_find_value(table, feature.name, odd)}"
+            got = f"{odd!r} at {find_value(table, feature.name, odd)}"
             refuse(f"column {feature.name!r}", "all numbers, or all texts", got, hint)
     return fitted
-
-
-def _find_value(table: Table, name: str, label: str) -> str:
-    """Where a value first is in a column."""
-    for block in table.read([name]):
-        rows = [row for row, value in enumerate(block.columns[name].to_pylist()) if as_label(value) == label]
-        if rows:
-            return block.place(rows[0])
-    return "some row"
 
 
 def _make_x(table: Table, recipe: Preprocessing, placed: _Placed, on_disk: bool | None) -> Array:
@@ -336,7 +328,8 @@ def _make_room(shape: tuple[int, int], dtype: str, on_disk: bool | None) -> Arra
     mapped = (free is not None and size > IN_MEMORY * free) if on_disk is None else on_disk
     if not mapped or size == 0:
         return np.empty(shape, dtype=dtype)
-    return np.memmap(open_scratch(size), dtype=dtype, mode="r+", shape=shape)
+    with open_scratch(size) as file:  # the mapping keeps a handle of its own
+        return np.memmap(file, dtype=dtype, mode="r+", shape=shape)
 
 
 def _put(values: Array, placed: _Placed) -> Array:

@@ -144,18 +144,20 @@ class Preprocessing:
 class Sums(NamedTuple):
     """What a client could send for means and standard deviations: for each column, over the values that are there.
 
-    ``rows`` counts them. ``squares`` are summed around the client's own mean: around 0 they would cancel where the mean
-    is large.
+    ``rows`` counts them, ``total`` is the sum of their distances from ``around``, a point that all clients know (0, or
+    a first guess of the mean: the nearer, the fewer digits cancel), and ``squares`` is the sum of squared distances
+    from the client's own mean.
     """
 
     rows: Floats
     total: Floats
     squares: Floats
+    around: Floats
 
     @property
     def mean(self) -> Floats:
-        """The mean of each column, 0 where it has no value."""
-        return self.total / np.maximum(self.rows, 1)
+        """The mean of each column, ``around`` where it has no value."""
+        return self.around + self.total / np.maximum(self.rows, 1)
 
     @property
     def scale(self) -> Floats:
@@ -166,20 +168,22 @@ class Sums(NamedTuple):
         return np.where(constant, 1.0, np.sqrt(variance))
 
 
-def sum_rows(rows: Any) -> Sums:
+def sum_rows(rows: Any, around: Any = 0.0) -> Sums:
     """The sums of one client's rows [rows, columns]; NaN is a value that is not there."""
     values = np.asarray(rows, dtype=np.float64)
+    point = np.broadcast_to(np.asarray(around, dtype=np.float64), values.shape[1:])
     there = ~np.isnan(values)
     count = there.sum(axis=0).astype(np.float64)
-    total = np.where(there, values, 0.0).sum(axis=0)
-    rest = np.where(there, values - total / np.maximum(count, 1), 0.0)
+    distance = np.where(there, values - point, 0.0)
+    total = distance.sum(axis=0)
+    rest = np.where(there, distance - total / np.maximum(count, 1), 0.0)
     # The second term is 0 but for the rounding of the mean, which it takes out.
     squares = (rest * rest).sum(axis=0) - rest.sum(axis=0) ** 2 / np.maximum(count, 1)
-    return Sums(count, total, squares)
+    return Sums(count, total, squares, point)
 
 
 def add_sums(parts: Sequence[Sums]) -> Sums:
-    """The sums of all rows from the sums of some rows each (Chan, Golub and LeVeque 1983).
+    """The sums of all rows from the sums of some rows each (Chan, Golub and LeVeque 1983), all around one point.
 
     >>> both = add_sums([sum_rows([[1.0], [3.0]]), sum_rows([[8.0]])])
     >>> both.mean.tolist(), (both.scale**2).round(9).tolist()
@@ -187,8 +191,9 @@ def add_sums(parts: Sequence[Sums]) -> Sums:
     """
     whole = parts[0]
     for part in parts[1:]:
+        must(np.array_equal(part.around, whole.around), "around", "the same for all sums", "others")
         rows = whole.rows + part.rows
-        apart = part.mean - whole.mean
+        apart = part.total / np.maximum(part.rows, 1) - whole.total / np.maximum(whole.rows, 1)
         between = apart**2 * whole.rows * part.rows / np.maximum(rows, 1)
-        whole = Sums(rows, whole.total + part.total, whole.squares + part.squares + between)
+        whole = Sums(rows, whole.total + part.total, whole.squares + part.squares + between, whole.around)
     return whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,9 +11,10 @@ import pyarrow as pa
 
 from moiety.data.build import as_names
 from moiety.data.federated import Array, Ints, Names, check_names
-from moiety.data.fitting import looks_mixed
+from moiety.data.fitting import find_value, looks_mixed
 from moiety.data.tables import Table, is_number, is_text
 from moiety.data.values import (
+    REMOVE,
     Vocabulary,
     as_label,
     check_given,
@@ -69,7 +71,8 @@ def read_roles(table: Table, roles: Mapping[str, str], task: str | None) -> Rows
                     check_given(name, column, place)
                     values = words.encode(column)
                 else:
-                    values = (read_integers if labels == "integers" else read_numbers)(name, column, place)
+                    read = read_integers if labels == "integers" else partial(read_numbers, hint=REMOVE)
+                    values = read(name, column, place)
             elif role == "time":
                 values = read_times(name, column, place)
             elif role == "test":
@@ -77,14 +80,14 @@ def read_roles(table: Table, roles: Mapping[str, str], task: str | None) -> Rows
                 must(pa.types.is_boolean(column.type), f"column {name!r}", "booleans for test", str(column.type))
                 values = np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.bool_)
             else:
-                values = read_numbers(name, column, place)
+                values = read_numbers(name, column, place, hint=REMOVE)
                 low = int(np.argmin(values)) if len(values) else 0
                 fits = not len(values) or values[low] >= 0
                 must(fits, f"column {name!r}", ">= 0", f"{values[low] if len(values) else 0} at {place(low)}")
             parts[role].append(values)
     must(sum(map(len, parts["client"])) > 0, "data", "at least one row", "none")
     columns: dict[str, Any] = {role: np.concatenate(some) for role, some in parts.items()}
-    y, class_names = _encode_target(columns["target"], roles["target"], labels, words, asked)
+    y, class_names = _encode_target(columns["target"], roles["target"], labels, words, asked, table)
     owner, names = _order_clients(columns["client"], clients)
     rest = [columns.get(role) for role in ("time", "group", "weights", "test")]
     return Rows(owner, names, y, class_names, *rest)
@@ -95,7 +98,8 @@ def _check_client_type(name: str, type_: pa.DataType) -> None:
         refuse(f"column {name!r}", "given in every row", "nothing at all")
     value = type_.value_type if pa.types.is_dictionary(type_) else type_
     fits = pa.types.is_integer(value) or is_text(value)
-    must(fits, f"column {name!r}", "texts or whole numbers to name clients", str(type_))
+    hint = "Where one is missing, whole numbers may have become floating." if pa.types.is_floating(value) else ""
+    must(fits, f"column {name!r}", "texts or whole numbers to name clients", str(type_), hint)
 
 
 def _read_as_labels(type_: pa.DataType, name: str, task: str | None) -> tuple[str, bool]:
@@ -113,7 +117,7 @@ def _read_as_labels(type_: pa.DataType, name: str, task: str | None) -> tuple[st
 
 
 def _encode_target(
-    values: Array, name: str, labels: str, words: Vocabulary, asked: bool
+    values: Array, name: str, labels: str, words: Vocabulary, asked: bool, table: Table
 ) -> tuple[Array, tuple[str, ...]]:
     """The target as labels with names, or as numbers without."""
     if labels == "numbers":
@@ -127,8 +131,9 @@ def _encode_target(
     given = [as_label(value) for value in words.codes]
     ordered = sort_labels(list(dict.fromkeys(given)))
     odd = looks_mixed(given)
-    hint = "Correct that row."
-    must(odd is None, f"column {name!r}", "all numbers, or all texts", f"{odd!r} among numbers", hint)
+    if odd is not None:
+        got = f"{odd!r} at {find_value(table, name, odd)}"
+        refuse(f"column {name!r}", "all numbers, or all texts", got, "Correct that row.")
     position = {label: place for place, label in enumerate(ordered)}
     return np.array([position[label] for label in given], dtype=np.int64)[values], tuple(ordered)
 

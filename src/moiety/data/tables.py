@@ -280,7 +280,9 @@ def _refuse_csv(path: str, error: Exception) -> NoReturn:
 
 def _refuse_file(path: str, form: str, error: Exception) -> NoReturn:
     reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-    raise MoietyError(f"`path` must be a file of {form} that can be read, got {path}: {reason:.120}.") from None
+    raise MoietyError(
+        f"`path` must be a file of {form} that can be read, got {path}: {reason:.120}".rstrip(".") + "."
+    ) from None
 
 
 def _check_names(names: Sequence[object], where: str) -> None:

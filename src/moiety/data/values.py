@@ -33,25 +33,26 @@ def check_feature(name: str, type_: pa.DataType) -> str:
     return refuse(f"column {name!r}", "of numbers, booleans or texts to be a feature", got, hint)
 
 
-def read_numbers(name: str, column: pa.Array, place: Place, *, missing: bool = False) -> Floats:
-    """A column of numbers or booleans as float64, NaN where a value is missing, if values may be ``missing``."""
+REMOVE = "Remove such rows."
+
+
+def read_numbers(name: str, column: pa.Array, place: Place, *, missing: bool = False, hint: str = "") -> Floats:
+    """A column of numbers or booleans as float64, NaN where a value is missing, if values may be ``missing``.
+
+    Else the ``hint`` says what to do about one that is.
+    """
     try:
         values = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     except (pa.ArrowException, ValueError):
         refuse(f"column {name!r}", "of numbers", f"{column.type} ({place(0)})")
     numbers = np.asarray(values, dtype=np.float64)
-    check_numbers(name, numbers, place, missing=missing)
-    return numbers
-
-
-def check_numbers(name: str, numbers: Floats, place: Place, *, missing: bool) -> None:
-    """Raise where a number is infinite, or is missing and may not be."""
     odd = np.isinf(numbers) if missing else ~np.isfinite(numbers)
     if odd.any():
         row = int(np.argmax(odd))
         if np.isnan(numbers[row]):
-            refuse_missing(name, place(row))
+            refuse_missing(name, place(row), hint)
         refuse(f"column {name!r}", "finite", f"{numbers[row]} at {place(row)}", "Remove or correct that row.")
+    return numbers
 
 
 def refuse_missing(name: str, where: str, hint: str = "") -> None:
@@ -68,7 +69,7 @@ def check_given(name: str, column: pa.Array, place: Place) -> None:
         missing = column.null_count > 0
     if missing:
         row = int(np.argmax(pc.is_null(column).to_numpy(zero_copy_only=False)))
-        refuse_missing(name, place(row), "Remove such rows.")
+        refuse_missing(name, place(row), REMOVE)
 
 
 def read_integers(name: str, column: pa.Array, place: Place) -> Ints:

@@ -16,7 +16,7 @@ from moiety import tree
 from moiety.data import FederatedData, Preprocessing
 from moiety.data.fitting import read_raw
 from moiety.data.tables import Table, open_table
-from moiety.data.values import as_label, look_up, read_numbers, refuse_missing
+from moiety.data.values import REMOVE, as_label, look_up, read_numbers, refuse_missing
 from moiety.errors import as_array, must, refuse, report_errors
 from moiety.evaluation.predictive import Predictive
 
@@ -146,7 +146,7 @@ def _encode(recipe: Preprocessing, column: pa.Array, name: str) -> np.ndarray:
         return read_numbers(name, column, "row {}".format).astype(recipe.dtype)
     codes = look_up(column, {label: code for code, label in enumerate(recipe.class_names)}, missing=-2, unknown=-1)
     if (codes == -2).any():
-        refuse_missing(name, f"row {int(np.argmax(codes == -2))}", "Remove such rows.")
+        refuse_missing(name, f"row {int(np.argmax(codes == -2))}", REMOVE)
     if (codes == -1).any():
         row = int(np.argmax(codes == -1))
         shown = ", ".join(recipe.class_names[:8])
