@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -138,6 +139,21 @@ def read_raw(features: Sequence[Feature], columns: Mapping[str, pa.Array], place
             refuse_missing(feature.name, place(int(np.argmax(absent))))
         raw.append(np.where(absent, np.nan, codes))
     return np.stack(raw, axis=1).astype(np.float64)
+
+
+def count_unknown(features: Sequence[Feature], raw: Floats) -> Array:
+    """How many raw rows have an unknown category, for each feature."""
+    words = np.array([feature.kind == "category" for feature in features])
+    return np.asarray(((raw == -1) & words).sum(axis=0))
+
+
+def warn_of_unknown(features: Sequence[Feature], counts: Array) -> None:
+    """Say which columns have categories that no training row has."""
+    for feature, count in zip(features, counts.tolist(), strict=True):
+        if count:
+            rows = "1 row has a category" if count == 1 else f"{count} rows have categories"
+            text = f"Column {feature.name!r}: {rows} that no training row has, and which count as unknown."
+            warnings.warn(text, stacklevel=4)
 
 
 def find_value(table: Table, name: str, label: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from moiety.data.apportion import assign_parts
 from moiety.data.checks import check_fractions
 from moiety.data.digest import release_pages
 from moiety.data.federated import Array, FederatedData, Ints, Names, Numbered
-from moiety.data.fitting import Fitter, find_value, looks_mixed, read_raw
+from moiety.data.fitting import Fitter, count_unknown, find_value, looks_mixed, read_raw, warn_of_unknown
 from moiety.data.parts import part_by_group, part_by_time
 from moiety.data.preprocess import ENCODINGS, Feature, Preprocessing
 from moiety.data.roles import Rows, check_roles, read_roles
@@ -304,20 +303,15 @@ def _fit(
 def _make_x(table: Table, recipe: Preprocessing, placed: _Placed, on_disk: bool | None) -> Array:
     """Go through the features of all rows and put them where they belong."""
     x = _make_room((len(placed.place), len(recipe.names)), recipe.dtype, on_disk)
-    unknown: dict[str, int] = {}
+    unknown: Any = np.zeros(len(recipe.features), dtype=np.int64)
     first = 0
     for block in table.read([feature.name for feature in recipe.features]):
         raw = read_raw(recipe.features, block.columns, block.place)
-        for k, feature in enumerate(recipe.features):
-            count = int((raw[:, k] == -1).sum()) if feature.kind == "category" else 0
-            unknown |= {feature.name: unknown.get(feature.name, 0) + count} if count else {}
+        unknown += count_unknown(recipe.features, raw)
         x[placed.place[first : first + block.rows]] = recipe.transform(raw)
         first += block.rows
         release_pages(x)
-    for name, count in unknown.items():
-        rows = "row has a category" if count == 1 else "rows have categories"
-        text = f"Column {name!r}: {count} {rows} that no training row has. They count as unknown."
-        warnings.warn(text, stacklevel=3)
+    warn_of_unknown(recipe.features, unknown)
     return x
 
 

@@ -86,7 +86,7 @@ def read_roles(table: Table, roles: Mapping[str, str], task: str | None) -> Rows
                 must(fits, f"column {name!r}", ">= 0", f"{values[low] if len(values) else 0} at {place(low)}")
             parts[role].append(values)
     must(sum(map(len, parts["client"])) > 0, "data", "at least one row", "none")
-    columns: dict[str, Any] = {role: np.concatenate(some) for role, some in parts.items()}
+    columns: dict[str, Any] = {role: np.concatenate(parts.pop(role)) for role in list(parts)}
     y, class_names = _encode_target(columns["target"], roles["target"], labels, words, asked, table)
     owner, names = _order_clients(columns["client"], clients)
     rest = [columns.get(role) for role in ("time", "group", "weights", "test")]

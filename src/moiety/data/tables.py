@@ -154,7 +154,7 @@ def _open_parquet(path: str) -> Table:
     errors = (pa.ArrowException, OSError, ValueError)
 
     def open_again() -> pq.ParquetFile:
-        return pq.ParquetFile(path, memory_map=True, pre_buffer=False)
+        return pq.ParquetFile(path, pre_buffer=False)
 
     try:
         with open_again() as file:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from moiety import tree
 from moiety.data import FederatedData, Preprocessing
-from moiety.data.fitting import read_raw
+from moiety.data.fitting import count_unknown, read_raw, warn_of_unknown
 from moiety.data.tables import Table, open_table
 from moiety.data.values import REMOVE, as_label, look_up, read_numbers, refuse_missing
 from moiety.errors import as_array, must, refuse, report_errors
@@ -137,7 +137,9 @@ def _read_features(recipe: Preprocessing, table: Table) -> np.ndarray:
     must(not lacking, "x", f"a table with the columns {', '.join(names)}", f"none called {', '.join(lacking)}")
     blocks = [read_raw(recipe.features, block.columns, block.place) for block in table.read(names)]
     must(sum(map(len, blocks)) > 0, "x", "at least one example", "no rows")
-    return np.concatenate(blocks)
+    raw = np.concatenate(blocks)
+    warn_of_unknown(recipe.features, count_unknown(recipe.features, raw))
+    return raw
 
 
 def _encode(recipe: Preprocessing, column: pa.Array, name: str) -> np.ndarray:
