@@ -118,6 +118,21 @@ FRAMES: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
     ("mixed, text first", lambda: panda(age=["x", 2, 3, 4]), {}, "'age'` must be of values of one type.*row 1"),
     ("objects, polars", lambda: pl.DataFrame({**GOOD, "age": [object()] * 4}), {}, "'age'` must be of numbers"),
     ("numbers with a text", lambda: table(age=["1", "2", "3", "x"]), {"test": 0}, "'age'` must be all.*'x' at row 3"),
+    (
+        "a text in a test row",
+        lambda: table(age=["1", "x", "3", "4"]),
+        {"test": [False, True, False, False]},
+        "'x' at row 1",
+    ),
+    ("decimal commas", lambda: table(age=["1,5", "2,5", "3,5", "4,0"]), {}, "'age'` must be.*decimal point.*at row"),
+    ("a target of commas", lambda: table(y=["1,5", "2,5", "3,5", "4,0"]), {}, "'y'` must be.*decimal point.*row 0"),
+    ("test of others", lambda: table(), {"test": [True]}, "`test` must be a share, a column, or 4 booleans"),
+    (
+        "1,200 numbers and a text",
+        lambda: pa.table({**MANY, "id": [*map(str, range(1199)), "x"]}),
+        {"test": 0},
+        "'id'` must be of at most 1,000 categories.*most are numbers. Look for",
+    ),
     ("no value", lambda: table(age=pa.nulls(4)), {}, "'age'` must be of numbers.*no value at all"),
     ("no value, filled", lambda: table(age=[np.nan] * 4), {"missing": "mean"}, "'age'` must be given in some training"),
     (
@@ -133,7 +148,7 @@ FRAMES: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
     ("a column without a name", lambda: pa.table({**GOOD, " ": [1] * 4}), {}, "`columns` must be named in the heading"),
     (
         "a hundred thousand categories",
-        lambda: pa.table({"site": ["a"] * 10**5, "y": [0, 1] * 50_000, "id": [str(i) for i in range(10**5)]}),
+        lambda: pa.table({"site": ["a"] * 10**5, "y": [0, 1] * 50_000, "id": [f"n{i}" for i in range(10**5)]}),
         {},
         "'id'` must be of at most 1,000 categories for one-hot, got more by row.*drop=",
     ),

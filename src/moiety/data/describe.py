@@ -143,9 +143,9 @@ def _warn(fed: FederatedData, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         texts.append(f"{_count(untested, 'client')} with too few rows to test: {_list(untested)}.")
     clients, parts = _count_duplicates(fed)
     if clients:
-        texts.append(f"{clients} different rows are those of several clients.")
+        texts.append(f"Different rows that several clients have: {clients}.")
     if parts:
-        texts.append(f"{parts} different rows are both for training and for testing or validation.")
+        texts.append(f"Different rows both for training and for testing or validation: {parts}.")
     return texts
 
 

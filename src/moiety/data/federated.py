@@ -243,10 +243,7 @@ class FederatedData:
         return self.preprocessing.class_names if self.preprocessing else ()
 
     def describe(self) -> Description:
-        """Who has what: rows, label shares, drift between clients, missing values, and what to be warned of.
-
-        Print it, or look at its ``rows``; ``moiety.reports.draw_clients`` makes a figure of it.
-        """
+        """Rows, label shares, drift between clients, missing values, warnings; print it, or look at its ``rows``."""
         return describe_data(self)
 
     def release(self) -> None:
@@ -348,10 +345,9 @@ def open_folder(folder: str | Path, *, read_all: bool = False) -> FederatedData:
     )
     files = {n: open_mapped(path / f"columns/{n}.npy", c, bounds, read_all=read_all) for n, c in columns.items()}
     unseen = open_folder(path / "unseen", read_all=read_all) if meta.get("unseen") else None
-    fed = replace(fed, mapped=files, unseen=unseen)
+    table = meta.get("preprocessing")
     try:
-        table = meta.get("preprocessing")
-        fed = replace(fed, preprocessing=table and Preprocessing.from_dict(table))
+        fed = replace(fed, mapped=files, unseen=unseen, preprocessing=table and Preprocessing.from_dict(table))
         odd = fed.explain_difference(meta["digest"])
     except (KeyError, TypeError, AttributeError):
         _refuse_folder(path, "meta.json is missing or damaged")

@@ -74,8 +74,13 @@ class Fitter:
         most = MOST_CATEGORIES[feature.encoding]
         if len(words.codes) > most:
             hint = 'Leave it out with drop=, or say categories="codes".'
-            wanted = f"of at most {most:,} categories for {feature.encoding}"
-            refuse(f"column {name!r}", wanted, f"more by {place(len(column) - 1)}", hint)
+            wanted, got = f"of at most {most:,} categories for {feature.encoding}", f"more by {place(len(column) - 1)}"
+            if sum(is_number_text(as_label(value)) for value in words.codes) > most / 2:
+                got, hint = (
+                    f"{got}, and most are numbers",
+                    "Look for a value that is none, or leave the column out with drop=.",
+                )
+            refuse(f"column {name!r}", wanted, got, hint)
 
     def finish(self) -> tuple[Feature, ...]:
         """The features with what was fitted."""
@@ -156,13 +161,25 @@ def warn_of_unknown(features: Sequence[Feature], counts: Array) -> None:
             warnings.warn(text, stacklevel=4)
 
 
-def find_value(table: Table, name: str, label: str) -> str:
-    """Where a value first is in a column."""
+def check_texts(table: Table, name: str, labels: Sequence[str], way_out: str) -> None:
+    """Refuse a column of texts that was meant to hold numbers: most are, or all are but for a decimal comma."""
+    odd = looks_mixed(labels)
+    if odd is not None:
+        got, hint = f"{odd!r} at {find_row(table, name, odd)}", f"Correct that row, or {way_out} where these are names."
+        refuse(f"column {name!r}", "all numbers, or all texts", got, hint)
+    if labels and all("," in label and is_number_text(label.replace(",", ".", 1)) for label in labels):
+        got = f"{labels[0]!r} at {find_row(table, name, labels[0])}"
+        refuse(f"column {name!r}", "of numbers with a decimal point", got, f"Write a point, or {way_out}.")
+
+
+def find_row(table: Table, name: str, label: str | None) -> str:
+    """Where a value first is in a column; without a label, where the first text is that is no number."""
     for block in table.read([name]):
-        rows = [row for row, value in enumerate(block.columns[name].to_pylist()) if as_label(value) == label]
-        if rows:
-            return block.place(rows[0])
-    return "some row"
+        for row, value in enumerate(block.columns[name].to_pylist()):
+            text = as_label(value)
+            if text == label or (label is None and value is not None and not is_number_text(text)):
+                return f"{block.place(row)}" if label is not None else f"{text!r} at {block.place(row)}"
+    return ""
 
 
 def looks_mixed(labels: Sequence[str]) -> str | None:
@@ -171,11 +188,12 @@ def looks_mixed(labels: Sequence[str]) -> str | None:
     >>> looks_mixed(["1", "2.5", "3", "oops"]), looks_mixed(["1", "2"]), looks_mixed(["a", "1"])
     ('oops', None, None)
     """
-    odd = [label for label in labels if not _is_number(label)]
+    odd = [label for label in labels if not is_number_text(label)]
     return odd[0] if odd and 2 * len(odd) < len(labels) else None
 
 
-def _is_number(label: str) -> bool:
+def is_number_text(label: str) -> bool:
+    """Whether a text is that of a number."""
     try:
         float(label)
     except ValueError:

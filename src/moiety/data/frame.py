@@ -10,16 +10,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import ArrayLike
 
 from moiety.data.apportion import assign_parts
 from moiety.data.checks import check_fractions
 from moiety.data.digest import release_pages
 from moiety.data.federated import Array, FederatedData, Ints, Names, Numbered
-from moiety.data.fitting import Fitter, count_unknown, find_value, looks_mixed, read_raw, warn_of_unknown
+from moiety.data.fitting import (
+    Fitter,
+    check_texts,
+    count_unknown,
+    find_row,
+    is_number_text,
+    read_raw,
+    warn_of_unknown,
+)
 from moiety.data.parts import part_by_group, part_by_time
 from moiety.data.preprocess import ENCODINGS, Feature, Preprocessing
 from moiety.data.roles import Rows, check_roles, read_roles
-from moiety.data.tables import Table, is_text, open_table
+from moiety.data.tables import Table, open_table
 from moiety.data.values import check_feature
 from moiety.errors import SEED, choice, kind, must, near, refuse, whole
 from moiety.files import open_scratch
@@ -51,7 +60,7 @@ def from_frame(
     missing: str | None = None,
     standardise: bool = False,
     unseen_clients: float = 0.0,
-    test: float | str = 0.2,
+    test: float | str | ArrayLike = 0.2,
     validation: float = 0.0,
     dtype: str = "float32",
     on_disk: bool | None = None,
@@ -82,7 +91,8 @@ def from_frame(
         standardise: bring numbers to mean 0 and standard deviation 1 over all training rows.
         unseen_clients: the share of clients that training never sees; a run evaluates them in the end, each with the
             model that ``onboard`` makes from its training rows.
-        test: the share of each client's rows for testing, as in ``from_arrays``, or the name of a column of booleans.
+        test: the share of each client's rows for testing, as in ``from_arrays``; or the name of a column of booleans,
+            or a boolean for each row.
         validation: the share for validation, taken out of the rest.
         dtype: the type of ``x`` and of numbers to predict: ``float32`` or ``float64``.
         on_disk: map ``x`` from a temporary file instead of holding it in memory; by default where it would take a
@@ -102,10 +112,10 @@ def from_frame(
     options = {key: value for key, value in locals().items() if key != "data"}
     _check_options(categories, missing, standardise, unseen_clients, task, dtype, on_disk)
     whole("seed", seed, -SEED, SEED)
-    by_column = isinstance(test, str)
-    check_fractions(0.0 if by_column else test, validation)
+    by_row = isinstance(test, str) or np.ndim(test) > 0
+    check_fractions(0.0 if by_row else test, validation)
     must(time is None or group is None, "group", "left out where rows are split by time", group)
-    must(not by_column or (time is None and group is None), "test", "a share with time or group", repr(test))
+    must(not by_row or (time is None and group is None), "test", "a share with time or group", repr(test))
     table = open_table(data)
     must(not all(map(pa.types.is_null, table.types.values())), "data", "at least one row", "none")
     roles = {"client": client, "target": target, "time": time, "group": group, "weights": weights}
@@ -113,14 +123,21 @@ def from_frame(
     used = check_roles(table, {role: name for role, name in roles.items() if name is not None})
     chosen = _choose_features(table, used, features, drop, categories)
     rows = read_roles(table, used, task)
+    if by_row and not isinstance(test, str):
+        held = np.asarray(test)
+        got = f"{held.dtype} of shape {list(held.shape)}"
+        fits = held.dtype == np.bool_ and held.shape == rows.owner.shape
+        must(fits, "test", f"a share, a column, or {len(rows.owner)} booleans", got)
+        rows = rows._replace(test=held)
     placed = _place_rows(rows, test=test, validation=validation, unseen=unseen_clients, seed=seed)
-    fitted = _fit(table, chosen, placed, missing=missing, standardise=standardise, on_disk=on_disk)
+    sure = list(categories) if isinstance(categories, Mapping) else []
+    fitted = _fit(table, chosen, placed, missing=missing, standardise=standardise, on_disk=on_disk, sure=sure)
     mean = 1.0
     if rows.weight is not None:
         mean = float(rows.weight[_trained(placed)].mean())
         must(mean > 0, f"column {weights!r}", "above 0 in some training row", "0 in all of them")
     recipe = Preprocessing(fitted, target, rows.class_names, weights or "", mean, dtype)
-    columns = {"x": _make_x(table, recipe, placed, on_disk), "y": _put(rows.y, placed)}
+    columns = {"x": _make_x(table, recipe, placed, on_disk, sure), "y": _put(rows.y, placed)}
     columns["y"] = columns["y"] if rows.class_names else columns["y"].astype(dtype)
     if rows.weight is not None:
         columns["weight"] = (_put(rows.weight, placed) / mean).astype(dtype)
@@ -154,6 +171,8 @@ def _write_spec(data: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     names = [os.fspath(path) for path in paths]
     spec: dict[str, Any] = {"name": TABLE, "path": names if isinstance(data, list | tuple) else names[0]}
     for key, value in options.items():
+        if np.ndim(value) > 0 and not isinstance(value, list | tuple):
+            return {}
         if value != _OPTIONS[key]:
             spec[key] = dict(value) if isinstance(value, Mapping) else plain(value)
     return spec if all(isinstance(v, dict) or writable(v) for v in spec.values()) else {}
@@ -267,8 +286,12 @@ def _fit(
     missing: str | None,
     standardise: bool,
     on_disk: bool | None,
+    sure: Sequence[str],
 ) -> tuple[Feature, ...]:
-    """Go through the training rows of all features, where there is something to fit."""
+    """Go through the training rows of all features, where there is something to fit.
+
+    Those that are ``sure`` to be categories may look like numbers.
+    """
     if missing is None and not standardise and all(feature.kind != "category" for feature in features):
         return tuple(features)
     trained = _trained(placed)
@@ -291,16 +314,14 @@ def _fit(
             some = {name: column.take(index) for name, column in block.columns.items()}
             fitter.add(some, lambda row, rows=rows, place=place: place(int(rows[row])))  # type: ignore[misc]
     fitted = fitter.finish()
-    for feature, before in zip(fitted, features, strict=True):
-        odd = looks_mixed(feature.categories) if is_text(table.types[feature.name]) else None
-        if before.kind == "category" and odd is not None:
-            hint = f'Correct that row, or say categories={{"{feature.name}": "one-hot"}} where these are names.'
-            got = f"{odd!r} at {find_value(table, feature.name, odd)}"
-            refuse(f"column {feature.name!r}", "all numbers, or all texts", got, hint)
+    for feature in fitted:
+        if feature.categories and feature.name not in sure:
+            way_out = f'say categories={{"{feature.name}": "{feature.encoding}"}}'
+            check_texts(table, feature.name, feature.categories, way_out)
     return fitted
 
 
-def _make_x(table: Table, recipe: Preprocessing, placed: _Placed, on_disk: bool | None) -> Array:
+def _make_x(table: Table, recipe: Preprocessing, placed: _Placed, on_disk: bool | None, sure: Sequence[str]) -> Array:
     """Go through the features of all rows and put them where they belong."""
     x = _make_room((len(placed.place), len(recipe.names)), recipe.dtype, on_disk)
     unknown: Any = np.zeros(len(recipe.features), dtype=np.int64)
@@ -311,6 +332,10 @@ def _make_x(table: Table, recipe: Preprocessing, placed: _Placed, on_disk: bool 
         x[placed.place[first : first + block.rows]] = recipe.transform(raw)
         first += block.rows
         release_pages(x)
+    for feature, count in zip(recipe.features, unknown.tolist(), strict=True):
+        if count and feature.name not in sure and all(map(is_number_text, feature.categories)):
+            odd = find_row(table, feature.name, None)
+            must(not odd, f"column {feature.name!r}", "all numbers, or all texts", odd, "Correct that row.")
     warn_of_unknown(recipe.features, unknown)
     return x
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from moiety.data.build import as_names
 from moiety.data.federated import Array, Ints, Names, check_names
-from moiety.data.fitting import find_value, looks_mixed
+from moiety.data.fitting import check_texts
 from moiety.data.tables import Table, is_number, is_text
 from moiety.data.values import (
     REMOVE,
@@ -130,10 +130,8 @@ def _encode_target(
         return codes.astype(np.int64), tuple(str(value) for value in distinct.tolist())
     given = [as_label(value) for value in words.codes]
     ordered = sort_labels(list(dict.fromkeys(given)))
-    odd = looks_mixed(given)
-    if odd is not None:
-        got = f"{odd!r} at {find_value(table, name, odd)}"
-        refuse(f"column {name!r}", "all numbers, or all texts", got, "Correct that row.")
+    if not asked:
+        check_texts(table, name, given, 'say task="classification"')
     position = {label: place for place, label in enumerate(ordered)}
     return np.array([position[label] for label in given], dtype=np.int64)[values], tuple(ordered)
 

@@ -26,7 +26,7 @@ def check_feature(name: str, type_: pa.DataType) -> str:
         return "boolean"
     if is_number(type_):
         return "number"
-    if is_text(type_):
+    if is_text(type_) or pa.types.is_dictionary(type_):
         return "category"
     hint = DATE if is_time(type_) else NESTED if pa.types.is_nested(type_) else "Leave it out with drop=."
     got = "no value at all" if pa.types.is_null(type_) else str(type_)

@@ -63,7 +63,7 @@ def newcomer_state(loop: Loop, loss: str | None, data: Mapping[str, Any] | None,
         return algorithm.posterior.population(torch.tensor(hash_words("new client", problem.seed)), received, first)
     kind("data", data, Mapping, "a mapping of columns")
     fed = from_clients({"new client": match_columns("data", data, problem.data.columns)}, test=0.0)
-    guest = replace(problem, data=fed, columns=to_tensors(fed.columns, problem.task, torch.device("cpu")))
+    guest = replace(problem, data=fed, columns=to_tensors(fed.columns, problem.task, device_of(problem)))
     with torch.no_grad():
         few = {name: column[:1] for name, column in guest.columns.items()}
         output = problem.task.predict(problem.task.init, few)
@@ -121,4 +121,9 @@ def input_columns(problem: Problem, inputs: Sequence[str], x: Any) -> Batch:
         check_finite(name, columns[name], lambda row: f"row {row} of x")
     sizes = {len(column) for column in columns.values()}
     must(len(sizes) == 1, "x", "columns of one length", sorted(sizes))
-    return to_tensors(columns, problem.task, torch.device("cpu"))
+    return to_tensors(columns, problem.task, device_of(problem))
+
+
+def device_of(problem: Problem) -> torch.device:
+    """Where the arithmetic of a run happens."""
+    return next(iter(problem.columns.values())).device

@@ -13,7 +13,7 @@ from moiety.errors import MoietyError
 from moiety.evaluation import Row, client_rows
 from moiety.loop.evaluate import score_pooled
 from moiety.loop.round import Loop
-from moiety.run.predict import newcomer_state
+from moiety.run.predict import device_of, newcomer_state
 
 
 def score_unseen(loop: Loop, loss: str | None, part: str) -> list[Row]:
@@ -25,8 +25,7 @@ def score_unseen(loop: Loop, loss: str | None, part: str) -> list[Row]:
     data = problem.data.unseen
     if data is None:
         return []
-    device = next(iter(problem.columns.values())).device
-    guest = replace(problem, data=data, columns=to_tensors(data.columns, problem.task, device))
+    guest = replace(problem, data=data, columns=to_tensors(data.columns, problem.task, device_of(problem)))
     received = problem.broadcast(algorithm, loop.progress.server)
     shared_model = problem.shared_model(algorithm, received)
     personal, shared = np.full((len(data), 3), np.nan), np.full((len(data), 3), np.nan)
