@@ -155,17 +155,15 @@ def open_scratch(size: int) -> Any:
     with report_errors("data", "such that the folder for temporary files can hold it", OSError, f" for {size} bytes"):
         file = tempfile.TemporaryFile(prefix="moiety-")  # noqa: SIM115
         try:
-            system_call(os.posix_fallocate if hasattr(os, "posix_fallocate") else _fill, file.fileno(), 0, size)
+            if hasattr(os, "posix_fallocate"):
+                system_call(os.posix_fallocate, file.fileno(), 0, size)
+            else:
+                for at in range(0, size, _CHUNK):
+                    _write_all(file.fileno(), bytes(min(_CHUNK, size - at)))
         except BaseException:
             file.close()
             raise
     return file
-
-
-def _fill(handle: int, start: int, size: int) -> None:
-    """Take the room of a file by writing zeros, where the system has no call for it."""
-    for at in range(start, size, _CHUNK):
-        os.write(handle, bytes(min(_CHUNK, size - at)))
 
 
 def make_folder(folder: Path, *, private: bool = True) -> Path:

@@ -208,6 +208,17 @@ def test_a_file_is_read_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.Mo
     assert pa.total_allocated_bytes() - before < whole / 10
 
 
+def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(call: Any, *arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("moiety.files.system_call", fail)
+    with pytest.raises(
+        MoietyError, match="`data` must be such that the folder for temporary files can hold it, got No space"
+    ):
+        load(NUMBERS, on_disk=True)
+
+
 def test_a_folder_keeps_what_was_fitted_and_who_is_unseen(tmp_path: Path) -> None:
     frame = NUMBERS.assign(y=RNG.choice(["ill", "well"], N))
     fed = load(frame, standardise=True, unseen_clients=0.2)
@@ -219,7 +230,7 @@ def test_a_folder_keeps_what_was_fitted_and_who_is_unseen(tmp_path: Path) -> Non
     assert again.fingerprint() == fed.fingerprint()
     meta = tmp_path / "saved/meta.json"
     meta.write_text(meta.read_text().replace('"ill"', '"hale"'))
-    with pytest.raises(MoietyError, match="other names of classes|as it was written"):
+    with pytest.raises(MoietyError, match=r"other names of classes|as it was written"):
         open_folder(tmp_path / "saved")
 
 
