@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,19 @@ def test_weights_are_as_rows_that_come_several_times() -> None:
     assert runs[0].clients[0]["metric"] == pytest.approx(runs[1].clients[0]["metric"], rel=1e-10)
 
 
+def test_engines_agree_on_weights() -> None:
+    fed = load(FRAME.assign(w=RNG.random(N)), missing="mean", weights="w")
+    model = mo.models.mlp(fed.columns["x"].shape[1], 2, hidden=(6,), seed=0)
+    algorithm = mo.fedalt(shared=mo.sgd(0.1, batch_size=7), personal=mo.sgd(0.1, batch_size=7, epochs=2))
+    split = mo.split.output_layer(model)  # the personal part is trained on features that are computed once
+    runs = [mo.fit(model, fed, algorithm, split=split, rounds=3, engine=each) for each in ("sequential", "vectorised")]
+    for name, value in runs[0].parameters("Lyon").items():
+        torch.testing.assert_close(runs[1].parameters("Lyon")[name], value, rtol=1e-4, atol=1e-5)
+    for one, other in zip(runs[0].clients, runs[1].clients, strict=True):
+        assert one["metric"] == pytest.approx(other["metric"])
+        assert one["weight"] == pytest.approx(other["weight"])
+
+
 def test_a_run_on_a_file_goes_on_and_notices_a_changed_file(tmp_path: Path) -> None:
     path = tmp_path / "visits.csv"
     FRAME.to_csv(path, index=False)
@@ -212,3 +226,7 @@ def test_arrays_have_predictions_too() -> None:
     with torch.no_grad():
         want = run.export()(torch.from_numpy(x)).argmax(1).numpy()
     np.testing.assert_array_equal(run.predict(0, x), want)
+    named = replace(fed, preprocessing=mo.data.Preprocessing(class_names=("low", "high")))
+    run = mo.fit(model, named, mo.fedavg(shared=0.5), rounds=3, engine="sequential")
+    np.testing.assert_array_equal(run.predict(0, x), np.array(["low", "high"])[want])
+    assert isinstance(run.export(), type(model))
