@@ -18,6 +18,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from moiety.data import FederatedData, Preprocessing, from_frame, open_folder
 from moiety.data.preprocess import add_sums, sum_rows
+from moiety.data.roles import read_roles
 from moiety.errors import MoietyError
 
 RNG = np.random.default_rng(1)
@@ -110,6 +111,23 @@ def test_categories_by_hand() -> None:
     with pytest.warns(UserWarning, match="unknown"):
         coded = from_frame(frame, **options, categories="codes", features=["ward", "code"])
     assert coded.columns["x"].tolist() == [[0, 10], [1, 9], [0, 10], [1, 9], [2, 9]]  # 2: none of u, v
+
+
+def test_columns_that_are_left_out_may_hold_anything() -> None:
+    frame = NUMBERS.assign(odd=[1, "x", [2]] * 100, date=pd.Timestamp("2024-01-01"), names=range(N))
+    want = load(NUMBERS).fingerprint()
+    assert load(frame, drop=["odd", "date", "names"]).fingerprint() == want
+    assert load(frame, features=["row", "small", "large", "far", "constant"]).fingerprint() == want
+
+
+def test_categories_of_several_pieces_and_of_numbers() -> None:
+    pieces = [pa.array(values).dictionary_encode() for values in (["v", "u"], ["w", "v"])]
+    columns = {"site": ["a"] * 4, "ward": pa.chunked_array(pieces), "y": [1.5, 2.5, 3.5, 4.5]}
+    assert load(pa.table(columns), test=0).columns["x"].argmax(1).tolist() == [1, 0, 2, 1]
+    coded = pd.DataFrame({"site": "a", "ward": pd.Categorical([10, 9, 10]), "y": [0.5, 1.5, 2.5]})
+    fed = load(coded, test=0)
+    assert fed.preprocessing is not None
+    assert (fed.preprocessing.names, fed.columns["x"].argmax(1).tolist()) == (["ward=9", "ward=10"], [1, 0, 1])
 
 
 @pytest.mark.parametrize(
@@ -206,6 +224,23 @@ def test_a_file_is_read_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.Mo
     assert fed.columns["x"].nbytes == whole / 2
     assert peak < whole / 2  # of which 6 numbers a row for clients, labels and places: 3 MB of 19
     assert pa.total_allocated_bytes() - before < whole / 10
+
+
+@pytest.mark.parametrize("rows", [4, 40])
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.parquet"
+    NUMBERS[:20].to_parquet(path)
+
+    def read_and_change(*arguments: Any) -> Any:
+        read = read_roles(*arguments)
+        NUMBERS[:rows].to_parquet(path)
+        return read
+
+    monkeypatch.setattr("moiety.data.frame.read_roles", read_and_change)
+    with pytest.raises(MoietyError, match="the same while it is read, got another number of rows"):
+        load(path)
 
 
 def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

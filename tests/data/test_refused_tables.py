@@ -163,6 +163,7 @@ FRAMES: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
     ("features with target", lambda: table(), {"features": ["age", "y"]}, "without another use, got 'y', the target"),
     ("features unknown", lambda: table(), {"features": ["agee"]}, "`features` must be.*'agee'. Did you mean age"),
     ("features a text", lambda: table(), {"features": "age"}, "`features` must be a list of columns"),
+    ("drop a number", lambda: table(), {"drop": 3}, "`drop` must be a list of columns, got 3"),
     ("features twice", lambda: table(), {"features": ["age", "age"]}, "`features` must be columns that differ"),
     ("drop unknown", lambda: table(), {"drop": ["x"]}, "`drop` must be columns of the table, got 'x'"),
     ("drop all", lambda: table(), {"drop": ["age", "ward"]}, "`features` must be at least one column"),

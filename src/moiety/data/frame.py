@@ -110,16 +110,19 @@ def from_frame(
     (FederatedData(2 clients, 4 rows; x float32 [1], y int64), ('ill', 'well'))
     """
     options = {key: value for key, value in locals().items() if key != "data"}
+    for name, value in {"features": () if features is None else features, "drop": drop}.items():
+        kind(name, value, (list, tuple), "a list of columns")
     _check_options(categories, missing, standardise, unseen_clients, task, dtype, on_disk)
     whole("seed", seed, -SEED, SEED)
     by_row = isinstance(test, str) or np.ndim(test) > 0
     check_fractions(0.0 if by_row else test, validation)
     must(time is None or group is None, "group", "left out where rows are split by time", group)
     must(not by_row or (time is None and group is None), "test", "a share with time or group", repr(test))
-    table = open_table(data)
-    must(not all(map(pa.types.is_null, table.types.values())), "data", "at least one row", "none")
     roles = {"client": client, "target": target, "time": time, "group": group, "weights": weights}
     roles |= {"test": test} if isinstance(test, str) else {}
+    named = list(roles.values())
+    table = open_table(data, lambda name: name not in named and (name in drop or name not in (features or [name])))
+    must(not all(map(pa.types.is_null, table.types.values())), "data", "at least one row", "none")
     used = check_roles(table, {role: name for role, name in roles.items() if name is not None})
     chosen = _choose_features(table, used, features, drop, categories)
     rows = read_roles(table, used, task)
@@ -218,7 +221,6 @@ def _choose_features(
     for role, names in {"features": features, "drop": drop, "categories": list(forced)}.items():
         if names is None:
             continue
-        kind(role, names, (list, tuple), "a list of columns")
         for name in names:
             if name not in table.types:
                 refuse(role, "columns of the table", repr(name), near(str(name), table.types))
@@ -329,15 +331,21 @@ def _make_x(table: Table, recipe: Preprocessing, placed: _Placed, on_disk: bool 
     for block in table.read([feature.name for feature in recipe.features]):
         raw = read_raw(recipe.features, block.columns, block.place)
         unknown += count_unknown(recipe.features, raw)
+        _check_rows(first + block.rows <= len(x))
         x[placed.place[first : first + block.rows]] = recipe.transform(raw)
         first += block.rows
         release_pages(x)
+    _check_rows(first == len(x))
     for feature, count in zip(recipe.features, unknown.tolist(), strict=True):
         if count and feature.name not in sure and all(map(is_number_text, feature.categories)):
             odd = find_row(table, feature.name, None)
             must(not odd, f"column {feature.name!r}", "all numbers, or all texts", odd, "Correct that row.")
     warn_of_unknown(recipe.features, unknown)
     return x
+
+
+def _check_rows(same: bool) -> None:
+    must(same, "data", "the same while it is read", "another number of rows", "Something writes to its files.")
 
 
 def _make_room(shape: tuple[int, int], dtype: str, on_disk: bool | None) -> Array:

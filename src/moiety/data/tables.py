@@ -47,16 +47,19 @@ class Table:
     paths: tuple[str, ...] = ()
 
 
-def open_table(data: Any) -> Table:
-    """The table that a user names: a data frame, a path, a pattern of paths, or a list of paths."""
+def open_table(data: Any, unused: Callable[[str], bool] = lambda name: False) -> Table:
+    """The table that a user names: a data frame, a path, a pattern of paths, or a list of paths.
+
+    Columns that are ``unused`` may hold anything; those of a data frame are not converted, and have the type null.
+    """
     if isinstance(data, list | tuple) and data and all(isinstance(each, str | os.PathLike) for each in data):
         return _open_files([path for each in data for path in _find_files(each)])
     if isinstance(data, str | os.PathLike):
         return _open_files(_find_files(data))
-    return _open_frame(data)
+    return _open_frame(data, unused)
 
 
-def _open_frame(data: Any) -> Table:
+def _open_frame(data: Any, unused: Callable[[str], bool]) -> Table:
     """A data frame, through narwhals: its columns become Arrow arrays, mostly without a copy."""
     data = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
     try:
@@ -68,8 +71,8 @@ def _open_frame(data: Any) -> Table:
     except TypeError:
         refuse("data", FRAMES, f"{type(data).__name__}", "For arrays use moiety.data.from_arrays.")
     _check_names(frame.columns, "the data frame")
-    columns = {name: _arrow_column(frame, name) for name in frame.columns}
     rows = len(frame)
+    columns = {name: pa.nulls(rows) if unused(name) else _arrow_column(frame, name) for name in frame.columns}
 
     def read(names: Sequence[str]) -> Iterator[Block]:
         for first in range(0, rows, ROWS_AT_ONCE):
