@@ -149,6 +149,24 @@ def test_targets(y: Any, task: str | None, names: tuple[str, ...], want: list[fl
     assert fed.classes == (len(names) or None)
 
 
+@pytest.mark.parametrize("most", [50, 130, 299])
+def test_clients_are_split_alike_however_many_at_a_time(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = NUMBERS.assign(y=RNG.choice(["ill", "well"], N, p=[0.7, 0.3]))
+    whole = load(frame, test=0.3, validation=0.2)
+    monkeypatch.setattr("moiety.data.parts.ROWS_AT_ONCE", most)
+    some = load(frame, test=0.3, validation=0.2)
+    np.testing.assert_array_equal(some.bounds, whole.bounds)  # as many rows in each part
+    for client in range(len(whole)):
+        for part in ("train", "validation", "test"):  # and labels in the same proportion, but for ties by lot
+            one, other = (np.bincount(fed.at(client, part)["y"], minlength=2) for fed in (whole, some))
+            assert np.abs(one - other).max() <= 1
+        rows = [
+            np.sort(np.concatenate([fed.at(client, p)["x"][:, 0] for p in ("train", "validation", "test")]))
+            for fed in (whole, some)
+        ]
+        np.testing.assert_array_equal(*rows)
+
+
 def test_by_time_every_client_is_tested_on_its_last_rows() -> None:
     when = pd.Timestamp("2024-01-01") + pd.to_timedelta(RNG.permutation(N), unit="h")
     frame = NUMBERS.assign(when=when, hours=(when - pd.Timestamp("2024-01-01")) / pd.Timedelta("1h"))

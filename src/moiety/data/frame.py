@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike
 
-from moiety.data.apportion import assign_parts
 from moiety.data.checks import check_fractions
 from moiety.data.digest import release_pages
 from moiety.data.federated import Array, FederatedData, Ints, Names, Numbered
@@ -25,7 +24,7 @@ from moiety.data.fitting import (
     read_raw,
     warn_of_unknown,
 )
-from moiety.data.parts import part_by_group, part_by_time
+from moiety.data.parts import part_at_random, part_by_group, part_by_time
 from moiety.data.preprocess import ENCODINGS, Feature, Preprocessing
 from moiety.data.roles import Rows, check_roles, read_roles
 from moiety.data.tables import Table, open_table
@@ -251,7 +250,7 @@ def _place_rows(rows: Rows, *, test: Any, validation: float, unseen: float, seed
     else:
         share = test if rows.test is None else rows.test
         labels = rows.y if rows.class_names else None
-        part = assign_parts(owner, labels, count, test=share, validation=validation, generator=rng)
+        part = part_at_random(owner, labels, count, test=share, validation=validation, generator=rng)
     trains = np.bincount(owner[part == 0], minlength=count) > 0
     if not trains.all():
         first = str(names[int(np.argmin(trains))])

@@ -1,4 +1,4 @@
-"""Which rows of a client are for testing and validation: its last ones in time, or whole groups of rows."""
+"""Which rows of a client are for testing and validation: drawn, its last ones in time, or whole groups of rows."""
 
 from __future__ import annotations
 
@@ -7,10 +7,45 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moiety.data.apportion import position_in_run, round_half_up
+from moiety.data.apportion import assign_parts, position_in_run, round_half_up
 from moiety.data.federated import Array, Ints
 
 Parts = NDArray[np.int8]
+
+
+ROWS_AT_ONCE = 1 << 20
+"""How many rows are drawn from at a time, where clients are smaller: drawing takes some 70 bytes a row."""
+
+
+def part_at_random(
+    owner: Ints,
+    labels: Ints | None,
+    clients: int,
+    *,
+    test: float | NDArray[np.bool_],
+    validation: float,
+    generator: np.random.Generator,
+) -> Parts:
+    """What ``assign_parts`` gives, for some clients at a time where there are many rows."""
+    if len(owner) <= ROWS_AT_ONCE:
+        return assign_parts(owner, labels, clients, test=test, validation=validation, generator=generator)
+    order = np.argsort(owner, kind="stable")
+    ends = np.cumsum(np.bincount(owner, minlength=clients))
+    part = np.zeros(len(owner), dtype=np.int8)
+    first = done = 0
+    while first < clients:
+        last = max(first + 1, int(np.searchsorted(ends, done + ROWS_AT_ONCE, side="right")))
+        rows = order[done : ends[last - 1]]
+        part[rows] = assign_parts(
+            owner[rows] - first,
+            None if labels is None else labels[rows],
+            last - first,
+            test=test[rows] if isinstance(test, np.ndarray) else test,
+            validation=validation,
+            generator=generator,
+        )
+        first, done = last, int(ends[last - 1])
+    return part
 
 
 def part_by_time(owner: Ints, time: Array, clients: int, *, test: float, validation: float) -> Parts:
