@@ -16,7 +16,7 @@ import pytest
 from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from moiety.data import FederatedData, Preprocessing, from_frame, open_folder
+from moiety.data import FederatedData, Preprocessing, from_arrays, from_frame, open_folder
 from moiety.data.preprocess import add_sums, sum_rows
 from moiety.data.roles import read_roles
 from moiety.errors import MoietyError
@@ -58,6 +58,17 @@ def test_standardising_from_client_sums_is_that_of_scikit_learn(monkeypatch: pyt
     by_client = add_sums([sum_rows(raw.at(k)["x"], guess) for k in range(len(raw))])
     np.testing.assert_allclose(by_client.mean, oracle.mean_, rtol=1e-12, atol=0)
     np.testing.assert_allclose(by_client.scale, oracle.scale_, rtol=1e-12, atol=0)
+
+
+def test_rows_are_those_that_from_arrays_makes_of_the_same_columns() -> None:
+    names = ["row", "small", "large", "far", "constant"]
+    columns = {"x": NUMBERS[names].to_numpy(), "y": (NUMBERS["y"] > 0).to_numpy().astype(int)}
+    want = from_arrays(columns, client=NUMBERS["site"].to_numpy(dtype=str), test=0.3, validation=0.1, seed=4)
+    fed = load(NUMBERS.assign(y=columns["y"]), test=0.3, validation=0.1, seed=4)
+    for name, column in want.columns.items():
+        np.testing.assert_array_equal(fed.columns[name], column)
+    np.testing.assert_array_equal(fed.bounds, want.bounds)
+    assert list(fed.ids) == list(want.ids)
 
 
 @pytest.mark.parametrize("missing", ["mean", "median", "indicator"])
