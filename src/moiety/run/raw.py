@@ -26,7 +26,7 @@ class RawModel(nn.Module):
 
     Raw rows are a tensor [rows, features] of numbers: a category is the position of its name among the feature's
     ``categories``, and NaN is missing. Texts are none, so ``preprocessing`` has to look their positions up
-    (``run.predict`` does). What may not be missing and is gives outputs of NaN. ``model`` is the model alone.
+    (``run.predict`` does). A number that may not be missing, and is, gives NaN. ``model`` is the model alone.
     """
 
     def __init__(self, model: nn.Module, preprocessing: Preprocessing, place: int = 0):
