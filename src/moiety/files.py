@@ -14,6 +14,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,6 +40,7 @@ START_AGAIN = (
 )
 """What to do where a run cannot go on from its checkpoint."""
 LOCK = ".lock"
+_CHUNK = 1 << 20
 _locks: set[int] = set()
 """The files that this process holds a lock on."""
 
@@ -196,6 +198,25 @@ def make_empty(path: Path, size: int) -> None:
         system_call(os.fsync, handle)
     finally:
         os.close(handle)
+
+
+def open_scratch(size: int) -> Any:
+    """A file of ``size`` bytes in the system's folder for temporary files; it is gone when nobody uses it any more.
+
+    All its room is taken at once: a disk that fills up later would end the process at a write to mapped memory.
+    """
+    with report_errors("data", "such that the folder for temporary files can hold it", OSError, f" for {size} bytes"):
+        file = tempfile.TemporaryFile(prefix="moiety-")  # noqa: SIM115
+        try:
+            if hasattr(os, "posix_fallocate"):
+                system_call(os.posix_fallocate, file.fileno(), 0, size)
+            else:
+                for at in range(0, size, _CHUNK):
+                    _write_all(file.fileno(), bytes(min(_CHUNK, size - at)))
+        except BaseException:
+            file.close()
+            raise
+    return file
 
 
 def make_folder(folder: Path, *, private: bool = True) -> Path:

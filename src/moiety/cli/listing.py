@@ -69,6 +69,7 @@ def show_kind(what: str) -> None:
     if what == "datasets":
         say("absent ones: moiety data fetch NAME; where files are looked for: moiety data where")
         say('data of your own, saved by FederatedData.save: name = "folder", path = "..."')
+        say('a CSV or Parquet file: name = "table", path = "...", client = "...", target = "..."')
 
 
 def describe_names(what: str) -> dict[str, str]:

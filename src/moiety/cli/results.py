@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Result:
     history: list[Row]
     clients: list[Row]
     ledger: dict[str, Any]
+    unseen: list[Row] = field(default_factory=list)
 
     @property
     def last(self) -> Row:
@@ -67,6 +68,15 @@ class Result:
         return summarise(rows, higher_is_better=self.higher)
 
     @property
+    def newcomers(self) -> tuple[int, float, float] | None:
+        """Of the clients that training never saw: how many were tested, and the mean metric of both models."""
+        rows = [row for row in self.unseen if row["n_test"] > 0 and row["metric"] == row["metric"]]
+        if not rows:
+            return None
+        personal, shared = (sum(row[key] for row in rows) / len(rows) for key in ("metric", "shared_metric"))
+        return len(rows), personal, shared
+
+    @property
     def versus_shared(self) -> Versus:
         """Each client's personal model against the shared model alone."""
         personal, shared = column(self.clients), column(self.clients, "shared_metric")
@@ -84,7 +94,7 @@ class Result:
 
 def result_of(run: Run, name: str) -> Result:
     """The result of a run that has just ended."""
-    return Result(name, run.config, run.history, run.clients, run.ledger)
+    return Result(name, run.config, run.history, run.clients, run.ledger, run.unseen)
 
 
 def read_result(path: Path, name: str) -> Result:
@@ -101,7 +111,9 @@ def read_result(path: Path, name: str) -> Result:
     folder.warn_of_lost_rows(path, lost)
     history = _check_rows("history.jsonl", path, history, _HISTORY)
     clients = _check_rows("clients.parquet", path, rows, _CLIENT)
-    return Result(name, config, history, clients, ledger)
+    unseen = folder.read_unseen(path, run)
+    unseen = _check_rows("unseen.parquet", path, unseen, _CLIENT) if unseen else []
+    return Result(name, config, history, clients, ledger, unseen)
 
 
 def _check_rows(file: str, path: Path, rows: list[Any], keys: Mapping[str, str]) -> list[Row]:

@@ -72,12 +72,19 @@ def costs(result: Result) -> Table:
     untested = len(result.clients) - change.clients
     hurt = name_hurt(change, result.metric)
     undefined = [(name, result.last[f"{name}_undefined"]) for name in sets_of(result)]
+    newcomers = []
+    if result.newcomers is not None:
+        count, personal, shared = result.newcomers
+        words = f"{result.metric} {format_metric(personal, result.metric)} on average with models made for them"
+        words = f"{words}, {format_metric(shared, result.metric)} with the shared model alone"
+        newcomers = [["clients never seen", f"{count} of {len(result.unseen)} tested, {words}"]]
     rows = [
         ["clients helped", f"{len(change.helped)} of {change.clients}, against the shared model alone"],
         ["clients unchanged", str(len(change.unchanged))],
         ["clients hurt", f"{len(change.hurt)}{': ' + hurt if hurt else ''}"],
         *([["clients not tested", str(untested)]] if untested else []),
         *([f"{name} not defined", f"for {format_count(count, 'client')}"] for name, count in undefined if count),
+        *newcomers,
         *([["updates dropped", f"{len(dropped)}, as round:client {list_names(dropped, SHOWN)}"]] if dropped else []),
         ["sent down, up", f"{format_amount(cost['down_payload'], 'B')}, {format_amount(cost['up_payload'], 'B')}"],
         ["local training", format_amount(cost["flops"], "FLOP")],

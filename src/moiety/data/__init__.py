@@ -4,6 +4,7 @@ from moiety.data.build import from_arrays, from_clients
 from moiety.data.datasets import from_datasets, tokenise
 from moiety.data.federated import FederatedData, open_folder
 from moiety.data.fetching import fetch
+from moiety.data.frame import from_frame
 from moiety.data.load import from_spec, load
 from moiety.data.partition import (
     PARTITIONS,
@@ -15,6 +16,7 @@ from moiety.data.partition import (
     quantity,
     shards,
 )
+from moiety.data.preprocess import Feature, Preprocessing
 from moiety.data.sources import SOURCES
 from moiety.data.tasks import binary_tasks, principal_components
 from moiety.data.weights import class_weights
@@ -22,8 +24,10 @@ from moiety.data.weights import class_weights
 __all__ = [
     "PARTITIONS",
     "SOURCES",
+    "Feature",
     "FederatedData",
     "Partition",
+    "Preprocessing",
     "binary_tasks",
     "class_weights",
     "classes_per_client",
@@ -32,6 +36,7 @@ __all__ = [
     "from_arrays",
     "from_clients",
     "from_datasets",
+    "from_frame",
     "from_spec",
     "iid",
     "load",

@@ -27,7 +27,7 @@ def largest_remainder(counts: Ints, group: Ints, totals: Ints, generator: np.ran
     left = totals - np.bincount(group, weights=whole, minlength=len(totals)).astype(np.int64)
     order = np.lexsort((generator.random(len(counts)), -remainder, group))
     rank = np.empty_like(order)
-    rank[order] = _position_in_run(group[order])
+    rank[order] = position_in_run(group[order])
     return np.asarray(whole + (rank < left[group]))
 
 
@@ -50,12 +50,12 @@ def assign_parts(
     if isinstance(test, np.ndarray):
         part[test] = 2
     elif test > 0:
-        wanted = np.minimum(np.maximum(_round_half_up(sizes * test), 1), sizes - 1)
+        wanted = np.minimum(np.maximum(round_half_up(sizes * test), 1), sizes - 1)
         part[draw_stratified(np.arange(len(owner)), owner, labels, wanted, generator)] = 2
     if validation > 0:
         rest = np.flatnonzero(part == 0)
         room = np.bincount(owner[rest], minlength=clients) - 1
-        wanted = np.minimum(_round_half_up(sizes * validation), np.maximum(room, 0))
+        wanted = np.minimum(round_half_up(sizes * validation), np.maximum(room, 0))
         part[draw_stratified(rest, owner, labels, wanted, generator)] = 1
     return part
 
@@ -70,10 +70,10 @@ def draw_stratified(rows: Ints, owner: Ints, labels: Ints | None, wanted: Ints, 
     first = _begins_run(client) | _begins_run(label)
     cell = np.cumsum(first) - 1
     quota = largest_remainder(np.bincount(cell), client[first], wanted, generator)
-    return np.asarray(rows[order[_position_in_run(cell) < quota[cell]]])
+    return np.asarray(rows[order[position_in_run(cell) < quota[cell]]])
 
 
-def _position_in_run(values: Ints) -> Ints:
+def position_in_run(values: Ints) -> Ints:
     """For each entry of an array of runs, its place within its run."""
     place = np.arange(len(values))
     return np.asarray(place - np.maximum.accumulate(np.where(_begins_run(values), place, 0)))
@@ -84,6 +84,7 @@ def _begins_run(values: Ints) -> NDArray[np.bool_]:
     return np.asarray(np.diff(values, prepend=-1) != 0)
 
 
-def _round_half_up(values: NDArray[np.floating[Any]]) -> Ints:
+def round_half_up(values: NDArray[np.floating[Any]]) -> Ints:
+    """The nearest whole numbers, halves upwards."""
     # Halves go up, on every machine and for every size; np.round would send 0.5 and 2.5 down but 1.5 up.
     return np.asarray(np.floor(values + 0.5), dtype=np.int64)

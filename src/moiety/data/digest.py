@@ -145,7 +145,9 @@ def explain_difference(was: Digest, now: Digest, bounds: Array, ids: Sequence[st
             return f"column {name} of type {other['type']} and shape {other['shape']}"
         if one["blocks"] != other["blocks"]:
             return f"other values in column {name}{_odd_clients(one, other, bounds, ids)}"
-    return ""
+    if was.get("preprocessing") != now.get("preprocessing"):
+        return "other names of classes or categories, or another preprocessing"
+    return "other clients that training never sees" if was.get("unseen") != now.get("unseen") else ""
 
 
 def _odd_clients(was: Digest, now: Digest, bounds: Array, ids: Sequence[str] | Array) -> str:

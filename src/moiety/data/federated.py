@@ -19,6 +19,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from moiety.data.describe import Description, describe_data
 from moiety.data.digest import (
     Digest,
     MappedFile,
@@ -29,6 +30,7 @@ from moiety.data.digest import (
     release_pages,
 )
 from moiety.data.folder import AGAIN, COLUMNS, map_array, read_meta, refuse_folder, write_arrays
+from moiety.data.preprocess import Preprocessing
 from moiety.errors import as_array, choice, is_whole, kind, must, near, refuse
 
 Array = NDArray[Any]
@@ -38,6 +40,8 @@ Columns = Mapping[str, Array]
 PARTS = ("train", "validation", "test")
 FOLDER = "folder"
 """Stands for a data set's name in a specification: the data lies in the folder ``path``."""
+UNSEEN = "unseen"
+"""The folder, inside that of saved data, of the clients that training never sees."""
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAMES_SEARCHED = 10_000  # an unknown name is compared with this many: comparing it with all could take minutes
 
@@ -102,8 +106,9 @@ class FederatedData:
     ``columns`` have a common leading axis of rows. ``bounds`` is int64 [clients, 4]: where a client's rows start, and
     where its train, validation and test rows end. ``ids`` are the clients' names, ``classes`` is the number of label
     classes where ``y`` holds labels, and ``spec`` says how ``load`` made it (empty for a user's own data). ``mapped``
-    says which columns ``open_folder`` mapped from files. A str means the client of that name, an int the client at that
-    position; see ``index`` for names that are numbers.
+    says which columns ``open_folder`` mapped from files. ``preprocessing`` says how rows of a table became these
+    columns, and ``unseen`` holds clients that training never sees (see ``from_frame``). A str means the client of that
+    name, an int the client at that position; see ``index`` for names that are numbers.
 
     >>> columns = {"x": np.arange(5.0), "y": np.array([0, 1, 0, 1, 1])}
     >>> fed = FederatedData(columns, np.array([[0, 2, 2, 3], [3, 4, 4, 5]]), ["ann", "bob"], classes=2)
@@ -119,6 +124,8 @@ class FederatedData:
     classes: int | None = None
     spec: dict[str, Any] = field(default_factory=dict)
     mapped: Mapping[str, MappedFile] = field(default_factory=dict)
+    preprocessing: Preprocessing | None = None
+    unseen: FederatedData | None = None
 
     def __post_init__(self) -> None:
         must(len(self.columns) > 0, "columns", "at least one named column", "none")
@@ -233,7 +240,18 @@ class FederatedData:
         """The same data with validation rows counted as training rows, to train again after tuning."""
         bounds = self.bounds.copy()
         bounds[:, 1] = bounds[:, 2]
-        return replace(self, bounds=bounds, spec=self.spec and {**self.spec, "validation_in_train": True})
+        unseen = self.unseen and self.unseen.with_validation_in_train()
+        spec = self.spec and {**self.spec, "validation_in_train": True}
+        return replace(self, bounds=bounds, spec=spec, unseen=unseen)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the labels 0, 1, ...; empty where they have none."""
+        return self.preprocessing.class_names if self.preprocessing else ()
+
+    def describe(self) -> Description:
+        """Rows, label shares, drift between clients, missing values, warnings; print it, or look at its ``rows``."""
+        return describe_data(self)
 
     def release(self) -> None:
         """Let go of the pages of mapped columns that were read; the system still caches the file.
@@ -250,7 +268,9 @@ class FederatedData:
         """
         named = not isinstance(self.ids, Numbered)
         ids = np.asarray(self.ids, dtype=np.str_) if named else len(self.ids)
-        return digest_data(self.columns, self.bounds, ids, self.mapped)
+        digest = digest_data(self.columns, self.bounds, ids, self.mapped)
+        digest |= {"preprocessing": self.preprocessing.digest()} if self.preprocessing else {}
+        return digest | ({"unseen": self.unseen.digest()} if self.unseen else {})
 
     def fingerprint(self) -> str:
         """A short hash that tells this data from other data: that of ``digest``."""
@@ -286,12 +306,15 @@ class FederatedData:
             "spec": {} if self.spec.get("name") == FOLDER else self.spec,  # it lies in another folder now
             "named": named,
             "digest": self.digest(),
+            "preprocessing": self.preprocessing.as_dict() if self.preprocessing else None,
+            "unseen": self.unseen is not None,
         }
         arrays = {_column_file(name): column for name, column in self.columns.items()}
         arrays["bounds.npy"] = self.bounds
         if named:
             arrays["ids.npy"] = np.asarray(self.ids, dtype=np.str_)
-        write_arrays(target, meta, arrays)
+        inner = {} if self.unseen is None else {UNSEEN: self.unseen.save}
+        write_arrays(target, meta, arrays, inner)
 
 
 def _column_file(name: str) -> str:
@@ -322,8 +345,10 @@ def open_folder(folder: str | Path, *, read_all: bool = False) -> FederatedData:
         spec=meta["spec"] or {"name": FOLDER, "path": str(path)},
     )
     files = {n: open_mapped(path / _column_file(n), c, bounds, read_all=read_all) for n, c in columns.items()}
-    fed = replace(fed, mapped=files)
+    unseen = open_folder(path / UNSEEN, read_all=read_all) if meta.get("unseen") else None
+    table = meta.get("preprocessing")
     try:
+        fed = replace(fed, mapped=files, unseen=unseen, preprocessing=table and Preprocessing.from_dict(table))
         odd = fed.explain_difference(meta["digest"])
     except (KeyError, TypeError, AttributeError):
         refuse_folder(path, "`digest` of meta.json is missing or damaged")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, NoReturn
@@ -45,8 +45,13 @@ AGAIN = "Save the data again."
 _DTYPES = {"ids.npy": "U", "bounds.npy": "i"}
 
 
-def write_arrays(target: Path, meta: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Write a new folder with these files and with ``meta``, whole or not at all."""
+def write_arrays(
+    target: Path,
+    meta: Mapping[str, Any],
+    arrays: Mapping[str, Array],
+    inner: Mapping[str, Callable[[Path], None]],
+) -> None:
+    """Write a new folder with these files and with ``meta``, whole or not at all; ``inner`` write folders in it."""
     checks = {}
     with report_failure(target), new_folder(target, own_aside_of(target)) as path:
         make_folder(path / COLUMNS)
@@ -58,6 +63,8 @@ def write_arrays(target: Path, meta: Mapping[str, Any], arrays: Mapping[str, Arr
             write_file(path / file, itertools.chain([head], values))
             size = (path / file).stat().st_size
             checks[file] = {"bytes": size, "checked": len(head), "check": digest(head)}
+        for name, save in inner.items():
+            save(path / name)
         write_sealed(path / META, {**meta, "files": checks}, None, format=FORMAT)
 
 

@@ -13,6 +13,7 @@ from moiety.data.apportion import draw_stratified, largest_remainder
 from moiety.data.build import Piece, as_names, labels_of, make
 from moiety.data.checks import check_finite, check_fractions
 from moiety.data.federated import FOLDER, Columns, FederatedData, Ints, Names, Numbered, open_folder
+from moiety.data.frame import TABLE, from_table
 from moiety.data.partition import PARTITIONS, Partition, deal, iid, natural
 from moiety.data.pool import OWN, Rows, open_rows
 from moiety.data.sources import SOURCES, Source
@@ -104,7 +105,8 @@ def load(
 def from_spec(spec: Mapping[str, Any] | str) -> FederatedData:
     """The data that ``spec`` describes: the name of a data set, or a table with the arguments of ``load``.
 
-    The name ``folder`` stands for data that was saved, at ``path``.
+    The name ``folder`` stands for data that was saved, at ``path``; ``table`` stands for CSV or Parquet files there,
+    with the options of ``from_frame``.
 
     >>> spec = {"name": "digits", "clients": 5, "partition": {"name": "shards", "per_client": 1}}
     >>> sorted(from_spec(spec).sizes("train").tolist())
@@ -112,7 +114,9 @@ def from_spec(spec: Mapping[str, Any] | str) -> FederatedData:
     """
     arguments: dict[str, Any] = {"name": spec} if isinstance(spec, str) else dict(spec)
     must("name" in arguments, "data.name", "given", "nothing", near("", SOURCES))
-    choice("data.name", arguments["name"], (*SOURCES, FOLDER))
+    choice("data.name", arguments["name"], (*SOURCES, FOLDER, TABLE))
+    if arguments["name"] == TABLE:
+        return from_table(arguments)
     if arguments["name"] == FOLDER:
         return _from_folder(arguments)
     if "partition" in arguments:

@@ -1,5 +1,6 @@
 """Tables and figures from rows, and numbers as a reader wants them. Figures need the extra ``report``."""
 
+from moiety.reports.clients import draw_clients
 from moiety.reports.figures import accuracy_against_parameters, save, scatter_change, seed_bands, violins
 from moiety.reports.lines import bands, courses, heat_map, log_panels
 from moiety.reports.reliability import densities, reliability_diagram
@@ -19,6 +20,7 @@ __all__ = [
     "bands",
     "courses",
     "densities",
+    "draw_clients",
     "format_amount",
     "format_count",
     "format_gain",

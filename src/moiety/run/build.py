@@ -94,7 +94,10 @@ def make_problem(
         inputs, loss = tuple(settings.inputs), options.loss
         assert loss is not None
         module = split.module_for(model)
-        task = tasks.from_module(module, loss=loss, metric=options.metric, inputs=inputs, penalty=split.penalty)
+        weight = "weight" if data.preprocessing and data.preprocessing.weights else None
+        task = tasks.from_module(
+            module, loss=loss, metric=options.metric, inputs=inputs, penalty=split.penalty, weight=weight
+        )
     task = replace(task, init={name: p.to(device) for name, p in task.init.items()})
     names = {*split.shared, *split.personal, *split.frozen}
     must(names == task.init.keys(), "split", "made for this model", f"another's, with {len(names)} names")

@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from moiety import tree
-from moiety.errors import is_real, must
+from moiety.errors import is_real, is_whole, must
 from moiety.files import (
     START_AGAIN,
     aside_of,
@@ -130,6 +130,7 @@ def check_newest(folder: Path, newest: Path | None, run: str) -> None:
         return
     hint = "Remove it if the checkpoint is the newest: that has checksums of its own."
     last = read_sealed(folder / PROGRESS, run, ["round"], hint)["round"]
+    must(is_whole(last), PROGRESS, "as it was written", f"round {last!r:.40} in {folder}", hint)
     done = round_of(newest) if newest else 0
     got = f"one of round {done} in {folder}" if newest else f"none in {folder}"
     must(done >= last, "checkpoint", f"of round {last}, which {PROGRESS} names", got, START_AGAIN)

@@ -15,6 +15,7 @@ from moiety.engines.problem import Problem
 from moiety.engines.rows import count_rows, has_lone_batch
 from moiety.errors import kind, must, near, refuse, report_errors
 from moiety.random import torch_seed
+from moiety.run.raw import RawModel
 from moiety.split import Split
 from moiety.task.losses import WITH_OPTIONS, LabelLoss
 from moiety.task.scores import BLANK, IGNORED, LOSSES, METRICS
@@ -33,6 +34,8 @@ WHOLE_LABELS = "For classes make y whole numbers, as in y.astype(int)."
 def check_kinds(model: object, data: object, algorithm: object, split: object) -> None:
     """Raise unless model, data, algorithm and split are of the right kinds."""
     kind("model", model, (nn.Module, Task), "an nn.Module or a Task")
+    hint = "Its `model` is the model alone."
+    must(not isinstance(model, RawModel), "model", "one that takes the columns of the data", "one for raw rows", hint)
     kind("data", data, FederatedData, "FederatedData", "See moiety.data.from_arrays.")
     kind("algorithm", algorithm, Algorithm, "what a builder such as moiety.fedalt made")
     kind("split", split, (Split, type(None)), "a Split", "For instance moiety.split.output_layer(model).")

@@ -94,7 +94,8 @@ def fit(
         states = {} if earlier is None else take_over_states(problem, algorithm, earlier)
         if out is not None:
             identity = new_identity(problem, algorithm, options)
-            folder, run = files.create_run(out, config, problem.task.init, identity, states)
+            fitted = data.preprocessing.as_dict() if data.preprocessing else None
+            folder, run = files.create_run(out, config, problem.task.init, identity, states, fitted)
         progress = begin_progress(problem, algorithm, folder, clock, run)
         store_first_states(progress, states)
         return train(make_run(config, folder, model, problem, algorithm, progress, options), on_round)

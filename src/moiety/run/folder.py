@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import tomli_w
 from safetensors.torch import save
 
+from moiety.data import Preprocessing
 from moiety.errors import MoietyError, is_real, is_whole, kind, must, report_errors, whole
 from moiety.evaluation import Row
 from moiety.files import (
@@ -44,16 +45,21 @@ from moiety.files import (
 from moiety.run.checkpoint import PROGRESS, pack_states, read_tensors, remove_old_checkpoints, unpack_states
 from moiety.types import Params, Tree
 
-IDENTITY, HISTORY, ROWS, LEDGER, COMMAND = (
+IDENTITY, HISTORY, ROWS, UNSEEN, LEDGER, COMMAND, PREPROCESSING = (
     "identity.json",
     "history.jsonl",
     "clients.parquet",
+    "unseen.parquet",
     "ledger.json",
     "command.json",
+    "preprocessing.json",
 )
 OURS = (CONFIG, PIPELINE, HISTORY, "checkpoint", PROGRESS, "clients", COMMAND)
 _VALUES = ("initial.safetensors", "start.safetensors")
-WRITTEN = (CONFIG, PIPELINE, IDENTITY, HISTORY, ROWS, LEDGER, COMMAND, PROGRESS, *_VALUES)
+WRITTEN = (
+    *(CONFIG, PIPELINE, IDENTITY, HISTORY, ROWS, UNSEEN, LEDGER, COMMAND, PREPROCESSING, PROGRESS),
+    *_VALUES,
+)
 """All files that are written beside their place and renamed."""
 NOT_ENDED = "The run may not have ended; resume it."
 
@@ -64,8 +70,12 @@ def create_run(
     initial: Params,
     identity: dict[str, Any],
     start: Mapping[int, Tree],
+    preprocessing: Mapping[str, Any] | None = None,
 ) -> tuple[Path, str]:
-    """Make the folder of a new run, in which some clients may ``start`` with states of their own; its path and id."""
+    """Make the folder of a new run, in which some clients may ``start`` with states of their own; its path and id.
+
+    ``preprocessing`` is what was fitted on the training rows of a table, if the data come from one.
+    """
     folder = make_run_folder(out)
     run = _new_id(folder)
     # The first values are kept because a client that has not been asked yet still starts from them after a resume.
@@ -74,6 +84,8 @@ def create_run(
     for name, values in files.items():
         write_file(folder / f"{name}.safetensors", values)
     digests = {name: digest(values) for name, values in files.items()}
+    if preprocessing is not None:
+        write_sealed(folder / PREPROCESSING, preprocessing, run)
     write_sealed(folder / IDENTITY, {**identity, **digests}, run)
     write_config(folder, config, run)
     return folder, run
@@ -153,6 +165,15 @@ def check_stages(folder: Path, names: Sequence[str]) -> None:
         must(name == wanted, wanted, f"there, for {name} has begun", f"none in {folder}", hint)
         got, ours = read_id(folder / name), stage_id(folder / name)
         must(got == ours, name, f"a stage of the pipeline in {folder}", f"run {got} of another one", hint)
+
+
+def read_preprocessing(folder: Path, run: str, wanted: str) -> Preprocessing:
+    """What was fitted on the training rows of the table that the run's data come from; ``wanted`` is its digest."""
+    table = read_sealed(folder / PREPROCESSING, run)
+    with report_unreadable(folder / PREPROCESSING):
+        recipe = Preprocessing.from_dict(table)
+    must(recipe.digest() == wanted, PREPROCESSING, "that of the run's data", f"another in {folder}")
+    return recipe
 
 
 def read_initial(folder: Path, wanted: str, order: Iterable[str]) -> Params:
@@ -238,27 +259,47 @@ def write_history(folder: Path, rows: list[Row], run: str) -> None:
     write_file(folder / HISTORY, b"".join(_seal_row(row, run) + b"\n" for row in rows))
 
 
-def write_results(folder: Path, clients: list[Row], ledger: dict[str, Any], run: str) -> None:
-    """Write ``clients.parquet`` and ``ledger.json``, which holds the digest of the former."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(clients), sink)
-    content = sink.getvalue().to_pybytes()
+def write_results(
+    folder: Path, clients: list[Row], ledger: dict[str, Any], run: str, unseen: Sequence[Row] = ()
+) -> None:
+    """Write ``clients.parquet``, ``unseen.parquet`` where it has rows, and ``ledger.json`` with their digests."""
     remove_file(folder / LEDGER)  # that of an earlier end, which would not fit
-    write_file(folder / ROWS, content)
-    write_sealed(folder / LEDGER, {**ledger, "clients": digest(content)}, run)
+    digests = {"clients": _write_rows(folder / ROWS, clients)}
+    digests |= {"unseen": _write_rows(folder / UNSEEN, unseen)} if unseen else {}
+    write_sealed(folder / LEDGER, {**ledger, **digests}, run)
+
+
+def _write_rows(path: Path, rows: Sequence[Row]) -> str:
+    """Write rows as Parquet; the digest of the file."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(list(rows)), sink)
+    content = sink.getvalue().to_pybytes()
+    write_file(path, content)
+    return digest(content)
 
 
 def read_results(folder: Path, run: str, keys: Iterable[str] = ()) -> tuple[list[Row], dict[str, Any]]:
     """The rows of ``clients.parquet``, and the ledger, which must have ``keys``."""
     must((folder / LEDGER).exists(), LEDGER, "there", f"none in {folder}", NOT_ENDED)
     ledger = read_sealed(folder / LEDGER, run, ("clients", *keys), NOT_ENDED)
-    path, wanted = folder / ROWS, ledger.pop("clients")
+    rows = _read_rows(folder / ROWS, ledger["clients"])
+    return rows, {key: value for key, value in ledger.items() if key not in ("run", "clients", "unseen")}
+
+
+def _read_rows(path: Path, wanted: str) -> list[Row]:
+    """The rows of a Parquet file with that digest."""
     with report_unreadable(path, NOT_ENDED):
         content = path.read_bytes()
-    must(digest(content) == wanted, ROWS, "as it was written", f"other bytes in {path}", NOT_ENDED)
+    must(digest(content) == wanted, path.name, "as it was written", f"other bytes in {path}", NOT_ENDED)
     with report_unreadable(path, NOT_ENDED):
         rows: list[Row] = pq.read_table(pa.BufferReader(content)).to_pylist()
-    return rows, {key: value for key, value in ledger.items() if key != "run"}
+    return rows
+
+
+def read_unseen(folder: Path, run: str) -> list[Row]:
+    """The rows of clients that training never saw; none where there were none."""
+    wanted = read_sealed(folder / LEDGER, run, hint=NOT_ENDED).get("unseen")
+    return _read_rows(folder / UNSEEN, wanted) if wanted else []
 
 
 def read_clients(folder: Path) -> list[Row]:

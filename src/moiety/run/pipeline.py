@@ -212,7 +212,7 @@ def _train_stages(
 
 def _model_after(model: nn.Module | Task, last: Run) -> nn.Module | Task:
     """The model with what all clients share after the stage, and what the stage's split put into it."""
-    return replace(model, init=last.shared_parameters()) if isinstance(model, Task) else last.export()
+    return replace(model, init=last.shared_parameters()) if isinstance(model, Task) else last.shared_module()
 
 
 def split_for(number: int, each: Stage, model: nn.Module | Task, before: Split | None) -> Split:

@@ -138,6 +138,8 @@ def reopen(path: Path, config: dict[str, Any], options: Options, given: Given, *
     stored = files.read_identity(path)
     ignored = ("initial", "start", "probe", "environment", *(() if to_train else OF_TRAINING))
     check_identity(stored, run_identity(problem, algorithm, options), path, data, ignored=ignored)
+    if data.preprocessing is not None:
+        files.read_preprocessing(path, files.read_id(path), data.preprocessing.digest())
     device = torch.device(options.settings.device)
     initial = files.read_initial(path, stored.get("initial", ""), problem.task.init)
     problem = replace(problem, task=replace(problem.task, init={name: p.to(device) for name, p in initial.items()}))

@@ -21,6 +21,7 @@ from moiety.evaluation.predictive import Predictive
 from moiety.loop.evaluate import Evaluation, choose_evaluated, evaluate
 from moiety.loop.round import Loop
 from moiety.run.predict import current_state, input_columns, newcomer_state, predict_draws, predicting_state
+from moiety.run.raw import is_table, name_outputs, prepare_examples, prepare_inputs, wrap_model
 from moiety.run.settings import check_part
 from moiety.types import Params, Tree
 
@@ -30,8 +31,12 @@ class Run:
     """A finished (or resumed and finished) run.
 
     ``history`` has a row per evaluation, ``clients`` a row per client at the end: ``n``, ``loss`` and ``metric`` of the
-    personal model, ``shared_loss`` and ``shared_metric`` of the shared model alone, ``gain`` and ``hurt``.
+    personal model, ``shared_loss`` and ``shared_metric`` of the shared model alone, ``gain`` and ``hurt``. ``unseen``
+    has such rows for clients that training never saw, each with the model that ``onboard`` makes for it.
     ``ledger`` holds bytes, FLOPs and memory. ``folder`` is where the run was written, if it was.
+
+    Where the data come from a table (``from_frame``), ``predict``, ``predictive``, ``onboard`` and the models that
+    ``export`` gives take raw rows, as they stand in the table.
     """
 
     config: dict[str, Any]
@@ -41,6 +46,7 @@ class Run:
     history: list[Row] = field(default_factory=list)
     clients: list[Row] = field(default_factory=list)
     ledger: dict[str, Any] = field(default_factory=dict)
+    unseen: list[Row] = field(default_factory=list)
 
     def __repr__(self) -> str:
         loop = self._loop
@@ -74,26 +80,49 @@ class Run:
         return self._loop.problem.broadcast(self._loop.algorithm, self._loop.progress.server)
 
     def export(self, client: int | str | None = None) -> nn.Module:
-        """A copy of the model with that client's parameters in it, in evaluation mode; the shared model without one."""
-        return self._module(self.shared_parameters() if client is None else self.parameters(client))
+        """A copy of the model with that client's parameters in it, in evaluation mode; the shared model without one.
 
-    def onboard(self, data: Mapping[str, Any] | None, *, passes: int = 1) -> nn.Module:
+        Where the data come from a table, it is a ``RawModel`` that takes raw rows of numbers; its ``model`` is the
+        model alone.
+        """
+        params = self.shared_parameters() if client is None else self.parameters(client)
+        return wrap_model(self._module(params), self._loop.problem.data, self._inputs())
+
+    def shared_module(self) -> nn.Module:
+        """The shared model alone, without the preprocessing of a table in front: what a next stage starts from."""
+        return self._module(self.shared_parameters())
+
+    def onboard(self, data: Any, *, passes: int = 1) -> nn.Module:
         """A personal model for a client never seen, by the algorithm's own rule; nothing of it is sent or kept.
 
         Args:
-            data: the new client's training columns, as the run's own. None stands for a client without data, where
-                the algorithm knows the population that clients are from: its model is then that of its centre.
+            data: the new client's training columns, as the run's own; or a data frame like the one that the run's
+                data come from. None stands for a client without data, where the algorithm knows the population that
+                clients are from: its model is then that of its centre.
             passes: how many times the rule is applied, one after the other.
         """
         whole("passes", passes, 1)
         loop = self._loop
-        state = newcomer_state(loop, self._loss, data, passes)
+        state = newcomer_state(loop, self._loss, prepare_examples(loop.problem.data, data), passes)
         if data is None:
             state = loop.problem.first_state(loop.algorithm)
-        return self._module(self._model_of(state))
+        return wrap_model(self._module(self._model_of(state)), loop.problem.data, self._inputs())
+
+    def predict(self, client: int | str, x: Any) -> np.ndarray:
+        """What a client's model predicts for examples: names of classes (labels where they have none), or numbers.
+
+        Args:
+            client: one of the run.
+            x: the examples: a data frame with the features of the run's table (or the path of one), raw rows of
+                numbers, or columns as the run's own where the data come from arrays.
+
+        Returns:
+            An entry for each example. With a loss of your own, the model's outputs.
+        """
+        return name_outputs(self._loop.problem.data, self.predictive(client, x), self._loss)
 
     def predictive(
-        self, client: int | str | Mapping[str, Any] | None, x: Any, *, refresh: bool = False, passes: int = 1
+        self, client: int | str | Mapping[str, Any] | Any | None, x: Any, *, refresh: bool = False, passes: int = 1
     ) -> Predictive:
         """What a client's model predicts for examples, with its uncertainty where the algorithm has a posterior.
 
@@ -101,18 +130,18 @@ class Run:
         never asked, makes them first. Without a posterior (FedAlt, say) there is one draw: the model.
 
         Args:
-            client: one of the run; or the training columns of a client never seen; or None for a client without data,
-                which is predicted by draws from the population.
-            x: the examples: columns by name, or an array where the model takes one column.
+            client: one of the run; or the training columns of a client never seen, as for ``onboard``; or None for a
+                client without data, which is predicted by draws from the population.
+            x: the examples: columns by name, or an array where the model takes one column; as for ``predict``.
             refresh: let a client of the run draw anew, at the parameters that training ended with.
             passes: for a client never seen, as in ``onboard``.
         """
         loop = self._loop
         kind("refresh", refresh, bool, "true or false")
         whole("passes", passes, 1)
-        columns = input_columns(loop.problem, self._inputs(), x)
-        if client is None or isinstance(client, Mapping):
-            state = newcomer_state(loop, self._loss, client, passes)
+        columns = input_columns(loop.problem, self._inputs(), prepare_inputs(loop.problem.data, x))
+        if client is None or isinstance(client, Mapping) or is_table(client):
+            state = newcomer_state(loop, self._loss, prepare_examples(loop.problem.data, client), passes)
         else:
             state = predicting_state(loop, loop.problem.data.index(client), refresh)
         return replace(predict_draws(loop, state, columns), loss=self._loss)

@@ -18,6 +18,7 @@ from moiety.loop.round import Loop
 from moiety.run import folder as files
 from moiety.run.checkpoint import find_checkpoint, save_checkpoint
 from moiety.run.result import Run, one_thread
+from moiety.run.unseen import score_unseen
 from moiety.types import RoundRecord
 
 OnRound = Callable[[RoundRecord, int], None]
@@ -54,9 +55,10 @@ def train(run: Run, on_round: OnRound | None) -> Run:
                 on_round(record, loop.rounds)
         if not run.clients:  # resumed after its end: only the rows per client are missing
             _evaluate(run, math.nan, seconds)
+        run.unseen = score_unseen(loop, run._loss, options["evaluate_on"])
     run.ledger = loop.progress.ledger.as_dict()
     if folder:
-        files.write_results(folder, run.clients, run.ledger, loop.progress.run)
+        files.write_results(folder, run.clients, run.ledger, loop.progress.run, run.unseen)
     return run
 
 

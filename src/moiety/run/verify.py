@@ -124,6 +124,9 @@ def _verify_run(folder: Path, check: _Check) -> None:
             check.ask(read_tensors, folder / f"{name}.safetensors", identity[name])
     if check.data is not False and config:
         check.ask(_verify_data, folder, identity, config, check)
+    fitted = identity["data"].get("preprocessing") if isinstance(identity.get("data"), dict) else None
+    if fitted is not None:
+        check.ask(files.read_preprocessing, folder, run, fitted)
     newest = find_checkpoint(folder)
     check.ask(check_newest, folder, newest, run)
     state, tensors = (newest and check.ask(read_checkpoint, newest, run)) or ({}, {})
@@ -134,6 +137,7 @@ def _verify_run(folder: Path, check: _Check) -> None:
         check.ask(_verify_history, folder, run, state["round"], config.get("run", {}))
     if (folder / files.LEDGER).exists():  # without it the run has not ended, and its results are written again
         check.ask(files.read_results, folder, run)
+        check.ask(files.read_unseen, folder, run)
     if (folder / files.COMMAND).exists():
         check.ask(read_sealed, folder / files.COMMAND, run)
 

@@ -30,6 +30,7 @@ def from_module(
     metric: Metrics | None = None,
     inputs: Sequence[str] = ("x",),
     penalty: Callable[[Params], Tensor] | None = None,
+    weight: str | None = None,
 ) -> Task:
     """A task from a module that maps the columns ``inputs`` to an output.
 
@@ -40,13 +41,20 @@ def from_module(
             decides gains; by default the one that goes with the loss.
         inputs: the columns given to ``forward``, in order.
         penalty: a term of all parameters that is added to every example's training loss, never to a score.
+        weight: the column that says how much each example counts: its loss is multiplied by it, and the metric weighs
+            by it.
     """
     must(isinstance(model, nn.Module), "model", "an nn.Module", type(model).__name__)
     training, evaluating = (Call(block.for_blocks(copy.deepcopy(model)).train(mode)) for mode in (True, False))
     init = {n: t.detach().clone() for n, t in tree.module_tensors(model).items()}
     buffers = frozenset(n for n, _ in model.named_buffers())
     per_example = find_loss(loss)
-    metric, sets, set_decides = _metrics(loss, per_example, metric)
+    metric, sets, set_decides = _metrics(loss, per_example, metric, weight)
+    unvectorised = next((why for f, why in UNVECTORISED.items() if f in (per_example, metric.per_example)), None)
+    labels_alone = isinstance(per_example, LabelLoss) or per_example in OF_LABELS_ALONE
+    spare = tuple(inputs) if labels_alone else ()  # a loss of the user's own may look at any column
+    if weight is not None:
+        per_example = _weigh_loss(per_example, weight)
 
     def add_penalty(losses: Tensor, params: Params) -> Tensor:
         return losses if penalty is None else losses + penalty(params)
@@ -71,8 +79,8 @@ def from_module(
         sets=sets,
         set_decides=set_decides,
         mixes_examples=any(mixes(m) for m in model.modules()),
-        unvectorised=next((why for f, why in UNVECTORISED.items() if f in (per_example, metric.per_example)), None),
-        partial=_partial(training.module, inputs, per_example, add_penalty),
+        unvectorised=unvectorised,
+        partial=_partial(training.module, inputs, per_example, add_penalty, spare),
         partial_scores=_partial_scores(evaluating.module, inputs, score),
     )
 
@@ -89,12 +97,10 @@ def _partial(
     inputs: Sequence[str],
     per_example: Callable[[Tensor, Batch], Tensor],
     add_penalty: Callable[[Tensor, Params], Tensor],
+    spare: tuple[str, ...],
 ) -> Callable[[frozenset[str], Params, Batch], Partial | str | None]:
     """How the task is evaluated in part, worked out once for each block that is trained."""
     known = _Cuts()
-    # A loss of the user's own may look at any column.
-    labels_alone = isinstance(per_example, LabelLoss) or per_example in OF_LABELS_ALONE
-    spare = tuple(inputs) if labels_alone else ()
 
     def make(divided: Divided) -> Partial:
         features, rest = _by_column(divided, inputs)
@@ -172,18 +178,34 @@ def from_functions(
 
 
 def _metrics(
-    loss: Loss, per_example: Callable[[Tensor, Batch], Tensor], metric: Metrics | None
+    loss: Loss, per_example: Callable[[Tensor, Batch], Tensor], metric: Metrics | None, weight: str | None
 ) -> tuple[Metric, tuple[SetMetric, ...], bool]:
-    """The metric of single examples, those of sets, and whether the first of these decides gains."""
+    """The metric of single examples, those of sets, and whether the first of these decides gains.
+
+    Means over examples weigh them by the column ``weight``, if there is one.
+    """
     if isinstance(per_example, LabelLoss):
         default = per_example.metric
     else:
         default = METRICS[METRIC_OF_LOSS[loss]] if isinstance(loss, str) else Metric("loss", False, per_example)
-    if metric is None:
-        return default, (), False
-    first, *others = find_metrics(metric)
+    metrics = [default] if metric is None else find_metrics(metric)
+    if weight is not None:
+        default = _weigh_metric(default, weight)
+        metrics = [_weigh_metric(each, weight) if isinstance(each, Metric) else each for each in metrics]
+    first, *others = metrics
     sets = tuple(map(as_set, others))
     return (first, sets, False) if isinstance(first, Metric) else (default, (first, *sets), True)
+
+
+def _weigh_loss(per_example: Callable[[Tensor, Batch], Tensor], column: str) -> Callable[[Tensor, Batch], Tensor]:
+    """The loss of each example times its weight."""
+    return lambda output, batch: per_example(output, batch) * batch[column]
+
+
+def _weigh_metric(metric: Metric, column: str) -> Metric:
+    """The metric with examples weighed by a column, besides what it weighs them by already."""
+    own = metric.weight
+    return metric._replace(weight=lambda batch: batch[column] * (1 if own is None else own(batch)))
 
 
 def mixes(module: nn.Module) -> bool:
