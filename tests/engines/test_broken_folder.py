@@ -256,7 +256,7 @@ CASES |= {
         forge("identity.json", lambda s: s["settings"].update(more=None)),
         "`more` must be nothing, as the run in",
     ),
-    "config.toml with a list for a name": (config('name = "fedalt"', 'name = ["fedalt"]'), "algorithm"),
+    "config.toml with a list for a name": (config('name = "fedalt"', 'name = ["fedalt"]'), "`algorithm` must be given"),
     "layout.json with a size in words": (forge("clients/layout.json", lambda s: s.update(bytes="x")), "layout.json"),
     "layout.json with a size below 0": (forge("clients/layout.json", lambda s: s.update(bytes=-1)), "layout.json"),
     "config.toml removed": (remove("config.toml"), "run folder"),
@@ -346,12 +346,19 @@ def test_verify_of_a_configuration_without_options(folder: Path) -> None:
         {"clients": torch.arange(2), "v": torch.zeros(1, 3)},
         {"clients": torch.arange(2)},
         {"clients": torch.arange(2), "v": torch.zeros(())},
+        {"clients": torch.arange(2), "v": torch.zeros(2, 3), "w": torch.zeros(0, 3)},
+        {"clients": torch.arange(2), "v": torch.zeros(0, 3), "w": torch.zeros(2, 3)},
     ],
 )
 def test_first_states_that_are_not_laid_out_as_states(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
     content = save(tensors)
     (tmp_path / "start.safetensors").write_bytes(content)
-    refused(lambda: read_start(tmp_path, digest(content), {"v": torch.zeros(3)}), "start.safetensors")
+    refused(
+        lambda: read_start(
+            tmp_path, digest(content), dict.fromkeys(set(tensors) - {"clients"} or {"v"}, torch.zeros(3))
+        ),
+        "start.safetensors",
+    )
 
 
 @pytest.mark.parametrize(
