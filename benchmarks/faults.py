@@ -1,4 +1,4 @@
-"""``python -m benchmarks.faults`` plants sixty faults in the code, one at a time. A test must catch each of them.
+"""``python -m benchmarks.faults`` plants faults in the code, one at a time. A test must catch each of them.
 
 ``faults.toml`` holds the faults. Each has a sentence that says what is wrong, wherever the code is today. Then come the
 file, the text to replace, the text in its place, and the tests that must fail. Where the text is no longer found, plant

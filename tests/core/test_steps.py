@@ -173,6 +173,8 @@ def test_steps_are_those_of_torch(name, decay, pull, stepped):
         for n in names:
             torch.testing.assert_close(single[n], wanted[n], rtol=1e-12, atol=1e-13)
             torch.testing.assert_close(block[n][c], wanted[n], rtol=1e-12, atol=1e-13)
+            assert not single[n].requires_grad
+            assert not block[n].requires_grad
     assert stepped() == MODELS[name][1]
 
 

@@ -124,7 +124,8 @@ class Steps:
         name, bias = leaf
         rest, factor = self.shrink(name, bias)
         rest = rest if factor == 1 else rest * factor
-        self.new[name] = torch.sub(rest, g, alpha=self.rates[name].lr, out=bias if self.in_place else None)
+        target = bias if self.in_place else None
+        self.new[name] = torch.sub(rest, g, alpha=self.rates[name].lr, out=target).detach()
 
     def step_weight(self, leaf: Leaf, g: Tensor, x: Tensor) -> None:
         """``W <- (1 - lr decay) W - lr G^T x``."""
@@ -133,7 +134,7 @@ class Steps:
         product = torch.addmm if weight.dim() == 2 else torch.baddbmm
         lr, target = self.rates[name].lr, weight if self.in_place else None
         # Written to `out`, not by the method in place, whose operations PyTorch does not count.
-        self.new[name] = product(rest, g.mT, x, beta=factor, alpha=-lr, out=target)
+        self.new[name] = product(rest, g.mT, x, beta=factor, alpha=-lr, out=target).detach()
 
 
 _current: ContextVar[Steps | None] = ContextVar("steps", default=None)
