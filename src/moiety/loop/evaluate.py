@@ -20,7 +20,7 @@ from moiety.evaluation import Row, client_rows
 from moiety.transport import copy_out
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Task, Tree, Work
 
-EVALUATION_BATCH, POOLED_ROWS, STATES_AT_ONCE = 256, 1024, 64
+EVALUATION_BATCH, POOLED_ROWS, STATES_AT_ONCE = 256, 512, 64
 
 
 def choose_evaluated(data: FederatedData, options: Mapping[str, Any], seed: int) -> np.ndarray:
