@@ -22,7 +22,7 @@ from moiety.loop.sets import predict_clients, predict_function, predict_pooled, 
 from moiety.transport import copy_out
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Task, Tree, Work
 
-EVALUATION_BATCH, POOLED_ROWS, STATES_AT_ONCE = 256, 1024, 64
+EVALUATION_BATCH, POOLED_ROWS, STATES_AT_ONCE = 256, 512, 64
 
 
 def choose_evaluated(data: FederatedData, options: Mapping[str, Any], seed: int) -> np.ndarray:
