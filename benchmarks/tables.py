@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -39,12 +38,16 @@ def write_parquet(path: Path, rows: int, clients: int) -> None:
     writer.close()
 
 
+def read_status(key: str) -> int:
+    """A size of this process in bytes, as the system has it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
+
+
 def watch_anonymous(peak: list[int]) -> None:
     """Keep the largest resident size without files in ``peak``."""
     while True:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                peak[0] = max(peak[0], 1024 * int(line.split()[1]))
+        peak[0] = max(peak[0], read_status("RssAnon"))
         time.sleep(0.01)
 
 
@@ -55,11 +58,11 @@ def measure(path: str, on_disk: bool) -> dict[str, float]:
     _ = mo.data.from_frame  # so that imports are not measured
     peak = [0]
     threading.Thread(target=watch_anonymous, args=(peak,), daemon=True).start()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    before = read_status("VmHWM")
     began = time.perf_counter()
     fed = mo.data.from_frame(path, client="site", target="y", standardise=True, on_disk=on_disk)
     seconds = time.perf_counter() - began
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    after = read_status("VmHWM")
     shape = {"rows": fed.total, "clients": len(fed)}
     return {"seconds": seconds, "before": before, "peak": after, "anonymous": peak[0], **shape}
 
