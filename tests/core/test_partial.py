@@ -237,7 +237,7 @@ def train_rounds(problem: Problem, engine: Any, rounds: int = 2, algorithm: mo.A
     served = engine(problem, {"train": ClientFunction(algorithm.client_update, tuple(algorithm.phases))})
     for t in range(rounds):
         jobs = problem.make_jobs(algorithm.phases, clients, states, "train", t, part="train")
-        found = served.map("train", jobs, algorithm.broadcast(server), RoundInfo(t))
+        found = list(served.map("train", jobs, algorithm.broadcast(server), RoundInfo(t)))
         states = [s for _, s in found]
         server = algorithm.server_update(server, algorithm.aggregator([u for u, _ in found]), 1.0)
     return found, server

@@ -79,7 +79,7 @@ def pick(rounds: int, name: str = "auto", workers: int = 1) -> tuple[Any, str]:
     states = [problem.first_state(algorithm)] * 8
     jobs = problem.make_jobs(algorithm.phases, range(8), states, "train", 0, part="train")
     received = algorithm.broadcast(problem.first_server(algorithm))
-    given = (problem, client_functions(algorithm), jobs, received, RoundInfo())
+    given = (problem, client_functions(problem, algorithm), jobs, received, RoundInfo())
     return auto.pick_engine(name, *given, flops=[1e6] * 8, rounds=rounds, workers=workers)
 
 

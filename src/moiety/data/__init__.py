@@ -1,10 +1,11 @@
 """Data of many clients: where it comes from, how it is dealt and split, and how it is stored."""
 
+from typing import TYPE_CHECKING, Any
+
 from moiety.data.build import from_arrays, from_clients
 from moiety.data.datasets import from_datasets, tokenise
 from moiety.data.federated import FederatedData, open_folder
 from moiety.data.fetching import fetch
-from moiety.data.frame import from_frame
 from moiety.data.load import from_spec, load
 from moiety.data.partition import (
     PARTITIONS,
@@ -20,6 +21,9 @@ from moiety.data.preprocess import Feature, Preprocessing
 from moiety.data.sources import SOURCES
 from moiety.data.tasks import binary_tasks, principal_components
 from moiety.data.weights import class_weights
+
+if TYPE_CHECKING:
+    from moiety.data.frame import from_frame as from_frame
 
 __all__ = [
     "PARTITIONS",
@@ -47,3 +51,12 @@ __all__ = [
     "shards",
     "tokenise",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Look ``from_frame`` up when it is first used: it loads pyarrow, which lists of data sets do without."""
+    if name == "from_frame":
+        from moiety.data.frame import from_frame
+
+        return from_frame
+    raise AttributeError(f"module 'moiety.data' has no attribute {name!r}")

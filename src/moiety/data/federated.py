@@ -40,6 +40,8 @@ Columns = Mapping[str, Array]
 PARTS = ("train", "validation", "test")
 FOLDER = "folder"
 """Stands for a data set's name in a specification: the data lies in the folder ``path``."""
+TABLE = "table"
+"""Stands for one too: the data is a CSV or Parquet file at ``path``."""
 UNSEEN = "unseen"
 """The folder, inside that of saved data, of the clients that training never sees."""
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

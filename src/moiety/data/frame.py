@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from moiety.data.checks import check_fractions
 from moiety.data.digest import release_pages
-from moiety.data.federated import Array, FederatedData, Ints, Names, Numbered
+from moiety.data.federated import TABLE, Array, FederatedData, Ints, Names, Numbered
 from moiety.data.fitting import (
     Fitter,
     check_texts,
@@ -35,8 +35,6 @@ from moiety.machine import free_memory
 from moiety.random import generator
 from moiety.spec import plain, writable
 
-TABLE = "table"
-"""Stands for a data set's name in a specification: the data is a CSV or Parquet file at ``path``."""
 MISSING = ("mean", "median", "indicator")
 TASKS = ("classification", "regression")
 DTYPES = ("float32", "float64")

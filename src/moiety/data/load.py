@@ -12,8 +12,7 @@ import numpy as np
 from moiety.data.apportion import draw_stratified, largest_remainder
 from moiety.data.build import Piece, as_names, labels_of, make
 from moiety.data.checks import check_finite, check_fractions
-from moiety.data.federated import FOLDER, Columns, FederatedData, Ints, Names, Numbered, open_folder
-from moiety.data.frame import TABLE, from_table
+from moiety.data.federated import FOLDER, TABLE, Columns, FederatedData, Ints, Names, Numbered, open_folder
 from moiety.data.partition import PARTITIONS, Partition, deal, iid, natural
 from moiety.data.pool import OWN, Rows, open_rows
 from moiety.data.sources import SOURCES, Source
@@ -116,6 +115,8 @@ def from_spec(spec: Mapping[str, Any] | str) -> FederatedData:
     must("name" in arguments, "data.name", "given", "nothing", near("", SOURCES))
     choice("data.name", arguments["name"], (*SOURCES, FOLDER, TABLE))
     if arguments["name"] == TABLE:
+        from moiety.data.frame import from_table  # here, so that lists of data sets do not load pyarrow
+
         return from_table(arguments)
     if arguments["name"] == FOLDER:
         return _from_folder(arguments)

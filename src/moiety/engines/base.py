@@ -71,9 +71,8 @@ def join_blocks(blocks: Iterable[tuple[list[int], Tree]], count: int) -> Results
             return Results(block, count)
         if not tree.values(joined):
             joined = tree.map_leaves(lambda x: x.new_empty((count, *x.shape[1:])), block)
-        index = torch.tensor(places, device=tree.values(block)[0].device)
         for whole, part in zip(tree.values(joined), tree.values(block), strict=True):
-            whole.index_copy_(0, index, part)
+            whole.index_copy_(0, torch.tensor(places, device=whole.device), part)
     return Results(joined, count)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moiety.data.sources.provenance import FileUse
 from moiety.experiments.records import Outcome, Page, Results, Row, Section
 from moiety.reports.tables import markdown
 
@@ -74,6 +73,8 @@ def _opening(experiment: Experiment[Any], head: Mapping[str, Any]) -> Iterator[s
     engines = f"engine {' and '.join(head['engines'])}; " if head["engines"] else ""
     yield f"`{head['command']}`, {head['date']}; {engines}{versions}; {head['seconds'] / 60:.1f} minutes in all."
     if head.get("files"):
+        from moiety.data.sources.provenance import FileUse  # here: lists of recipes do without NumPy
+
         uses = "\n".join(f"- {FileUse(**use)}" for use in head["files"])
         yield f"Data:\n\n{uses}"
     if head["scale"] == "ci":

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moiety.data.sources.provenance import note_files
 from moiety.errors import choice, must, whole
 from moiety.experiments.page import write_page
 from moiety.experiments.plans import SCALES, change_plan, describe_plan, plain_fields
@@ -40,13 +39,15 @@ def run(
     choice("scale", settled["scale"], SCALES)
     check_engine(engine or experiment.engine)
     plan, seeds = _plan(experiment, settled)
+    from moiety.data.sources.provenance import note_files  # here: lists of recipes do without NumPy
+
     with note_files() as files:
         cells = experiment.cells(plan, seeds)
         cell = next(cells)  # before anything is written: the data may not be at hand
         if out is not None:  # also where nothing is new: the file's time says when the experiment was continued
             began = {"recipe": experiment.name, "plan": _fingerprint(plan), **settled}
             write_sealed(make_folder(out, private=False) / RECIPE, began, run)
-        runner = Runner(experiment, plan, out, engine, settled["device"], watch, files, run)
+        runner = Runner(experiment, plan, out, engine, settled["device"], watch, run, files)
         with contextlib.suppress(StopIteration):
             while True:
                 cell = cells.send(runner.run(cell))
@@ -108,10 +109,10 @@ class Runner:
     engine: str | None
     device: str | None
     watch: Watch
-    files: dict[str, dict[str, str]]
-    """The files of data sets that were read since the experiment began, by name."""
     id: str = ""
     """Tells what this experiment wrote from what others did."""
+    files: dict[str, dict[str, str]] = field(default_factory=dict)
+    """The files of data sets that were read since the experiment began, by name."""
     results: dict[Key, Row] = field(default_factory=dict)
     runs: dict[Key, Run] = field(default_factory=dict)
     """Runs by key where nothing is written, for those that start from them."""

@@ -111,7 +111,9 @@ def _values(problem: Problem, params: Params, batch: Batch) -> dict[str, list[fl
         "output": _summary(output),
         "loss": _numbers(losses),
         "metric": [number for each in scores for number in _numbers(each)],
-        "gradient": [math.sqrt(sum(float(g.double().square().sum()) for g in slopes if g is not None))],
+        "gradient": _numbers(
+            sum((g.double().square().sum() for g in slopes if g is not None), torch.zeros(1).double()).sqrt()
+        ),
     }
 
 
