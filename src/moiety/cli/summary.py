@@ -47,7 +47,9 @@ def scores(result: Result) -> Table:
     """The metric of the personal models and of the shared model alone."""
     personal, shared, metric = result.personal, result.shared, result.metric
     sign = 1 if result.higher else -1
-    kinds = {"metric": f"all {result.last['part']} examples", "metric_unweighted": "mean over clients"}
+    examples = f"all {result.last['part']} examples"
+    weighted = "mean over clients by their examples" if metric in sets_of(result) else examples
+    kinds = {"metric": weighted, "metric_unweighted": "mean over clients"}
     rows = [
         [
             f"{metric}, {words}",
@@ -60,7 +62,7 @@ def scores(result: Result) -> Table:
     for name in sets_of(result):
         values = [result.last[f"{name}_pooled"], result.last[f"{SHARED}{name}_pooled"]]
         shown = ["-" if value is None else format_metric(value, name) for value in values]
-        rows.append([f"{name}, all {result.last['part']} examples together", *shown, ""])
+        rows.append([f"{name}, {examples} together", *shown, ""])
     worst = format_metric(personal["worst_decile"], metric), format_metric(shared["worst_decile"], metric)
     rows.append([f"{metric}, worst tenth of clients", *worst, ""])
     return table(["", "personal", "shared alone", "gain"], rows)
