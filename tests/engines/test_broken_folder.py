@@ -237,6 +237,7 @@ CASES |= {
     "state.json of other shapes": (state(lambda s: s["identity"]["model"].update({"head.bias": [4]})), "model"),
     "state.json with a strange ledger": (state(lambda s: s["ledger"].update(gifts=1)), "checkpoint|ledger"),
     "state.json with a table in the ledger": (state(lambda s: s["ledger"].update(rounds={})), "another ledger"),
+    "state.json with a number for the checkpoint before": (state(lambda s: s.update(before=1.5)), "another before"),
     "state.json without its index": (state(lambda s: s["files"].pop(INDEX)), "another index.safetensors"),
     "state.json without its server": (state(lambda s: s["files"].pop(SERVER)), "another server.safetensors"),
     "index of floats": (index(torch.zeros(2, 4)), "another index.safetensors"),

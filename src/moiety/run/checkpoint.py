@@ -179,6 +179,7 @@ def _check_content(state: dict[str, Any], files: dict[str, dict[str, Tensor]], p
         INDEX: laid_out and bool(((changes >= 0) & (changes < 2**32)).all()),
         SERVER: SERVER in files,
         "ledger": all(is_real(value) for value in state["ledger"].values()),
+        "before": state["before"] is None or isinstance(state["before"], str),
     }
     odd = [name for name, fine in fits.items() if not fine]
     must(not odd, "checkpoint", "as it was written", f"another {', '.join(odd)} in {path}", START_AGAIN)
