@@ -111,8 +111,8 @@ def apfl(
         server: the server's optimiser; plain averaging by default.
         schedule: of the learning rates across rounds; constant by default.
     """
-    w_sgd = sgd_work("shared", shared, without=("momentum", "pull"))
-    v_sgd = w_sgd if personal is None else sgd_work("personal", personal, without=("momentum", "pull", *LENGTH))
+    w_sgd = sgd_work("shared", shared)
+    v_sgd = w_sgd if personal is None else sgd_work("personal", personal, without=("pull", *LENGTH))
     if alpha_lr is not None:
         check_rate("alpha_lr", alpha_lr)
     number("alpha", alpha, ">= 0 and <= 1", lambda x: 0 <= x <= 1)

@@ -74,7 +74,7 @@ def l2gd(
         weighting: of the clients in the mean, ``uniform`` or by ``examples``.
         schedule: of the learning rate across rounds; constant by default.
     """
-    none = ("epochs", "steps", "batch_size", "shuffle", "momentum", "weight_decay", "clip")
+    none = ("epochs", "steps", "batch_size", "shuffle", "weight_decay", "clip")
     personal_sgd = sgd_work("personal", personal, batch_size=ALL, without=none)
     number("probability", probability, "> 0 and < 1", lambda x: 0 < x < 1)
     lr, pull, most = personal_sgd.lr, personal_sgd.pull, probability / personal_sgd.lr

@@ -81,8 +81,8 @@ def per_fedavg(
         server: the server's optimiser; plain averaging by default.
         schedule: of beta across rounds; constant by default.
     """
-    shared_sgd = sgd_work("shared", shared, without=("momentum", "pull"))
-    none = ("epochs", "batch_size", "shuffle", "momentum", "weight_decay", "pull", "clip")
+    shared_sgd = sgd_work("shared", shared)
+    none = ("epochs", "batch_size", "shuffle", "weight_decay", "pull", "clip")
     personal_sgd = sgd_work("personal", personal, epochs=None, steps=1, without=none)
     choice("form", form, FORMS)
     beta, decay, alpha = shared_sgd.lr, shared_sgd.weight_decay, personal_sgd.lr

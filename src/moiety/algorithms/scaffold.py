@@ -90,7 +90,7 @@ def scaffold(
         server: the server's optimiser, ``moiety.server.sgd(lr=eta_g)``; plain averaging (eta_g = 1) by default.
         schedule: of the client learning rate across rounds; constant by default.
     """
-    shared_sgd = sgd_work("shared", shared, without=("momentum", "weight_decay", "pull", "clip"))
+    shared_sgd = sgd_work("shared", shared, without=("weight_decay", "pull", "clip"))
     choice("option", option, ("I", "II"))
     weight, batches_of = client_weights(weighting, shared_sgd.rows), client_weights("batches", shared_sgd.rows)
     optimiser, whole = server_or_mean(server), Phase(1, None, WHOLE, False)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moiety.local.sgd import WHOLE
 from moiety.random import generator
 from moiety.types import Phase, Tree
 
@@ -147,10 +148,13 @@ def has_lone_batch(phase: Phase, rows: np.ndarray) -> np.ndarray:
     [True, False, False, True, False, True]
     >>> has_lone_batch(Phase(epochs=None, steps=2, batch_size=4, shuffle=True), np.array([5, 9])).tolist()
     [True, False]
+    >>> has_lone_batch(Phase(1, None, batch_size=8, shuffle=True, accumulate=2), np.array([5, 6, 8])).tolist()
+    [True, False, False]
     """
-    width = np.minimum(phase.batch_size, rows)
+    pieces = phase.accumulate  # into which a batch is cut, all rows as evenly as possible
+    width = -(-rows // pieces) if phase.batch_size == WHOLE else np.minimum(phase.batch_size // pieces, rows)
     per_epoch = -(-rows // width)
-    reached = True if phase.steps is None or phase.walk else phase.steps >= per_epoch
+    reached = True if phase.steps is None or phase.walk else phase.steps * pieces >= per_epoch
     lone: np.ndarray = (width == 1) | ((rows % width == 1) & reached)
     return lone
 

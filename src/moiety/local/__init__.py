@@ -1,7 +1,8 @@
 """The verbs and values of local work: what a client does in its turn, and the states that it keeps."""
 
+from moiety.local.descent import train
 from moiety.local.online import Online, online_work, project_to_ball
-from moiety.local.sgd import ALL, WHOLE, Sgd, check_rate, sgd_work, train
+from moiety.local.sgd import ALL, WHOLE, Optimiser, Sgd, check_rate, optimiser_work, sgd_work
 from moiety.local.solvers import Solver, draw_start, solver_work
 from moiety.local.states import OwnModel, Personal, begin_own_model, keep_own_model, own_model
 from moiety.local.verbs import (
@@ -26,6 +27,7 @@ __all__ = [
     "ALL",
     "WHOLE",
     "Online",
+    "Optimiser",
     "OwnModel",
     "Personal",
     "Sgd",
@@ -46,6 +48,7 @@ __all__ = [
     "mean_loss",
     "mean_metric",
     "online_work",
+    "optimiser_work",
     "own_model",
     "project_to_ball",
     "select",
