@@ -32,8 +32,6 @@ _WANTED = {
     "model": "a table",
     "dataclass": "a name or a table with a name",
     "Module": "a name or a table with a name",
-    "Optimiser": "what sgd, adam or adamw makes",
-    "Sgd": "what sgd makes",
     "Sequence": "a list",
     "Iterable": "a list",
 }

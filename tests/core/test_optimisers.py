@@ -181,6 +181,58 @@ def test_a_run_on_clients_of_unequal_size_is_the_mean_of_torch(engine, name, opt
         torch.testing.assert_close(p, wanted, **CLOSE)
 
 
+PARTS = {"shared": ("0.weight", "0.bias"), "personal": ("2.weight", "2.bias")}
+
+
+def train_rounds_by_torch(module, rows, order, rounds):
+    """Rounds of a lone client whose shared part gets a new optimiser in each, and its personal part keeps one."""
+    module = copy.deepcopy(module)
+    params = {part: [dict(module.named_parameters())[n] for n in names] for part, names in PARTS.items()}
+    kept = torch.optim.Adam(params["personal"], lr=LR)
+    for _ in range(rounds):
+        optimisers = {"personal": kept, "shared": torch.optim.AdamW(params["shared"], lr=2 * LR)}
+        for parts in order:
+            for batch in cut(rows, epochs=1):
+                module.zero_grad()
+                functional.cross_entropy(module(batch["x"]), batch["y"]).backward()
+                for part in parts:
+                    optimisers[part].step()
+    return {n: p.detach() for n, p in module.named_parameters()}
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@pytest.mark.parametrize(
+    ("build", "order"),
+    [
+        (mo.fedalt, [["personal"], ["shared"]]),
+        (mo.fedsim, [["personal", "shared"]]),
+        (lambda shared, personal: mo.finetune(personal=personal), [["personal"]]),
+    ],
+    ids=["fedalt", "fedsim", "finetune"],
+)
+def test_a_kept_state_goes_on_in_the_next_round(build, order, engine, tmp_path):
+    module, rows = make_model(), make_rows(8, 0)
+    fed = mo.data.from_clients({"one": rows}, test=0)
+    shared = mo.adamw(2 * LR, batch_size=6, shuffle=False)
+    personal = mo.adam(LR, batch_size=6, shuffle=False, keep_state=True)
+    options = {"split": mo.split.by_name(module, personal=["2"]), "loss": "cross_entropy", "engine": engine}
+    mo.fit(module, fed, build(shared=shared, personal=personal), rounds=2, out=tmp_path / "run", **options)
+    run = mo.resume(tmp_path / "run", model=module, data=fed, rounds=3)
+    for n, p in train_rounds_by_torch(module, rows, order, 3).items():
+        torch.testing.assert_close(run.parameters("one")[n], p, **CLOSE)
+
+
+def test_clients_of_unequal_size_keep_states_of_their_own():
+    module, clients = make_model(), [make_rows(n, c) for c, n in enumerate(ROWS)]
+    fed = mo.data.from_clients(dict(enumerate(clients)), test=0)
+    how = mo.sgd(LR, batch_size=6, shuffle=False, momentum=0.9, keep_state=True)
+    run = mo.fit(module, fed, mo.local_only(personal=how), loss="cross_entropy", rounds=3, engine="vectorised")
+    for c, rows in enumerate(clients):
+        wanted = train_by_torch(module, cut(rows, epochs=3), "sgd", momentum=0.9)[-1]
+        for n, p in run.parameters(c).items():
+            torch.testing.assert_close(p, wanted[n], **CLOSE)
+
+
 @pytest.mark.parametrize(
     ("build", "part"),
     [
@@ -217,6 +269,13 @@ def test_an_algorithm_of_plain_sgd_refuses_other_steps(build, part):
         (lambda: mo.fedavg(shared="adam"), "`shared` must be a learning rate or what moiety.sgd, adam or adamw makes"),
         (lambda: mo.fedsim(shared=0.1, personal=mo.adam(0.1, accumulate=2)), "`personal.accumulate` must be left out"),
         (lambda: mo.fedsim(shared=0.1, personal=mo.sgd(0.1, lr_decay="linear")), "`personal.lr_decay` must be left"),
+        (lambda: mo.sgd(0.1, keep_state=True), "`momentum` must be > 0 with keep_state, got 0"),
+        (lambda: mo.fedavg(shared=mo.adam(0.1, keep_state=True)), "`shared.keep_state` must be left out"),
+        (lambda: mo.ditto(shared=0.1, personal=mo.adam(0.1, keep_state=True)), "`personal.keep_state` must be left"),
+        (
+            lambda: mo.fedalt(shared=0.1, personal=mo.adam(0.1, keep_state=True), stateful=False),
+            "`personal.keep_state` must be left out",
+        ),
         (lambda: mo.sub_fedavg(shared=mo.adam(0.1, lr_decay="linear")), "`shared.lr_decay` must be left out"),
     ],
 )
@@ -231,5 +290,7 @@ def test_a_file_holds_the_value():
     personal = {"name": "adamw", "lr": 0.2, "steps": 3, "betas": [0.8, 0.9], "accumulate": 2}
     assert made.spec == {"name": "fedalt", "shared": {"name": "adam", "lr": 0.1}, "personal": personal}
     assert algorithm_from(made.spec).spec == made.spec
-    with pytest.raises(MoietyError, match=r"^`algorithm.shared` must be a number or what sgd makes, got AdamW\("):
+    with pytest.raises(
+        MoietyError, match=r"^`shared` must be a learning rate or what moiety.sgd makes, got AdamW\(.* plain SGD\.$"
+    ):
         algorithm_from({"name": "scaffold", "shared": {"name": "adamw", "lr": 0.1}})

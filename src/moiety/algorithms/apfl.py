@@ -54,6 +54,7 @@ from torch import Tensor
 
 from moiety.errors import number
 from moiety.local import (
+    Optimiser,
     OwnModel,
     Sgd,
     begin_own_model,
@@ -91,8 +92,8 @@ class Step(NamedTuple):
 @recorded
 def apfl(
     *,
-    shared: float | Sgd,
-    personal: float | Sgd | None = None,
+    shared: float | Optimiser,
+    personal: float | Optimiser | None = None,
     alpha: float = 0.5,
     alpha_lr: float | None = None,
     weighting: str = "uniform",

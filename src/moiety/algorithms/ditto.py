@@ -80,7 +80,7 @@ def ditto(
             must(value is None, name, "left out with form='finetune'", value, "There the server never moves.")
         must(weighting == "examples", "weighting", "left out with form='finetune'", weighting)
     must(shared is not None or not joint, "shared", "given with form='joint'", "nothing", "It trains the shared model.")
-    personal_optimiser = optimiser_work("personal", personal, without=())
+    personal_optimiser = optimiser_work("personal", personal, without=("keep_state",))
     shared_optimiser = personal_optimiser if shared is None else optimiser_work("shared", shared)
     weight = client_weights(weighting, shared_optimiser.rows)
 

@@ -54,7 +54,7 @@ from moiety.errors import kind, must, number, whole
 from moiety.local import (
     ALL,
     WHOLE,
-    Sgd,
+    Optimiser,
     add_prefix,
     check_rate,
     count_rows,
@@ -96,7 +96,7 @@ class Server(NamedTuple):
 @recorded
 def fedpop(
     *,
-    shared: float | Sgd,
+    shared: float | Optimiser,
     personal: Kernel,
     prior_lr: float | None = None,
     prior: Prior | None = None,

@@ -28,7 +28,7 @@ from dataclasses import replace
 from typing import Any
 
 from moiety.errors import must
-from moiety.local import Optimiser, Personal, difference, optimiser_work, train
+from moiety.local import Optimiser, Personal, begin_personal, continue_training, difference, optimiser_work
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Work
@@ -63,7 +63,8 @@ def fedsim(
         stateful: False lets v_i start anew from its first value each time (appendix C.4).
     """
     shared_optimiser = optimiser_work("shared", shared)
-    personal_optimiser = optimiser_work("personal", personal, epochs=None, batch_size=None, without=())
+    fresh = () if stateful else ("keep_state",)
+    personal_optimiser = optimiser_work("personal", personal, epochs=None, batch_size=None, without=fresh)
     for name, default in JOINT.items():
         ours, theirs = getattr(personal_optimiser, name), getattr(shared_optimiser, name)
         must(ours in (default, theirs), f"personal.{name}", "left out, or as in shared", ours, "Both train at once.")
@@ -78,9 +79,10 @@ def fedsim(
         #   v_{i,k+1} = v_{i,k} - gamma_v grad_v F_i(u_{i,k}, v_{i,k})
         #   u_{i,k+1} = u_{i,k} - gamma_u grad_u F_i(u_{i,k}, v_{i,k})
         parts = {work.personal: personal_optimiser, work.shared: shared_optimiser}
-        model, loss = train(work, model, work.batches("joint"), parts, centre=work.task.init)
+        batches, centre = work.batches("joint"), work.task.init
+        model, loss, memory = continue_training(work, model, batches, parts, state.memory, centre=centre)
         u_i, v_i = work.parts(model)  # lines 7-9
-        return ClientUpdate(difference(u_i, u), weight(work), {"loss": loss}), Personal(v_i)
+        return ClientUpdate(difference(u_i, u), weight(work), {"loss": loss}), Personal(v_i, memory)
 
     def client_update(work: Work, u: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
         update, after = local_sim(work, u, state)
@@ -88,6 +90,7 @@ def fedsim(
 
     return assemble(
         phases={"joint": shared_optimiser.phase},
+        init_client=begin_personal(personal_optimiser),
         client_update=client_update,
         adapt=lambda work, u, state: local_sim(work, u, state)[1],
         stateful=stateful,

@@ -33,7 +33,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from moiety.errors import SEED, must, whole
-from moiety.local import ALL, Optimiser, Personal, Sgd, Solver, difference, draw_start, sgd_work, solver_work, train
+from moiety.local import ALL, Optimiser, Personal, Solver, difference, draw_start, sgd_work, solver_work, train
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Work
@@ -42,7 +42,7 @@ from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimi
 @recorded
 def ffgg(
     *,
-    shared: float | Sgd,
+    shared: float | Optimiser,
     personal: Solver | Optimiser,
     random_start: int | None = None,
     weighting: str = "uniform",

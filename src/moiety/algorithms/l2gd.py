@@ -40,6 +40,7 @@ from moiety.errors import choice, must, number, whole
 from moiety.local import (
     ALL,
     WHOLE,
+    Optimiser,
     OwnModel,
     Sgd,
     begin_own_model,
@@ -58,7 +59,7 @@ from moiety.types import Algorithm, ClientUpdate, Params, Phase, Schedule, Work
 @recorded
 def l2gd(
     *,
-    personal: float | Sgd,
+    personal: float | Optimiser,
     probability: float,
     coins: int = 0,
     weighting: str = "uniform",

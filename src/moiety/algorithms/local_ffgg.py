@@ -30,7 +30,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from moiety.errors import SEED, whole
-from moiety.local import Optimiser, Personal, Sgd, Solver, difference, draw_start, fold, sgd_work, solver_work, train
+from moiety.local import Optimiser, Personal, Solver, difference, draw_start, fold, sgd_work, solver_work, train
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Schedule, ServerOptimiser, Work
@@ -39,8 +39,8 @@ from moiety.types import Algorithm, Batch, ClientUpdate, Params, Schedule, Serve
 @recorded
 def local_ffgg(
     *,
-    shared: float | Sgd,
-    personal: float | Sgd,
+    shared: float | Optimiser,
+    personal: float | Optimiser,
     solver: Solver | Optimiser,
     random_start: int | None = None,
     weighting: str = "uniform",

@@ -39,8 +39,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from moiety.errors import MoietyError, choice, message
 from moiety.local import (
+    Optimiser,
     OwnModel,
-    Sgd,
     begin_own_model,
     clip_gradients,
     difference,
@@ -62,8 +62,8 @@ FORMS = ("hessian_vector", "first_order")
 @recorded
 def per_fedavg(
     *,
-    shared: float | Sgd,
-    personal: float | Sgd,
+    shared: float | Optimiser,
+    personal: float | Optimiser,
     form: str = "hessian_vector",
     weighting: str = "uniform",
     server: ServerOptimiser | None = None,

@@ -42,7 +42,6 @@ from moiety.errors import must
 from moiety.local import (
     Optimiser,
     OwnModel,
-    Sgd,
     begin_own_model,
     difference,
     fold,
@@ -60,7 +59,7 @@ from moiety.types import Algorithm, Batch, ClientUpdate, Params, Schedule, Serve
 @recorded
 def pfedme(
     *,
-    shared: float | Sgd,
+    shared: float | Optimiser,
     personal: Optimiser,
     weighting: str = "examples",
     server: ServerOptimiser | None = None,
@@ -76,7 +75,7 @@ def pfedme(
         schedule: of both client learning rates across rounds; constant by default.
     """
     shared_sgd = sgd_work("shared", shared, without=("weight_decay", "pull", "clip"))
-    none = ("epochs", "batch_size", "shuffle", "accumulate")
+    none = ("epochs", "batch_size", "shuffle", "accumulate", "keep_state")
     personal_optimiser = optimiser_work("personal", personal, epochs=None, steps=5, without=none)
     lr, pull, K = shared_sgd.lr, personal_optimiser.pull, personal_optimiser.steps or 0
     must(pull > 0, "personal.pull", "> 0", pull, "It holds theta to the shared model.")

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from moiety.errors import choice
-from moiety.local import ALL, WHOLE, Sgd, add_prefix, difference, sgd_work, take_floats, take_prefix, train
+from moiety.local import ALL, WHOLE, Optimiser, add_prefix, difference, sgd_work, take_floats, take_prefix, train
 from moiety.server import averaging
 from moiety.server.averaging import client_weights
 from moiety.server.optimisers import server_or_mean
@@ -74,7 +74,7 @@ class Client(NamedTuple):
 @recorded
 def scaffold(
     *,
-    shared: float | Sgd,
+    shared: float | Optimiser,
     option: str = "II",
     weighting: str = "uniform",
     server: ServerOptimiser | None = None,

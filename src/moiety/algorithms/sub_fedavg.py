@@ -84,7 +84,7 @@ def sub_fedavg(
         server: the server's optimiser; plain averaging by default.
         schedule: of the client learning rate across rounds; constant by default.
     """
-    shared_optimiser = optimiser_work("shared", shared, epochs=5, without=("steps", "pull", "lr_decay"))
+    shared_optimiser = optimiser_work("shared", shared, epochs=5, without=("steps", "pull", "lr_decay", "keep_state"))
     check_density(density)
     number("prune_rate", prune_rate, "> 0 and < 1", lambda r: 0 < r < 1)
     number("accuracy", accuracy, "finite", math.isfinite)

@@ -1,10 +1,10 @@
 """The verbs and values of local work: what a client does in its turn, and the states that it keeps."""
 
-from moiety.local.descent import train
+from moiety.local.descent import continue_training, train
 from moiety.local.online import Online, online_work, project_to_ball
-from moiety.local.sgd import ALL, WHOLE, Optimiser, Sgd, check_rate, optimiser_work, sgd_work
+from moiety.local.sgd import ALL, WHOLE, Kept, Optimiser, Sgd, check_rate, optimiser_work, sgd_work
 from moiety.local.solvers import Solver, draw_start, solver_work
-from moiety.local.states import OwnModel, Personal, begin_own_model, keep_own_model, own_model
+from moiety.local.states import OwnModel, Personal, begin_own_model, begin_personal, keep_own_model, own_model
 from moiety.local.verbs import (
     add_prefix,
     apply_masks,
@@ -26,6 +26,7 @@ from moiety.local.verbs import (
 __all__ = [
     "ALL",
     "WHOLE",
+    "Kept",
     "Online",
     "Optimiser",
     "OwnModel",
@@ -35,8 +36,10 @@ __all__ = [
     "add_prefix",
     "apply_masks",
     "begin_own_model",
+    "begin_personal",
     "check_rate",
     "clip_gradients",
+    "continue_training",
     "count_rows",
     "difference",
     "draw_start",

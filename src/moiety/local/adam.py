@@ -19,7 +19,6 @@ class Adam(Optimiser):
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -29,6 +28,11 @@ class Adam(Optimiser):
         object.__setattr__(self, "betas", tuple(float(beta) for beta in self.betas))
         number("eps", self.eps, "> 0 and <= 1", lambda e: 0 < e <= 1)
         object.__setattr__(self, "spec", spec_from_fields(type(self).__name__.lower(), self))
+
+    @property
+    def orders(self) -> int:
+        """Two: means and squares."""
+        return 2
 
     def direction(self, g: Tensor, moments: Moments, step: int | Tensor) -> tuple[Tensor, Moments]:
         """The mean gradient over the root of the mean square, both without the bias of their start at 0."""
@@ -69,11 +73,13 @@ def adam(
     clip: float | None = None,
     accumulate: int = 1,
     lr_decay: str = "constant",
+    keep_state: bool = False,
 ) -> Adam:
-    """Local Adam, as ``torch.optim.Adam`` (Kingma and Ba 2015); its moments start at 0 in every phase.
+    """Local Adam, as ``torch.optim.Adam`` (Kingma and Ba 2015).
 
-    At step t, with ``g`` the gradient plus ``weight_decay p + pull (p - c)``: ``m <- b1 m + (1 - b1) g``,
-    ``v <- b2 v + (1 - b2) g^2``, ``p <- p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)``.
+    Its moments start at 0 in every phase, unless they are kept. At step t, with ``g`` the gradient plus
+    ``weight_decay p + pull (p - c)``: ``m <- b1 m + (1 - b1) g``, ``v <- b2 v + (1 - b2) g^2``,
+    ``p <- p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)``.
 
     Args:
         lr: the learning rate; the algorithm's schedule multiplies it.
@@ -88,6 +94,8 @@ def adam(
         clip: as in ``moiety.sgd``.
         accumulate: as in ``moiety.sgd``.
         lr_decay: as in ``moiety.sgd``.
+        keep_state: keep moments and the count of steps with the client's state from round to round, for a personal
+            part.
     """
     return Adam(
         lr,
@@ -102,6 +110,7 @@ def adam(
         clip=clip,
         accumulate=accumulate,
         lr_decay=lr_decay,
+        keep_state=keep_state,
     )
 
 
@@ -120,6 +129,7 @@ def adamw(
     clip: float | None = None,
     accumulate: int = 1,
     lr_decay: str = "constant",
+    keep_state: bool = False,
 ) -> AdamW:
     """Local AdamW, as ``torch.optim.AdamW`` (Loshchilov and Hutter 2019): Adam whose weight decay is no penalty.
 
@@ -139,6 +149,8 @@ def adamw(
         clip: as in ``moiety.sgd``.
         accumulate: as in ``moiety.sgd``.
         lr_decay: as in ``moiety.sgd``.
+        keep_state: keep moments and the count of steps with the client's state from round to round, for a personal
+            part.
     """
     return AdamW(
         lr,
@@ -153,4 +165,5 @@ def adamw(
         clip=clip,
         accumulate=accumulate,
         lr_decay=lr_decay,
+        keep_state=keep_state,
     )

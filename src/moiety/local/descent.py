@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from moiety.local.sgd import ALL, Moments, Optimiser
+from moiety.local.sgd import ALL, Kept, Memory, Moments, Optimiser
 from moiety.local.verbs import autograd_gradient, clip_gradients, count_rows, mean_loss, reuse_rows
 from moiety.task import steps
 from moiety.task.block import block_gradient
@@ -23,6 +23,22 @@ def train(
     *,
     centre: Params | None = None,
 ) -> tuple[Params, Tensor]:
+    """Gradient steps on some parameters, with everything else held fixed; optimisers begin anew.
+
+    ``continue_training`` with nothing to continue.
+    """
+    return continue_training(work, model, batches, parts, (), centre=centre)[:2]
+
+
+def continue_training(
+    work: Work,
+    model: Params,
+    batches: Iterable[Batch],
+    parts: Mapping[Names, Optimiser],
+    memory: Kept,
+    *,
+    centre: Params | None = None,
+) -> tuple[Params, Tensor, Kept]:
     """Gradient steps on some parameters, with everything else held fixed.
 
     Several parts are trained at once, with one gradient. The norm that is clipped is that of all of them, by the first
@@ -34,20 +50,22 @@ def train(
         model: the whole model; it is not changed.
         batches: one step each.
         parts: how each group of parameters is trained, by their names.
+        memory: what optimisers kept of the rounds before; nothing lets all begin anew.
         centre: where ``pull`` pulls to, by parameter name.
 
     Returns:
-        The new model and the mean loss over the steps, each at the parameters before its step.
+        The new model, the mean loss over the steps, each at the parameters before its step, and the new memory.
     """
     options = {name: how for names, how in parts.items() for name in names}
     model = dict(model)
     if not options:  # nothing to train: no step, and no forward pass that could move a buffer
-        return model, torch.zeros_like(work.examples)
+        return model, torch.zeros_like(work.examples), memory
     first = next(iter(options.values()))
     loss_of, batches = reuse_rows(work, model, tuple(options), batches)
     rates = find_rates(work, model, options, centre)
     gradient = autograd_gradient if work.gradient is autograd_gradient else block_gradient
-    moments: dict[str, Moments] = {}
+    kept = memory.moments if memory else {}
+    moments = dict(kept)
     losses: list[Tensor] = []
     actives: list[Tensor] = []
     done: int | Tensor = 0
@@ -74,7 +92,8 @@ def train(
                 g = g.add(p, alpha=how.weight_decay)
             if how.pull and centre is not None:
                 g = g.add(p - centre[name], alpha=how.pull)
-            g, remembered = how.direction(g, moments.get(name, ()), done)
+            count = memory.steps + done if memory and name in kept else done
+            g, remembered = how.direction(g, moments.get(name, ()), count)
             moments[name] = keep_moments(active, remembered, moments.get(name))
             if how.weight_decay and how.decoupled:
                 g = g.add(p, alpha=how.weight_decay)
@@ -90,9 +109,11 @@ def train(
         if active is not None:
             actives.append(active)
     if not losses:
-        return model, torch.zeros_like(work.examples)
+        return model, torch.zeros_like(work.examples), memory
     total = torch.stack(losses).double().sum()
-    return model, total / (torch.stack(actives).sum().clamp(min=1) if actives else len(losses))
+    if memory:
+        memory = Memory(memory.steps + done, {name: moments[name] for name in kept})
+    return model, total / (torch.stack(actives).sum().clamp(min=1) if actives else len(losses)), memory
 
 
 def keep_moments(active: Tensor | None, new: Moments, old: Moments | None) -> Moments:
@@ -169,5 +190,5 @@ def find_rates(work: Work, model: Params, options: Mapping[str, Optimiser], cent
     return {
         name: Rate(how.lr * work.scale, how.weight_decay + (0 if centre is None else how.pull))
         for name, how in options.items()
-        if not how.remembers
+        if not how.orders
     }

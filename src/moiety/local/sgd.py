@@ -12,25 +12,36 @@ import numbers
 import sys
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from moiety.errors import COUNT, choice, kind, must, number, whole
 from moiety.spec import recorded, spec_from_fields
-from moiety.types import Names, Phase, Recorded
+from moiety.types import Names, Params, Phase, Recorded
 
 ALL = "all"
 """The batch size that stands for all rows of a client."""
 WHOLE = sys.maxsize
 """The same as a number: one that no client reaches."""
 LR_DECAYS = ("constant", "linear", "cosine")
-PLAIN = ("momentum", "accumulate", "lr_decay")
+PLAIN = ("momentum", "accumulate", "lr_decay", "keep_state")
 """The options that SGD is plain without."""
 
 Moments = tuple[Tensor, ...]
 """What an optimiser remembers of the gradients of one parameter."""
+
+
+class Memory(NamedTuple):
+    """What a client keeps of an optimiser from round to round: the steps taken, and moments by parameter."""
+
+    steps: Tensor
+    moments: dict[str, Moments]
+
+
+Kept = Memory | tuple[()]
+"""The memory of an optimiser, or nothing where it begins anew in every phase."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,7 @@ class Optimiser(Descent):
     clip: float | None = None
     accumulate: int = 1
     lr_decay: str = "constant"
+    keep_state: bool = False
     decoupled: ClassVar[bool] = False
     """Whether weight decay is added to the direction and not to the gradient."""
 
@@ -76,6 +88,7 @@ class Optimiser(Descent):
             number("clip", self.clip, "> 0 or None", lambda c: c > 0)
         whole("accumulate", self.accumulate, 1, COUNT)
         choice("lr_decay", self.lr_decay, LR_DECAYS)
+        kind("keep_state", self.keep_state, bool, "true or false")
 
     @property
     def rows(self) -> int:
@@ -88,13 +101,22 @@ class Optimiser(Descent):
         return Phase(self.epochs, self.steps, self.rows, self.shuffle, accumulate=self.accumulate)
 
     @property
-    def remembers(self) -> bool:
-        """Whether a step depends on earlier gradients."""
+    def orders(self) -> int:
+        """How many moments of the gradient it remembers."""
         raise NotImplementedError
 
     def direction(self, g: Tensor, moments: Moments, step: int | Tensor) -> tuple[Tensor, Moments]:
         """The direction d of a step, counted from 1, and what is remembered; nothing is before the first step."""
         raise NotImplementedError
+
+    def begin(self, params: Params) -> Kept:
+        """What a client keeps before its first round."""
+        if not self.keep_state or not params:
+            return ()
+        floats = {name: p for name, p in params.items() if p.is_floating_point()}
+        moments = {name: tuple(torch.zeros_like(p) for _ in range(self.orders)) for name, p in floats.items()}
+        like = next(iter(params.values()))
+        return Memory(like.new_zeros((), dtype=torch.float64), moments)
 
     def decay_factor(self, done: int | Tensor, examples: Tensor) -> float | Tensor:
         """The factor of ``lr_decay`` on the learning rate after ``done`` steps, for a client with so many examples."""
@@ -115,12 +137,14 @@ class Sgd(Optimiser):
     def __post_init__(self) -> None:
         super().__post_init__()
         number("momentum", self.momentum, ">= 0 and < 1", lambda m: 0 <= m < 1)
+        hint = "Plain SGD has no state to keep."
+        must(self.momentum > 0 or not self.keep_state, "momentum", "> 0 with keep_state", self.momentum, hint)
         object.__setattr__(self, "spec", spec_from_fields("sgd", self))
 
     @property
-    def remembers(self) -> bool:
-        """With momentum it does."""
-        return self.momentum > 0
+    def orders(self) -> int:
+        """One with momentum, the velocity."""
+        return 1 if self.momentum else 0
 
     def direction(self, g: Tensor, moments: Moments, step: int | Tensor) -> tuple[Tensor, Moments]:
         """The gradient, or the velocity."""
@@ -144,11 +168,12 @@ def sgd(
     clip: float | None = None,
     accumulate: int = 1,
     lr_decay: str = "constant",
+    keep_state: bool = False,
 ) -> Sgd:
     """Local SGD: ``p <- p - lr m``, where ``m <- momentum m + g + weight_decay p + pull (p - c)``.
 
-    g is the gradient of the mean loss of a batch, clipped first where asked. Momentum starts at 0 in every phase. What
-    is None is decided by the algorithm: one epoch and batches of 32, for most.
+    g is the gradient of the mean loss of a batch, clipped first where asked. Momentum starts at 0 in every phase,
+    unless it is kept. What is None is decided by the algorithm: one epoch and batches of 32, for most.
 
     Args:
         lr: the learning rate; the algorithm's schedule multiplies it.
@@ -165,6 +190,7 @@ def sgd(
             memory of ``batch_size`` rows.
         lr_decay: of the learning rate from step to step of a phase: ``constant``, ``linear`` (1 - k / K after k of K
             steps) or ``cosine`` ((1 + cos(pi k / K)) / 2).
+        keep_state: keep the momentum with the client's state from round to round, for a personal part.
     """
     return Sgd(
         lr,
@@ -178,6 +204,7 @@ def sgd(
         clip=clip,
         accumulate=accumulate,
         lr_decay=lr_decay,
+        keep_state=keep_state,
     )
 
 
@@ -229,7 +256,7 @@ def optimiser_work(
     epochs: int | None = 1,
     steps: int | None = None,
     batch_size: int | str | None = 32,
-    without: Names = ("pull",),
+    without: Names = ("pull", "keep_state"),
 ) -> Optimiser:
     """The local work given as ``name``, by any optimiser: one epoch in batches of 32 by default, and no pull."""
     lengths: dict[str, Any] = {"epochs": epochs, "steps": steps, "batch_size": batch_size}
