@@ -8,13 +8,14 @@ import torch
 from torch import nn
 from torch.func import vmap
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import moiety as mo
 from moiety.errors import MoietyError
 from moiety.local.descent import train
 from moiety.local.verbs import autograd_gradient
 from moiety.run.build import algorithm_from
-from moiety.task import from_module
+from moiety.task import backprop_bytes, from_module
 from moiety.task.block import block_gradient
 from moiety.types import Work
 
@@ -179,6 +180,38 @@ def test_a_run_on_clients_of_unequal_size_is_the_mean_of_torch(engine, name, opt
     for n, p in run.shared_parameters().items():
         wanted = sum(len(rows["y"]) * end[n] for rows, end in zip(clients, ends, strict=True)) / sum(ROWS)
         torch.testing.assert_close(p, wanted, **CLOSE)
+
+
+class Checkpointed(nn.Module):
+    """The hidden layer keeps nothing for the backward pass, and is run again there."""
+
+    def __init__(self, *, keep: bool = False) -> None:
+        super().__init__()
+        self.inner, self.keep = make_model(), keep
+
+    def hidden(self, x):
+        return torch.tanh(self.inner[1](self.inner[0](x)).exp())
+
+    def forward(self, x):
+        return self.inner[2](self.hidden(x) if self.keep else checkpoint(self.hidden, x, use_reentrant=False))
+
+
+def test_a_model_that_checkpoints_activations_trains_as_in_torch():
+    """What is run again in the backward pass has the parameters of this step, not those that the module was given."""
+    module, rows = Checkpointed(), make_rows(17, 0)
+    wanted = train_by_torch(Checkpointed(keep=True), cut(rows), "adamw")[-1]
+    how = mo.adamw(LR, epochs=EPOCHS, batch_size=6, shuffle=False)
+    fed = mo.data.from_clients({"one": rows}, test=0)
+    options = {"loss": "cross_entropy", "rounds": 1}
+    run = mo.fit(module, fed, mo.fedavg(shared=how), engine="sequential", **options)
+    for n, p in run.shared_parameters().items():
+        torch.testing.assert_close(p, wanted[n], **CLOSE)
+    with pytest.raises(MoietyError, match=r"^`engine` must be able to vectorise this model, got ") as error:
+        mo.fit(module, fed, mo.fedavg(shared=how), engine="vectorised", **options)
+    assert "\n" not in str(error.value)
+    tasks = [from_module(each, loss="cross_entropy") for each in (module, Checkpointed(keep=True))]
+    less, more = (backprop_bytes(task, rows, tuple(task.init)) for task in tasks)
+    assert less < more
 
 
 PARTS = {"shared": ("0.weight", "0.bias"), "personal": ("2.weight", "2.bias")}

@@ -126,6 +126,13 @@ def count_rows(phase: Phase, n: int) -> int:
     return (phase.steps or 0) * min(phase.batch_size, n) + (phase.epochs or 0) * n
 
 
+def count_piece(phase: Phase, rows: np.ndarray) -> np.ndarray:
+    """The rows that are computed at once, for clients that have these numbers of rows: a batch, or a piece of it."""
+    if phase.batch_size == WHOLE:  # cut as evenly as possible
+        return -(-rows // phase.accumulate)
+    return np.minimum(phase.batch_size // phase.accumulate, rows)
+
+
 def _walk(phase: Phase, n: int) -> tuple[np.ndarray, np.ndarray, int]:
     """The sizes of the batches, the rows in data order, and how many epochs are begun; the same for all of a size."""
     width = min(phase.batch_size, n)
@@ -151,10 +158,9 @@ def has_lone_batch(phase: Phase, rows: np.ndarray) -> np.ndarray:
     >>> has_lone_batch(Phase(1, None, batch_size=8, shuffle=True, accumulate=2), np.array([5, 6, 8])).tolist()
     [True, False, False]
     """
-    pieces = phase.accumulate  # into which a batch is cut, all rows as evenly as possible
-    width = -(-rows // pieces) if phase.batch_size == WHOLE else np.minimum(phase.batch_size // pieces, rows)
+    width = count_piece(phase, rows)
     per_epoch = -(-rows // width)
-    reached = True if phase.steps is None or phase.walk else phase.steps * pieces >= per_epoch
+    reached = True if phase.steps is None or phase.walk else phase.steps * phase.accumulate >= per_epoch
     lone: np.ndarray = (width == 1) | ((rows % width == 1) & reached)
     return lone
 

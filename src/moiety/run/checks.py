@@ -154,7 +154,8 @@ def check_clients(problem: Problem, algorithm: Algorithm) -> None:
     for phase in algorithm.phases.values():
         lone = has_lone_batch(phase, sizes)
         if lone.any():
-            at, rows, pieces = int(np.argmax(lone)), phase.batch_size // phase.accumulate, phase.accumulate
+            at, pieces = int(np.argmax(lone)), phase.accumulate
+            rows = phase.batch_size // pieces
             larger = (phase._replace(batch_size=size * pieces) for size in range(rows + 1, int(sizes.max()) + 1))
             fits = next((each for each in larger if not has_lone_batch(each, sizes).any()), None)
             hint = f"The next that fits is {fits.batch_size // pieces}." if fits else "Leave out accumulate."
