@@ -161,6 +161,18 @@ def test_running_statistics_move_with_every_micro_batch():
         torch.testing.assert_close(new[n], p, **CLOSE)
 
 
+def test_batchnorm_meets_no_micro_batch_of_one_row():
+    module = nn.Sequential(nn.Linear(FEATURES, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES)).double()
+    fed = mo.data.from_clients({"one": make_rows(9, 0)}, test=0)
+    for size, hint in (
+        (4, r"4 \(times 2\) for the 9 rows of client one\. The next that fits is 5"),
+        ("all", "all for"),
+    ):
+        how = mo.sgd(LR, batch_size=size, accumulate=2 if size == 4 else 8)
+        with pytest.raises(MoietyError, match=f"^`batch_size` must be .*, got {hint}"):
+            mo.fit(module, fed, mo.fedavg(shared=how), loss="cross_entropy", rounds=1)
+
+
 def train_single_parameters(module, batches, how):
     work = work_for(module, autograd_gradient, torch.tensor(8.0, dtype=torch.float64))
     names = tuple(n for n, _ in module.named_parameters())
@@ -264,29 +276,6 @@ def test_clients_of_unequal_size_keep_states_of_their_own():
         wanted = train_by_torch(module, cut(rows, epochs=3), "sgd", momentum=0.9)[-1]
         for n, p in run.parameters(c).items():
             torch.testing.assert_close(p, wanted[n], **CLOSE)
-
-
-@pytest.mark.parametrize(
-    ("build", "part"),
-    [
-        (lambda how: mo.scaffold(shared=how), "shared"),
-        (lambda how: mo.local_gd(shared=how), "shared"),
-        (lambda how: mo.l2gd(personal=how, probability=0.5), "personal"),
-        (lambda how: mo.apfl(shared=how), "shared"),
-        (lambda how: mo.per_fedavg(shared=how, personal=0.1), "shared"),
-        (lambda how: mo.per_fedavg(shared=0.1, personal=how), "personal"),
-        (lambda how: mo.pfedme(shared=how, personal=mo.sgd(0.1, pull=1.0)), "shared"),
-        (lambda how: mo.ffgg(shared=how, personal=mo.adam(0.1, steps=2)), "shared"),
-        (lambda how: mo.local_ffgg(shared=0.1, personal=how, solver=mo.adam(0.1, steps=2)), "personal"),
-        (lambda how: mo.fedpop(shared=how, personal=mo.kernel.langevin(step=0.01)), "shared"),
-    ],
-)
-def test_an_algorithm_of_plain_sgd_refuses_other_steps(build, part):
-    with pytest.raises(MoietyError, match=rf"^`{part}` must be a learning rate or what moiety.sgd makes, got Adam"):
-        build(mo.adamw(0.1))
-    for option, value in {"accumulate": 2, "lr_decay": "linear", "momentum": 0.9}.items():
-        with pytest.raises(MoietyError, match=rf"^`{part}.{option}` must be left out for this algorithm, got {value}"):
-            build(mo.sgd(0.1, **{option: value}))
 
 
 @pytest.mark.parametrize(

@@ -128,9 +128,9 @@ def count_rows(phase: Phase, n: int) -> int:
 
 def count_piece(phase: Phase, rows: np.ndarray) -> np.ndarray:
     """The rows that are computed at once, for clients that have these numbers of rows: a batch, or a piece of it."""
-    if phase.batch_size == WHOLE:  # cut as evenly as possible
-        return -(-rows // phase.accumulate)
-    return np.minimum(phase.batch_size // phase.accumulate, rows)
+    size = -(-rows // phase.accumulate) if phase.batch_size == WHOLE else phase.batch_size // phase.accumulate
+    width: np.ndarray = np.minimum(size, rows)
+    return width
 
 
 def _walk(phase: Phase, n: int) -> tuple[np.ndarray, np.ndarray, int]:
