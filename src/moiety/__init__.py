@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from moiety.local import priors as prior  # noqa: F401
     from moiety.local import schedules as schedule  # noqa: F401
     from moiety.local import solvers as solver  # noqa: F401
+    from moiety.local.adam import adam as adam
+    from moiety.local.adam import adamw as adamw
     from moiety.local.online import online as online
     from moiety.local.sgd import sgd as sgd
     from moiety.run.fit import fit as fit
@@ -65,6 +67,8 @@ _WHERE = {
     "Split": "moiety.split:Split",
     "Stage": "moiety.run.pipeline:Stage",
     "Task": "moiety.types:Task",
+    "adam": "moiety.local.adam:adam",
+    "adamw": "moiety.local.adam:adamw",
     "advise": "moiety.analysis.advise:advise",
     "aggregator": "moiety.server.aggregators",
     "analysis": "moiety.analysis",

@@ -183,7 +183,7 @@ class Phase(NamedTuple):
     With ``walk``, the steps of a round go on in the data where those of the round before ended. ``newcomer_steps`` is
     the number of steps for a client that keeps no state or was never seen, where that differs. ``repeats`` says for a
     turn (``Work.turn``) how often the client goes through the rows. ``search`` marks a phase that searches for masks
-    with the whole model.
+    with the whole model. A batch is computed in ``accumulate`` pieces, one after the other.
     """
 
     epochs: int | None
@@ -194,6 +194,7 @@ class Phase(NamedTuple):
     newcomer_steps: int | None = None
     repeats: Callable[[int], int] = lambda turn: 1
     search: bool = False
+    accumulate: int = 1
 
 
 @dataclass(frozen=True)

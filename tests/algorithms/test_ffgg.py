@@ -214,7 +214,7 @@ def test_running_statistics_move_with_every_pass(solver, passes):
         (lambda: mo.ffgg(shared=mo.sgd(0), personal=EXACT), r"`lr` must be > 0 and finite, got 0\."),
         (
             lambda: mo.ffgg(shared=0.1, personal="exact"),
-            r"`personal` must be an inner solver or what moiety\.sgd makes, got 'exact' \(str\)\. For instance",
+            r"`personal` must be an inner solver or what moiety\.sgd, adam or adamw makes, got 'exact' \(str\)\.",
         ),
         (lambda: mo.ffgg(shared=mo.sgd(0.1, batch_size=0), personal=EXACT), r"`batch_size` must be >= 1, got 0\."),
         (lambda: mo.ffgg(shared=0.1, personal=EXACT, random_start=-1), r"`random_start` must be >= 0, got -1\."),

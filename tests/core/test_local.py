@@ -13,7 +13,8 @@ from torch import nn
 
 import moiety as mo
 from moiety.errors import MoietyError
-from moiety.local.sgd import check_rate, sgd_work, train
+from moiety.local.descent import train
+from moiety.local.sgd import check_rate, sgd_work
 from moiety.local.verbs import autograd_gradient, clip_gradients, difference, mean_loss
 from moiety.task import from_module
 from moiety.task.block import block_gradient

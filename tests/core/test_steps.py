@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import moiety as mo
-from moiety.local import sgd
-from moiety.local.sgd import train
+from moiety.local import descent
+from moiety.local.descent import train
 from moiety.local.verbs import autograd_gradient
 from moiety.task import from_module, steps
 from moiety.task.block import block_gradient
@@ -118,7 +118,7 @@ def stepped(monkeypatch):
             super().__init__(*args, **options)
             made.append(self)
 
-    monkeypatch.setattr(sgd, "Steps", Watched)
+    monkeypatch.setattr(descent, "Steps", Watched)
     monkeypatch.setattr(steps, "LEAST", 0)
     return lambda: set().union(*(each.new for each in made))
 

@@ -14,28 +14,28 @@ minibatch, and sends the change; the server adds their mean. Copy it, rename it,
 
 from __future__ import annotations
 
-from moiety.local import Personal, Sgd, difference, sgd_work, train
+from moiety.local import Optimiser, Personal, difference, optimiser_work, train
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Work
 
 
 @recorded
-def skeleton(*, shared: float | Sgd) -> Algorithm:
+def skeleton(*, shared: float | Optimiser) -> Algorithm:
     """One line for ``moiety list algorithms``.
 
     Args:
         shared: local work on the shared parameters: gamma, or ``moiety.sgd(gamma, ...)``.
     """
     # What the user leaves open is filled in: here one step on a batch of 32 rows.
-    shared_sgd = sgd_work("shared", shared, epochs=None, steps=1, batch_size=32)
-    weight = client_weights("examples", shared_sgd.rows)
+    shared_optimiser = optimiser_work("shared", shared, epochs=None, steps=1, batch_size=32)
+    weight = client_weights("examples", shared_optimiser.rows)
 
     def client_update(work: Work, u: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
         model = work.compose(u, state.personal)
         # Line n: u <- u - gamma grad_u F_i(u, v_i)
-        model, loss = train(work, model, work.batches("local"), {work.shared: shared_sgd})
+        model, loss = train(work, model, work.batches("local"), {work.shared: shared_optimiser})
         u_i, v_i = work.parts(model)
         return ClientUpdate(difference(u_i, u), weight(work), {"loss": loss}), Personal(v_i)
 
-    return assemble(phases={"local": shared_sgd.phase}, client_update=client_update)
+    return assemble(phases={"local": shared_optimiser.phase}, client_update=client_update)

@@ -54,6 +54,7 @@ from torch import Tensor
 
 from moiety.errors import number
 from moiety.local import (
+    Optimiser,
     OwnModel,
     Sgd,
     begin_own_model,
@@ -91,8 +92,8 @@ class Step(NamedTuple):
 @recorded
 def apfl(
     *,
-    shared: float | Sgd,
-    personal: float | Sgd | None = None,
+    shared: float | Optimiser,
+    personal: float | Optimiser | None = None,
     alpha: float = 0.5,
     alpha_lr: float | None = None,
     weighting: str = "uniform",
@@ -111,8 +112,8 @@ def apfl(
         server: the server's optimiser; plain averaging by default.
         schedule: of the learning rates across rounds; constant by default.
     """
-    w_sgd = sgd_work("shared", shared, without=("momentum", "pull"))
-    v_sgd = w_sgd if personal is None else sgd_work("personal", personal, without=("momentum", "pull", *LENGTH))
+    w_sgd = sgd_work("shared", shared)
+    v_sgd = w_sgd if personal is None else sgd_work("personal", personal, without=("pull", *LENGTH))
     if alpha_lr is not None:
         check_rate("alpha_lr", alpha_lr)
     number("alpha", alpha, ">= 0 and <= 1", lambda x: 0 <= x <= 1)

@@ -34,7 +34,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from moiety.errors import choice, must
-from moiety.local import OwnModel, Sgd, begin_own_model, difference, keep_own_model, own_model, sgd_work, train
+from moiety.local import (
+    Optimiser,
+    OwnModel,
+    begin_own_model,
+    difference,
+    keep_own_model,
+    optimiser_work,
+    own_model,
+    train,
+)
 from moiety.server.averaging import assemble, client_weights
 from moiety.server.mean import weighted_mean
 from moiety.spec import recorded
@@ -46,8 +55,8 @@ FORMS = ("joint", "finetune")
 @recorded
 def ditto(
     *,
-    personal: float | Sgd,
-    shared: float | Sgd | None = None,
+    personal: float | Optimiser,
+    shared: float | Optimiser | None = None,
     weighting: str = "examples",
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
@@ -71,19 +80,19 @@ def ditto(
             must(value is None, name, "left out with form='finetune'", value, "There the server never moves.")
         must(weighting == "examples", "weighting", "left out with form='finetune'", weighting)
     must(shared is not None or not joint, "shared", "given with form='joint'", "nothing", "It trains the shared model.")
-    personal_sgd = sgd_work("personal", personal, without=())
-    shared_sgd = personal_sgd if shared is None else sgd_work("shared", shared)
-    weight = client_weights(weighting, shared_sgd.rows)
+    personal_optimiser = optimiser_work("personal", personal, without=("keep_state",))
+    shared_optimiser = personal_optimiser if shared is None else optimiser_work("shared", shared)
+    weight = client_weights(weighting, shared_optimiser.rows)
 
     def local_w(work: Work, w: Params, state: OwnModel) -> Params:
         # Inexact solution of G_k, started from w^t: w_k^t <- w_k^t - eta grad F_k(w_k^t)
         model = work.compose(w, state.personal)
-        model, _ = train(work, model, work.batches("shared"), {work.shared: shared_sgd})
+        model, _ = train(work, model, work.batches("shared"), {work.shared: shared_optimiser})
         return difference(work.parts(model)[0], w)
 
     def local_v(work: Work, w: Params, model: Params, state: OwnModel) -> tuple[OwnModel, Tensor]:
         # Inexact solution of h_k(v_k; w^t): v_k <- v_k - eta (grad F_k(v_k) + lambda (v_k - w^t)), s times
-        model, loss = train(work, model, work.batches("personal"), {work.shared: personal_sgd}, centre=w)
+        model, loss = train(work, model, work.batches("personal"), {work.shared: personal_optimiser}, centre=w)
         return keep_own_model(work, model, state), loss
 
     def client_update(work: Work, w: Params, state: OwnModel) -> tuple[ClientUpdate, OwnModel]:
@@ -92,7 +101,7 @@ def ditto(
         return ClientUpdate(change, weight(work), {"loss": loss}), after
 
     return assemble(
-        phases=({"shared": shared_sgd.phase} if joint else {}) | {"personal": personal_sgd.phase},
+        phases=({"shared": shared_optimiser.phase} if joint else {}) | {"personal": personal_optimiser.phase},
         init_client=begin_own_model,  # v_k^0 = w^0
         client_update=client_update,
         personal_model=own_model,

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moiety.local import Personal, Sgd, difference, sgd_work, train
+from moiety.local import Kept, Optimiser, Personal, begin_personal, continue_training, difference, optimiser_work, train
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Work
@@ -37,8 +37,8 @@ from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimi
 @recorded
 def fedalt(
     *,
-    shared: float | Sgd,
-    personal: float | Sgd,
+    shared: float | Optimiser,
+    personal: float | Optimiser,
     weighting: str = "examples",
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
@@ -55,27 +55,34 @@ def fedalt(
         schedule: of the client learning rates across rounds; constant by default.
         stateful: False lets v_i start anew from its first value each time (appendix C.4).
     """
-    shared_sgd, personal_sgd = sgd_work("shared", shared), sgd_work("personal", personal, without=())
-    weight = client_weights(weighting, shared_sgd.rows)
+    shared_optimiser, personal_optimiser = (
+        optimiser_work("shared", shared),
+        optimiser_work("personal", personal, without=() if stateful else ("keep_state",)),
+    )
+    weight = client_weights(weighting, shared_optimiser.rows)
 
-    def local_v(work: Work, u: Params, v: Params) -> tuple[Params, Tensor]:
+    def local_v(work: Work, u: Params, state: Personal) -> tuple[Params, Tensor, Kept]:
         # Algorithm 2, lines 2-5: v_{i,k+1} = v_{i,k} - gamma_v grad_v F_i(u, v_{i,k})
-        model = work.compose(u, v)
-        return train(work, model, work.batches("personal"), {work.personal: personal_sgd}, centre=work.task.init)
+        model, parts = work.compose(u, state.personal), {work.personal: personal_optimiser}
+        centre = work.task.init
+        return continue_training(work, model, work.batches("personal"), parts, state.memory, centre=centre)
 
     def client_update(work: Work, u: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
-        model, loss_v = local_v(work, u, state.personal)
+        model, loss_v, memory = local_v(work, u, state)
         # Lines 6-7: u_{i,k+1} = u_{i,k} - gamma_u grad_u F_i(u_{i,k}, v_i^+)
-        model, loss_u = train(work, model, work.batches("shared"), {work.shared: shared_sgd})
+        model, loss_u = train(work, model, work.batches("shared"), {work.shared: shared_optimiser})
         u_i, v_i = work.parts(model)  # lines 8-9
         loss = loss_u if work.shared else loss_v
-        return ClientUpdate(difference(u_i, u), weight(work), {"loss": loss}), Personal(v_i) if stateful else state
+        after = Personal(v_i, memory) if stateful else state
+        return ClientUpdate(difference(u_i, u), weight(work), {"loss": loss}), after
 
     def adapt(work: Work, u: Params, state: Personal) -> Personal:
-        return Personal(work.parts(local_v(work, u, state.personal)[0])[1])
+        model, _, memory = local_v(work, u, state)
+        return Personal(work.parts(model)[1], memory)
 
     return assemble(
-        phases={"personal": personal_sgd.phase, "shared": shared_sgd.phase},
+        phases={"personal": personal_optimiser.phase, "shared": shared_optimiser.phase},
+        init_client=begin_personal(personal_optimiser),
         client_update=client_update,
         adapt=adapt,
         stateful=stateful,

@@ -23,7 +23,7 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from moiety.local import Personal, Sgd, difference, sgd_work, train
+from moiety.local import Optimiser, Personal, difference, optimiser_work, train
 from moiety.server.averaging import adapt_statistics, assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Work
@@ -32,7 +32,7 @@ from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimi
 @recorded
 def fedavg(
     *,
-    shared: float | Sgd,
+    shared: float | Optimiser,
     weighting: str = "examples",
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
@@ -45,18 +45,18 @@ def fedavg(
         server: the server's optimiser; plain averaging by default.
         schedule: of the client learning rate across rounds; constant by default.
     """
-    shared_sgd = sgd_work("shared", shared)
-    weight = client_weights(weighting, shared_sgd.rows)
+    shared_optimiser = optimiser_work("shared", shared)
+    weight = client_weights(weighting, shared_optimiser.rows)
 
     def client_update(work: Work, w: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
         # ClientUpdate(k, w): w <- w - eta grad l(w; b), for each epoch, for each batch b
         model = work.compose(w, state.personal)
-        model, loss = train(work, model, work.batches("local"), {work.shared: shared_sgd})
+        model, loss = train(work, model, work.batches("local"), {work.shared: shared_optimiser})
         w_k, statistics = work.parts(model)
         return ClientUpdate(difference(w_k, w), weight(work), {"loss": loss}), Personal(statistics)
 
     return assemble(
-        phases={"local": shared_sgd.phase},
+        phases={"local": shared_optimiser.phase},
         client_update=client_update,
         adapt=adapt_statistics(client_update),
         server=server,  # w <- sum_k (n_k / n) w_k

@@ -54,7 +54,7 @@ from moiety.errors import kind, must, number, whole
 from moiety.local import (
     ALL,
     WHOLE,
-    Sgd,
+    Optimiser,
     add_prefix,
     check_rate,
     count_rows,
@@ -96,7 +96,7 @@ class Server(NamedTuple):
 @recorded
 def fedpop(
     *,
-    shared: float | Sgd,
+    shared: float | Optimiser,
     personal: Kernel,
     prior_lr: float | None = None,
     prior: Prior | None = None,
@@ -133,7 +133,7 @@ def fedpop(
         schedule: of both step sizes across rounds; constant by default.
         stateful: False lets chains begin anew each time, with burn-in.
     """
-    none = ("epochs", "steps", "shuffle", "momentum", "pull", "clip")
+    none = ("epochs", "steps", "shuffle", "pull", "clip")
     shared_sgd = sgd_work("shared", shared, batch_size=ALL, without=none)
     kind("personal", personal, Kernel, "a Markov kernel", "For instance moiety.kernel.langevin(step=0.01).")
     kind("prior", prior, (Prior, type(None)), "a prior", "For instance moiety.prior.gaussian(scale=1.0).")

@@ -28,7 +28,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moiety.algorithms.fedalt import fedalt
-from moiety.local import Sgd, sgd_work
+from moiety.local import Optimiser, optimiser_work
 from moiety.spec import recorded
 from moiety.types import Algorithm, Schedule, ServerOptimiser
 
@@ -39,8 +39,8 @@ HEAD_EPOCHS = 10
 @recorded
 def fedrep(
     *,
-    shared: float | Sgd,
-    personal: float | Sgd | None = None,
+    shared: float | Optimiser,
+    personal: float | Optimiser | None = None,
     weighting: str = "uniform",
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
@@ -54,8 +54,8 @@ def fedrep(
         server: the server's optimiser; plain averaging by default.
         schedule: of the learning rates across rounds; constant by default.
     """
-    base = sgd_work("shared", shared)
+    base = optimiser_work("shared", shared)
     head = replace(base, epochs=HEAD_EPOCHS, steps=None) if personal is None else personal
-    head = sgd_work("personal", head, epochs=HEAD_EPOCHS, without=())
+    head = optimiser_work("personal", head, epochs=HEAD_EPOCHS, without=())
     same = fedalt(shared=base, personal=head, weighting=weighting, server=server, schedule=schedule)
     return replace(same, default_split="output_layer")

@@ -25,19 +25,26 @@ Deviations from the paper:
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from moiety.errors import must
-from moiety.local import Personal, Sgd, difference, sgd_work, train
+from moiety.local import Optimiser, Personal, begin_personal, continue_training, difference, optimiser_work
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Work
+
+JOINT: dict[str, Any] = dict.fromkeys(("epochs", "steps", "batch_size", "clip")) | {
+    "accumulate": 1,
+    "lr_decay": "constant",
+}
+"""What both parts have in common, by ``shared``, with the values that leave it out."""
 
 
 @recorded
 def fedsim(
     *,
-    shared: float | Sgd,
-    personal: float | Sgd,
+    shared: float | Optimiser,
+    personal: float | Optimiser,
     weighting: str = "examples",
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
@@ -46,8 +53,8 @@ def fedsim(
     """FedSim: shared and personal parameters at the same time (Pillutla et al. 2022).
 
     Args:
-        shared: local work on the shared parameters: gamma_u, or ``moiety.sgd(gamma_u, steps=tau)``. Its length, batches
-            and ``clip`` (of the joint gradient) hold for both parts.
+        shared: local work on the shared parameters: gamma_u, or ``moiety.sgd(gamma_u, steps=tau)``. Its length,
+            batches, ``lr_decay`` and ``clip`` (of the joint gradient) hold for both parts.
         personal: local work on the personal parameters: gamma_v, or ``moiety.sgd(gamma_v, ...)`` with momentum, weight
             decay and ``pull`` of its own. The pull is towards the model's first personal values.
         weighting: alpha_i, by ``examples``, ``batches`` or ``uniform``.
@@ -55,32 +62,35 @@ def fedsim(
         schedule: of the client learning rates across rounds; constant by default.
         stateful: False lets v_i start anew from its first value each time (appendix C.4).
     """
-    shared_sgd = sgd_work("shared", shared)
-    personal_sgd = sgd_work("personal", personal, epochs=None, batch_size=None, without=())
-    for name in ("epochs", "steps", "batch_size", "clip"):
-        ours, theirs = getattr(personal_sgd, name), getattr(shared_sgd, name)
-        must(ours in (None, theirs), f"personal.{name}", "left out, or as in shared", ours, "Both train at once.")
-    same_order = personal_sgd.shuffle or not shared_sgd.shuffle
+    shared_optimiser = optimiser_work("shared", shared)
+    fresh = () if stateful else ("keep_state",)
+    personal_optimiser = optimiser_work("personal", personal, epochs=None, batch_size=None, without=fresh)
+    for name, default in JOINT.items():
+        ours, theirs = getattr(personal_optimiser, name), getattr(shared_optimiser, name)
+        must(ours in (default, theirs), f"personal.{name}", "left out, or as in shared", ours, "Both train at once.")
+    same_order = personal_optimiser.shuffle or not shared_optimiser.shuffle
     must(same_order, "personal.shuffle", "left out, or as in shared", False, "Both train at once.")
-    personal_sgd = replace(personal_sgd, clip=shared_sgd.clip)
-    weight = client_weights(weighting, shared_sgd.rows)
+    personal_optimiser = replace(personal_optimiser, **{name: getattr(shared_optimiser, name) for name in JOINT})
+    weight = client_weights(weighting, shared_optimiser.rows)
 
     def local_sim(work: Work, u: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
         model = work.compose(u, state.personal)  # Algorithm 3, lines 2-3
         # Lines 4-6, both gradients at (u_{i,k}, v_{i,k}):
         #   v_{i,k+1} = v_{i,k} - gamma_v grad_v F_i(u_{i,k}, v_{i,k})
         #   u_{i,k+1} = u_{i,k} - gamma_u grad_u F_i(u_{i,k}, v_{i,k})
-        parts = {work.personal: personal_sgd, work.shared: shared_sgd}
-        model, loss = train(work, model, work.batches("joint"), parts, centre=work.task.init)
+        parts = {work.personal: personal_optimiser, work.shared: shared_optimiser}
+        batches, centre = work.batches("joint"), work.task.init
+        model, loss, memory = continue_training(work, model, batches, parts, state.memory, centre=centre)
         u_i, v_i = work.parts(model)  # lines 7-9
-        return ClientUpdate(difference(u_i, u), weight(work), {"loss": loss}), Personal(v_i)
+        return ClientUpdate(difference(u_i, u), weight(work), {"loss": loss}), Personal(v_i, memory)
 
     def client_update(work: Work, u: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
         update, after = local_sim(work, u, state)
         return update, after if stateful else state
 
     return assemble(
-        phases={"joint": shared_sgd.phase},
+        phases={"joint": shared_optimiser.phase},
+        init_client=begin_personal(personal_optimiser),
         client_update=client_update,
         adapt=lambda work, u, state: local_sim(work, u, state)[1],
         stateful=stateful,

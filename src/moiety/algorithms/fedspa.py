@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from moiety.errors import SEED, choice, number, whole
-from moiety.local import Sgd, apply_masks, difference, gradient_at, select, sgd_work, train
+from moiety.local import Optimiser, apply_masks, difference, gradient_at, optimiser_work, select, train
 from moiety.local.masked import Masked, begin_masked, mask_densities, masked_model, masked_work, masks_differ
 from moiety.random import uniform
 from moiety.server.averaging import assemble, client_weights
@@ -69,7 +69,7 @@ SEARCHES, MASKS, REGROW = ("dst", "rsm"), ("same", "different"), ("gradient", "r
 @recorded
 def fedspa(
     *,
-    shared: float | Sgd,
+    shared: float | Optimiser,
     density: float = 0.5,
     search: str = "dst",
     densities: str = "erk",
@@ -97,7 +97,7 @@ def fedspa(
         server: the server's optimiser; plain averaging by default.
         schedule: of the client learning rate across rounds; constant by default.
     """
-    shared_sgd = sgd_work("shared", shared)
+    shared_optimiser = optimiser_work("shared", shared)
     check_density(density)
     choice("search", search, SEARCHES)
     choice("densities", densities, DENSITIES)
@@ -105,7 +105,7 @@ def fedspa(
     choice("regrow", regrow, REGROW)
     number("prune_rate", prune_rate, ">= 0 and <= 1", lambda r: 0 <= r <= 1)
     whole("mask_seed", mask_seed, 0, SEED)
-    by_gradient, weight = search == "dst" and regrow == "gradient", client_weights(weighting, shared_sgd.rows)
+    by_gradient, weight = search == "dst" and regrow == "gradient", client_weights(weighting, shared_optimiser.rows)
 
     def volumes(params: Params) -> dict[str, int]:
         return layer_counts(params, density, densities)
@@ -145,7 +145,7 @@ def fedspa(
         start = apply_masks(w, mask)  # 9: w_{k,t,0} = m_{k,t} * w_t: the server's weights, dense under any mask
         # 13 to 16: w_{k,t,tau+1} = w_{k,t,tau} - eta m_{k,t} * g_{k,t,tau}
         model = work.compose(start, state.personal)
-        model, loss = train(masked_work(work, mask), model, work.batches("local"), {work.shared: shared_sgd})
+        model, loss = train(masked_work(work, mask), model, work.batches("local"), {work.shared: shared_optimiser})
         w_k, statistics = work.parts(model)
         change = difference(w_k, start)  # 17: -U_{k,t}
         new = next_masks(work, mask, model, volumes(w))  # 18
@@ -164,9 +164,9 @@ def fedspa(
         """What the next mask adds to that."""
         return up(update)[1] - sparse_bytes(update.upload, volumes(update.upload), known=True)[1]
 
-    search_phase = replace(shared_sgd, epochs=None, steps=1).phase._replace(search=True)
+    search_phase = replace(shared_optimiser, epochs=None, steps=1).phase._replace(search=True)
     return assemble(
-        phases={"local": shared_sgd.phase} | ({"search": search_phase} if by_gradient else {}),
+        phases={"local": shared_optimiser.phase} | ({"search": search_phase} if by_gradient else {}),
         init_client=init_client,  # Algorithm 1, line 3
         client_update=client_update,
         personal_model=masked_model,

@@ -33,7 +33,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from moiety.errors import SEED, must, whole
-from moiety.local import ALL, Personal, Sgd, Solver, difference, draw_start, sgd_work, solver_work, train
+from moiety.local import ALL, Optimiser, Personal, Solver, difference, draw_start, sgd_work, solver_work, train
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Work
@@ -42,8 +42,8 @@ from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimi
 @recorded
 def ffgg(
     *,
-    shared: float | Sgd,
-    personal: Solver | Sgd,
+    shared: float | Optimiser,
+    personal: Solver | Optimiser,
     random_start: int | None = None,
     weighting: str = "uniform",
     server: ServerOptimiser | None = None,
@@ -61,7 +61,7 @@ def ffgg(
         server: the server's optimiser; plain averaging by default.
         schedule: of all client learning rates across rounds; constant by default.
     """
-    none = ("epochs", "momentum", "weight_decay", "pull", "clip")
+    none = ("epochs", "weight_decay", "pull", "clip")
     shared_sgd = sgd_work("shared", shared, epochs=None, steps=1, batch_size=ALL, without=none)
     must(shared_sgd.steps == 1, "shared.steps", "1 or left out", shared_sgd.steps, "local_ffgg takes several.")
     solver = solver_work("personal", personal)

@@ -22,30 +22,32 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from moiety.local import Personal, Sgd, sgd_work, train
+from moiety.local import Optimiser, Personal, begin_personal, continue_training, optimiser_work
 from moiety.server.averaging import assemble
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, Work
 
 
 @recorded
-def finetune(*, personal: float | Sgd, schedule: Schedule | None = None) -> Algorithm:
+def finetune(*, personal: float | Optimiser, schedule: Schedule | None = None) -> Algorithm:
     """Finetuning: personal parameters alone, the shared ones fixed (Pillutla et al. 2022).
 
     Args:
         personal: local work on the personal parameters: the learning rate, or ``moiety.sgd(...)``.
         schedule: of the learning rate across rounds; constant by default.
     """
-    personal_sgd = sgd_work("personal", personal)
+    personal_optimiser = optimiser_work("personal", personal, without=("pull",))
 
     def client_update(work: Work, w: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
         # v_k <- v_k - lr grad_v F_k(w, v_k)
         model = work.compose(w, state.personal)
-        model, loss = train(work, model, work.batches("local"), {work.personal: personal_sgd})
-        return ClientUpdate({}, work.examples, {"loss": loss}), Personal(work.parts(model)[1])
+        parts = {work.personal: personal_optimiser}
+        model, loss, memory = continue_training(work, model, work.batches("local"), parts, state.memory)
+        return ClientUpdate({}, work.examples, {"loss": loss}), Personal(work.parts(model)[1], memory)
 
     return assemble(
-        phases={"local": personal_sgd.phase},
+        phases={"local": personal_optimiser.phase},
+        init_client=begin_personal(personal_optimiser),
         client_update=client_update,
         aggregator=None,
         schedule=schedule,

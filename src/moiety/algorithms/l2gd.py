@@ -40,6 +40,7 @@ from moiety.errors import choice, must, number, whole
 from moiety.local import (
     ALL,
     WHOLE,
+    Optimiser,
     OwnModel,
     Sgd,
     begin_own_model,
@@ -58,7 +59,7 @@ from moiety.types import Algorithm, ClientUpdate, Params, Phase, Schedule, Work
 @recorded
 def l2gd(
     *,
-    personal: float | Sgd,
+    personal: float | Optimiser,
     probability: float,
     coins: int = 0,
     weighting: str = "uniform",
@@ -74,7 +75,7 @@ def l2gd(
         weighting: of the clients in the mean, ``uniform`` or by ``examples``.
         schedule: of the learning rate across rounds; constant by default.
     """
-    none = ("epochs", "steps", "batch_size", "shuffle", "momentum", "weight_decay", "clip")
+    none = ("epochs", "steps", "batch_size", "shuffle", "weight_decay", "clip")
     personal_sgd = sgd_work("personal", personal, batch_size=ALL, without=none)
     number("probability", probability, "> 0 and < 1", lambda x: 0 < x < 1)
     lr, pull, most = personal_sgd.lr, personal_sgd.pull, probability / personal_sgd.lr

@@ -28,7 +28,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moiety.algorithms.fedsim import fedsim
-from moiety.local import Sgd
+from moiety.local import Optimiser
 from moiety.spec import recorded
 from moiety.types import Algorithm, Schedule, ServerOptimiser
 
@@ -36,8 +36,8 @@ from moiety.types import Algorithm, Schedule, ServerOptimiser
 @recorded
 def lg_fedavg(
     *,
-    shared: float | Sgd,
-    personal: float | Sgd | None = None,
+    shared: float | Optimiser,
+    personal: float | Optimiser | None = None,
     weighting: str = "examples",
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,

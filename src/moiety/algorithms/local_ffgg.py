@@ -30,7 +30,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from moiety.errors import SEED, whole
-from moiety.local import Personal, Sgd, Solver, difference, draw_start, fold, sgd_work, solver_work, train
+from moiety.local import Optimiser, Personal, Solver, difference, draw_start, fold, sgd_work, solver_work, train
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Schedule, ServerOptimiser, Work
@@ -39,9 +39,9 @@ from moiety.types import Algorithm, Batch, ClientUpdate, Params, Schedule, Serve
 @recorded
 def local_ffgg(
     *,
-    shared: float | Sgd,
-    personal: float | Sgd,
-    solver: Solver | Sgd,
+    shared: float | Optimiser,
+    personal: float | Optimiser,
+    solver: Solver | Optimiser,
     random_start: int | None = None,
     weighting: str = "uniform",
     server: ServerOptimiser | None = None,
@@ -59,8 +59,8 @@ def local_ffgg(
         server: the server's optimiser; plain averaging by default.
         schedule: of all client learning rates across rounds; constant by default.
     """
-    shared_sgd = sgd_work("shared", shared, without=("momentum", "pull"))
-    turns = ("momentum", "pull", "epochs", "steps", "batch_size", "shuffle")
+    shared_sgd = sgd_work("shared", shared)
+    turns = ("pull", "epochs", "steps", "batch_size", "shuffle")
     personal_sgd, first = sgd_work("personal", personal, without=turns), solver_work("solver", solver)
     if random_start is not None:
         whole("random_start", random_start, 0, SEED)

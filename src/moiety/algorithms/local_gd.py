@@ -22,7 +22,7 @@ Deviations from the paper:
 from __future__ import annotations
 
 from moiety.errors import choice
-from moiety.local import ALL, WHOLE, Personal, Sgd, difference, sgd_work, train
+from moiety.local import ALL, WHOLE, Optimiser, Personal, difference, sgd_work, train
 from moiety.server.averaging import adapt_statistics, assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Phase, Schedule, ServerOptimiser, Work
@@ -31,7 +31,7 @@ from moiety.types import Algorithm, ClientUpdate, Params, Phase, Schedule, Serve
 @recorded
 def local_gd(
     *,
-    shared: float | Sgd,
+    shared: float | Optimiser,
     weighting: str = "uniform",
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
@@ -44,7 +44,7 @@ def local_gd(
         server: the server's optimiser; plain averaging by default.
         schedule: of the step size across rounds; constant by default.
     """
-    none = ("epochs", "batch_size", "shuffle", "momentum", "weight_decay", "pull", "clip")
+    none = ("epochs", "batch_size", "shuffle", "weight_decay", "pull", "clip")
     shared_sgd = sgd_work("shared", shared, epochs=None, steps=1, batch_size=ALL, without=none)
     choice("weighting", weighting, ("uniform", "examples"))
     weight = client_weights(weighting, WHOLE)

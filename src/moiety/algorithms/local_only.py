@@ -15,13 +15,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moiety.algorithms.finetune import finetune
-from moiety.local import Sgd
+from moiety.local import Optimiser
 from moiety.spec import recorded
 from moiety.types import Algorithm, Schedule
 
 
 @recorded
-def local_only(*, personal: float | Sgd, schedule: Schedule | None = None) -> Algorithm:
+def local_only(*, personal: float | Optimiser, schedule: Schedule | None = None) -> Algorithm:
     """Local training only: everything personal, nothing sent.
 
     Args:

@@ -39,8 +39,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from moiety.errors import MoietyError, choice, message
 from moiety.local import (
+    Optimiser,
     OwnModel,
-    Sgd,
     begin_own_model,
     clip_gradients,
     difference,
@@ -62,8 +62,8 @@ FORMS = ("hessian_vector", "first_order")
 @recorded
 def per_fedavg(
     *,
-    shared: float | Sgd,
-    personal: float | Sgd,
+    shared: float | Optimiser,
+    personal: float | Optimiser,
     form: str = "hessian_vector",
     weighting: str = "uniform",
     server: ServerOptimiser | None = None,
@@ -81,8 +81,8 @@ def per_fedavg(
         server: the server's optimiser; plain averaging by default.
         schedule: of beta across rounds; constant by default.
     """
-    shared_sgd = sgd_work("shared", shared, without=("momentum", "pull"))
-    none = ("epochs", "batch_size", "shuffle", "momentum", "weight_decay", "pull", "clip")
+    shared_sgd = sgd_work("shared", shared)
+    none = ("epochs", "batch_size", "shuffle", "weight_decay", "pull", "clip")
     personal_sgd = sgd_work("personal", personal, epochs=None, steps=1, without=none)
     choice("form", form, FORMS)
     beta, decay, alpha = shared_sgd.lr, shared_sgd.weight_decay, personal_sgd.lr

@@ -39,7 +39,18 @@ from __future__ import annotations
 from torch import Tensor
 
 from moiety.errors import must
-from moiety.local import OwnModel, Sgd, begin_own_model, difference, fold, keep_own_model, own_model, sgd_work, train
+from moiety.local import (
+    Optimiser,
+    OwnModel,
+    begin_own_model,
+    difference,
+    fold,
+    keep_own_model,
+    optimiser_work,
+    own_model,
+    sgd_work,
+    train,
+)
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Schedule, ServerOptimiser, Work
@@ -48,8 +59,8 @@ from moiety.types import Algorithm, Batch, ClientUpdate, Params, Schedule, Serve
 @recorded
 def pfedme(
     *,
-    shared: float | Sgd,
-    personal: Sgd,
+    shared: float | Optimiser,
+    personal: Optimiser,
     weighting: str = "examples",
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
@@ -63,15 +74,16 @@ def pfedme(
         server: the server's optimiser; plain averaging by default.
         schedule: of both client learning rates across rounds; constant by default.
     """
-    shared_sgd = sgd_work("shared", shared, without=("momentum", "weight_decay", "pull", "clip"))
-    personal_sgd = sgd_work("personal", personal, epochs=None, steps=5, without=("epochs", "batch_size", "shuffle"))
-    lr, pull, K = shared_sgd.lr, personal_sgd.pull, personal_sgd.steps or 0
+    shared_sgd = sgd_work("shared", shared, without=("weight_decay", "pull", "clip"))
+    none = ("epochs", "batch_size", "shuffle", "accumulate", "keep_state")
+    personal_optimiser = optimiser_work("personal", personal, epochs=None, steps=5, without=none)
+    lr, pull, K = shared_sgd.lr, personal_optimiser.pull, personal_optimiser.steps or 0
     must(pull > 0, "personal.pull", "> 0", pull, "It holds theta to the shared model.")
     weight = client_weights(weighting, shared_sgd.rows)
 
     def find_proximal(work: Work, theta: Params, w: Params, batch: Batch) -> tuple[Params, Tensor]:
         # Line 7: K steps on f_i(theta; D) + (lambda / 2) ||theta - w||^2, and the mean loss f_i on the way
-        return train(work, theta, [batch] * K, {work.shared: personal_sgd}, centre=w)
+        return train(work, theta, [batch] * K, {work.shared: personal_optimiser}, centre=w)
 
     def client_update(work: Work, received: Params, state: OwnModel) -> tuple[ClientUpdate, OwnModel]:
         def step(now: tuple[Params, Params], batch: Batch) -> tuple[tuple[Params, Params], Tensor]:

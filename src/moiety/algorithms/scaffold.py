@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from moiety.errors import choice
-from moiety.local import ALL, WHOLE, Sgd, add_prefix, difference, sgd_work, take_floats, take_prefix, train
+from moiety.local import ALL, WHOLE, Optimiser, add_prefix, difference, sgd_work, take_floats, take_prefix, train
 from moiety.server import averaging
 from moiety.server.averaging import client_weights
 from moiety.server.optimisers import server_or_mean
@@ -74,7 +74,7 @@ class Client(NamedTuple):
 @recorded
 def scaffold(
     *,
-    shared: float | Sgd,
+    shared: float | Optimiser,
     option: str = "II",
     weighting: str = "uniform",
     server: ServerOptimiser | None = None,
@@ -90,7 +90,7 @@ def scaffold(
         server: the server's optimiser, ``moiety.server.sgd(lr=eta_g)``; plain averaging (eta_g = 1) by default.
         schedule: of the client learning rate across rounds; constant by default.
     """
-    shared_sgd = sgd_work("shared", shared, without=("momentum", "weight_decay", "pull", "clip"))
+    shared_sgd = sgd_work("shared", shared, without=("weight_decay", "pull", "clip"))
     choice("option", option, ("I", "II"))
     weight, batches_of = client_weights(weighting, shared_sgd.rows), client_weights("batches", shared_sgd.rows)
     optimiser, whole = server_or_mean(server), Phase(1, None, WHOLE, False)

@@ -38,7 +38,7 @@ from dataclasses import replace
 import torch
 
 from moiety.errors import number
-from moiety.local import Sgd, apply_masks, difference, mean_metric, select, sgd_work, train
+from moiety.local import Optimiser, apply_masks, difference, mean_metric, optimiser_work, select, train
 from moiety.local.masked import Masked, begin_masked, mask_densities, masked_model, masked_work, masks_differ
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
@@ -63,7 +63,7 @@ MASK = "mask:"
 @recorded
 def sub_fedavg(
     *,
-    shared: float | Sgd,
+    shared: float | Optimiser,
     density: float = 0.5,
     prune_rate: float = 0.05,
     accuracy: float = 0.5,
@@ -84,12 +84,12 @@ def sub_fedavg(
         server: the server's optimiser; plain averaging by default.
         schedule: of the client learning rate across rounds; constant by default.
     """
-    shared_sgd = sgd_work("shared", shared, epochs=5, without=("steps", "pull"))
+    shared_optimiser = optimiser_work("shared", shared, epochs=5, without=("steps", "pull", "lr_decay", "keep_state"))
     check_density(density)
     number("prune_rate", prune_rate, "> 0 and < 1", lambda r: 0 < r < 1)
     number("accuracy", accuracy, "finite", math.isfinite)
     number("distance", distance, ">= 0 and <= 1", lambda d: 0 <= d <= 1)
-    epochs, weight = shared_sgd.epochs or 1, client_weights(weighting, shared_sgd.rows)
+    epochs, weight = shared_optimiser.epochs or 1, client_weights(weighting, shared_optimiser.rows)
 
     def init_client(shared: Params, personal: Params) -> Masked:
         names = layer_counts(shared, density, "uniform")
@@ -107,7 +107,7 @@ def sub_fedavg(
     def client_update(work: Work, theta: Params, state: Masked) -> tuple[ClientUpdate, Masked]:
         final = layer_counts(theta, density, "uniform")
         start = apply_masks(theta, state.mask)  # download theta_g * m_k
-        sparse, parts = masked_work(work, state.mask), {work.shared: shared_sgd}
+        sparse, parts = masked_work(work, state.mask), {work.shared: shared_optimiser}
         model, loss = train(sparse, work.compose(start, state.personal), work.batches("first"), parts)
         after_first = candidate(model, state.mask, final)  # the mask of the first epoch
         if epochs > 1:
@@ -137,10 +137,10 @@ def sub_fedavg(
         masks = {name: update.upload[MASK + name] for name in weights if MASK + name in update.upload}
         return sparse_bytes(weights, count_active(masks), known=not update.info["new_mask"])
 
-    phases = {"first": replace(shared_sgd, epochs=1).phase}
-    phases |= {"rest": replace(shared_sgd, epochs=epochs - 1).phase} if epochs > 1 else {}
+    phases = {"first": replace(shared_optimiser, epochs=1).phase}
+    phases |= {"rest": replace(shared_optimiser, epochs=epochs - 1).phase} if epochs > 1 else {}
     return assemble(
-        phases=phases | {"check": replace(shared_sgd, epochs=1, shuffle=False).phase},
+        phases=phases | {"check": replace(shared_optimiser, epochs=1, shuffle=False).phase},
         init_client=init_client,
         client_update=client_update,
         personal_model=masked_model,

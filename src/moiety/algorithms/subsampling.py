@@ -23,7 +23,7 @@ from __future__ import annotations
 import torch
 
 from moiety.errors import kind
-from moiety.local import Personal, Sgd, difference, from_vector, sgd_work, take_floats, train
+from moiety.local import Optimiser, Personal, difference, from_vector, optimiser_work, take_floats, train
 from moiety.random import uniform
 from moiety.server.averaging import adapt_statistics, assemble, client_weights
 from moiety.spec import recorded
@@ -37,7 +37,7 @@ SEED, VALUES = "subsampling:seed", "subsampling:values"
 @recorded
 def subsampling(
     *,
-    shared: float | Sgd,
+    shared: float | Optimiser,
     density: float = 0.5,
     rescale: bool = False,
     weighting: str = "uniform",
@@ -54,10 +54,10 @@ def subsampling(
         server: the server's optimiser; plain averaging by default.
         schedule: of the client learning rate across rounds; constant by default.
     """
-    shared_sgd = sgd_work("shared", shared)
+    shared_optimiser = optimiser_work("shared", shared)
     check_density(density)
     kind("rescale", rescale, bool, "true or false")
-    weight = client_weights(weighting, shared_sgd.rows)
+    weight = client_weights(weighting, shared_optimiser.rows)
 
     def sample(work: Work, change: Params) -> Params:
         """The change times a mask of this client and this round."""
@@ -69,7 +69,7 @@ def subsampling(
 
     def client_update(work: Work, w: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
         model = work.compose(w, state.personal)
-        model, loss = train(work, model, work.batches("local"), {work.shared: shared_sgd})
+        model, loss = train(work, model, work.batches("local"), {work.shared: shared_optimiser})
         w_k, statistics = work.parts(model)
         return ClientUpdate(sample(work, difference(w_k, w)), weight(work), {"loss": loss}), Personal(statistics)
 
@@ -83,7 +83,7 @@ def subsampling(
         return value_bytes(layout), payload_bytes(layout | {SEED: torch.zeros(1, dtype=torch.int64)})
 
     return assemble(
-        phases={"local": shared_sgd.phase},
+        phases={"local": shared_optimiser.phase},
         client_update=client_update,
         adapt=adapt_statistics(client_update),
         server=server,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moiety.local.sgd import WHOLE
 from moiety.random import generator
 from moiety.types import Phase, Tree
 
@@ -125,6 +126,13 @@ def count_rows(phase: Phase, n: int) -> int:
     return (phase.steps or 0) * min(phase.batch_size, n) + (phase.epochs or 0) * n
 
 
+def count_piece(phase: Phase, rows: np.ndarray) -> np.ndarray:
+    """The rows that are computed at once, for clients that have these numbers of rows: a batch, or a piece of it."""
+    size = -(-rows // phase.accumulate) if phase.batch_size == WHOLE else phase.batch_size // phase.accumulate
+    width: np.ndarray = np.minimum(size, rows)
+    return width
+
+
 def _walk(phase: Phase, n: int) -> tuple[np.ndarray, np.ndarray, int]:
     """The sizes of the batches, the rows in data order, and how many epochs are begun; the same for all of a size."""
     width = min(phase.batch_size, n)
@@ -147,10 +155,12 @@ def has_lone_batch(phase: Phase, rows: np.ndarray) -> np.ndarray:
     [True, False, False, True, False, True]
     >>> has_lone_batch(Phase(epochs=None, steps=2, batch_size=4, shuffle=True), np.array([5, 9])).tolist()
     [True, False]
+    >>> has_lone_batch(Phase(1, None, batch_size=8, shuffle=True, accumulate=2), np.array([5, 6, 8])).tolist()
+    [True, False, False]
     """
-    width = np.minimum(phase.batch_size, rows)
+    width = count_piece(phase, rows)
     per_epoch = -(-rows // width)
-    reached = True if phase.steps is None or phase.walk else phase.steps >= per_epoch
+    reached = True if phase.steps is None or phase.walk else phase.steps * phase.accumulate >= per_epoch
     lone: np.ndarray = (width == 1) | ((rows % width == 1) & reached)
     return lone
 

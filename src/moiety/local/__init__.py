@@ -1,9 +1,10 @@
 """The verbs and values of local work: what a client does in its turn, and the states that it keeps."""
 
+from moiety.local.descent import continue_training, train
 from moiety.local.online import Online, online_work, project_to_ball
-from moiety.local.sgd import ALL, WHOLE, Sgd, check_rate, sgd_work, train
+from moiety.local.sgd import ALL, WHOLE, Kept, Optimiser, Sgd, check_rate, optimiser_work, sgd_work
 from moiety.local.solvers import Solver, draw_start, solver_work
-from moiety.local.states import OwnModel, Personal, begin_own_model, keep_own_model, own_model
+from moiety.local.states import OwnModel, Personal, begin_own_model, begin_personal, keep_own_model, own_model
 from moiety.local.verbs import (
     add_prefix,
     apply_masks,
@@ -25,7 +26,9 @@ from moiety.local.verbs import (
 __all__ = [
     "ALL",
     "WHOLE",
+    "Kept",
     "Online",
+    "Optimiser",
     "OwnModel",
     "Personal",
     "Sgd",
@@ -33,8 +36,10 @@ __all__ = [
     "add_prefix",
     "apply_masks",
     "begin_own_model",
+    "begin_personal",
     "check_rate",
     "clip_gradients",
+    "continue_training",
     "count_rows",
     "difference",
     "draw_start",
@@ -46,6 +51,7 @@ __all__ = [
     "mean_loss",
     "mean_metric",
     "online_work",
+    "optimiser_work",
     "own_model",
     "project_to_ball",
     "select",

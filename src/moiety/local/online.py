@@ -78,7 +78,7 @@ def online(
 
 def online_work(name: str, value: float | Online, *, without: Names = ("steps",)) -> Online:
     """The online descent given as ``name``: one row a round by default."""
-    return local_work(name, value, online, without=without, steps=1, batch_size=1)
+    return local_work(name, value, online, Online, "moiety.online", without=without, steps=1, batch_size=1)
 
 
 def project_to_ball(point: Params, radius: float) -> Params:

@@ -1,7 +1,8 @@
 """Stochastic gradient descent as a value: what a client does to one part of its model, and for how long.
 
 ``moiety.sgd(0.1, epochs=5, weight_decay=1e-3)`` is given to an algorithm as ``shared=`` or ``personal=``. A bare number
-stands for ``sgd(lr=number)``. What the value leaves open (``None``) is filled by the algorithm.
+stands for ``sgd(lr=number)``. What the value leaves open (``None``) is filled by the algorithm. ``Optimiser`` is what
+SGD and Adam have in common.
 """
 
 from __future__ import annotations
@@ -9,30 +10,43 @@ from __future__ import annotations
 import math
 import numbers
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from moiety.errors import COUNT, kind, must, number, whole
-from moiety.local.verbs import autograd_gradient, clip_gradients, mean_loss, reuse_rows
+from moiety.errors import COUNT, choice, kind, must, number, whole
 from moiety.spec import recorded, spec_from_fields
-from moiety.task import steps
-from moiety.task.block import block_gradient
-from moiety.task.steps import Rate, Steps
-from moiety.types import Batch, Names, Params, Phase, Recorded, Work
+from moiety.types import Names, Params, Phase, Recorded
 
 ALL = "all"
 """The batch size that stands for all rows of a client."""
 WHOLE = sys.maxsize
 """The same as a number: one that no client reaches."""
+LR_DECAYS = ("constant", "linear", "cosine")
+PLAIN = ("momentum", "accumulate", "lr_decay", "keep_state")
+"""The options that SGD is plain without."""
+
+Moments = tuple[Tensor, ...]
+"""What an optimiser remembers of the gradients of one parameter."""
+
+
+class Memory(NamedTuple):
+    """What a client keeps of an optimiser from round to round: the steps taken, and moments by parameter."""
+
+    steps: Tensor
+    moments: dict[str, Moments]
+
+
+Kept = Memory | tuple[()]
+"""The memory of an optimiser, or nothing where it begins anew in every phase."""
 
 
 @dataclass(frozen=True)
 class Descent(Recorded):
-    """What ``Sgd`` and ``Online`` have in common: a learning rate, and the batches of a round."""
+    """What ``Optimiser`` and ``Online`` have in common: a learning rate, and the batches of a round."""
 
     spec: dict[str, Any] = field(init=False, default_factory=dict, repr=False)
     """It follows from the other fields, so that it is right after ``dataclasses.replace`` too."""
@@ -49,29 +63,95 @@ class Descent(Recorded):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sgd(Descent):
-    """Local SGD with checked options; ``moiety.sgd`` makes it and says what they mean."""
+class Optimiser(Descent):
+    """A way to train on batches: what ``Sgd`` and ``Adam`` have in common.
+
+    A step is ``p <- p - lr d``. The rule makes the direction d from the gradient and from what it remembers.
+    """
 
     epochs: int | None = None
-    momentum: float = 0.0
     weight_decay: float = 0.0
     pull: float = 0.0
     clip: float | None = None
+    accumulate: int = 1
+    lr_decay: str = "constant"
+    keep_state: bool = False
+    decoupled: ClassVar[bool] = False
+    """Whether weight decay is added to the direction and not to the gradient."""
 
     def __post_init__(self) -> None:
         check_rate("lr", self.lr)
         check_length(self.epochs, self.steps, self.batch_size, self.shuffle)
-        number("momentum", self.momentum, ">= 0 and < 1", lambda m: 0 <= m < 1)
         number("weight_decay", self.weight_decay, ">= 0 and finite", lambda w: 0 <= w < math.inf)
         number("pull", self.pull, ">= 0 and finite", lambda p: 0 <= p < math.inf)
         if self.clip is not None:
             number("clip", self.clip, "> 0 or None", lambda c: c > 0)
-        object.__setattr__(self, "spec", spec_from_fields("sgd", self))
+        whole("accumulate", self.accumulate, 1, COUNT)
+        choice("lr_decay", self.lr_decay, LR_DECAYS)
+        kind("keep_state", self.keep_state, bool, "true or false")
+
+    @property
+    def rows(self) -> int:
+        """The rows of a step: those of all its micro-batches."""
+        return WHOLE if self.batch_size == ALL else super().rows * self.accumulate
 
     @property
     def phase(self) -> Phase:
-        """The batches that it asks for."""
-        return Phase(self.epochs, self.steps, self.rows, self.shuffle)
+        """The batches that it asks for, one for each step."""
+        return Phase(self.epochs, self.steps, self.rows, self.shuffle, accumulate=self.accumulate)
+
+    @property
+    def orders(self) -> int:
+        """How many moments of the gradient it remembers."""
+        raise NotImplementedError
+
+    def direction(self, g: Tensor, moments: Moments, step: int | Tensor) -> tuple[Tensor, Moments]:
+        """The direction d of a step, counted from 1, and what is remembered; nothing is before the first step."""
+        raise NotImplementedError
+
+    def begin(self, params: Params) -> Kept:
+        """What a client keeps before its first round."""
+        if not self.keep_state or not params:
+            return ()
+        floats = {name: p for name, p in params.items() if p.is_floating_point()}
+        moments = {name: tuple(torch.zeros_like(p) for _ in range(self.orders)) for name, p in floats.items()}
+        like = next(iter(params.values()))
+        return Memory(like.new_zeros((), dtype=torch.float64), moments)
+
+    def decay_factor(self, done: int | Tensor, examples: Tensor) -> float | Tensor:
+        """The factor of ``lr_decay`` on the learning rate after ``done`` steps, for a client with so many examples."""
+        if self.lr_decay == "constant":
+            return 1.0
+        per_epoch = (examples / float(self.rows)).ceil()
+        share = done / (self.steps if self.steps is not None else (self.epochs or 1) * per_epoch)
+        share = torch.as_tensor(share, dtype=examples.dtype, device=examples.device).clamp(max=1.0)
+        return 1 - share if self.lr_decay == "linear" else (1 + torch.cos(math.pi * share)) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sgd(Optimiser):
+    """Local SGD with checked options; ``moiety.sgd`` makes it and says what they mean."""
+
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        number("momentum", self.momentum, ">= 0 and < 1", lambda m: 0 <= m < 1)
+        hint = "Plain SGD has no state to keep."
+        must(self.momentum > 0 or not self.keep_state, "momentum", "> 0 with keep_state", self.momentum, hint)
+        object.__setattr__(self, "spec", spec_from_fields("sgd", self))
+
+    @property
+    def orders(self) -> int:
+        """One with momentum, the velocity."""
+        return 1 if self.momentum else 0
+
+    def direction(self, g: Tensor, moments: Moments, step: int | Tensor) -> tuple[Tensor, Moments]:
+        """The gradient, or the velocity."""
+        if not self.momentum:
+            return g, ()
+        velocity = moments[0].mul(self.momentum).add(g) if moments else g
+        return velocity, (velocity,)
 
 
 @recorded
@@ -86,22 +166,31 @@ def sgd(
     weight_decay: float = 0.0,
     pull: float = 0.0,
     clip: float | None = None,
+    accumulate: int = 1,
+    lr_decay: str = "constant",
+    keep_state: bool = False,
 ) -> Sgd:
     """Local SGD: ``p <- p - lr m``, where ``m <- momentum m + g + weight_decay p + pull (p - c)``.
 
-    g is the gradient of the mean loss of a batch, clipped first where asked. Momentum starts at 0 in every phase. What
-    is None is decided by the algorithm: one epoch and batches of 32, for most.
+    g is the gradient of the mean loss of a batch, clipped first where asked. Momentum starts at 0 in every phase,
+    unless it is kept. What is None is decided by the algorithm: one epoch and batches of 32, for most.
 
     Args:
         lr: the learning rate; the algorithm's schedule multiplies it.
         epochs: passes over the client's rows, or
         steps: a number of steps.
-        batch_size: rows per step, or ``"all"``. A client with fewer rows uses what it has.
+        batch_size: rows per step, or ``"all"``; with ``accumulate``, rows per micro-batch. A client with fewer rows
+            uses what it has.
         shuffle: False walks through the rows in their order.
         momentum: as in ``torch.optim.SGD``.
         weight_decay: the penalty (weight_decay / 2) ||p||^2.
         pull: the penalty (pull / 2) ||p - c||^2; the algorithm says what c is.
         clip: the largest norm of the gradient of the part that is trained.
+        accumulate: micro-batches in a step. Its gradient is that of ``accumulate * batch_size`` rows at once, in the
+            memory of ``batch_size`` rows.
+        lr_decay: of the learning rate from step to step of a phase: ``constant``, ``linear`` (1 - k / K after k of K
+            steps) or ``cosine`` ((1 + cos(pi k / K)) / 2).
+        keep_state: keep the momentum with the client's state from round to round, for a personal part.
     """
     return Sgd(
         lr,
@@ -113,6 +202,9 @@ def sgd(
         weight_decay=weight_decay,
         pull=pull,
         clip=clip,
+        accumulate=accumulate,
+        lr_decay=lr_decay,
+        keep_state=keep_state,
     )
 
 
@@ -120,23 +212,33 @@ Value = TypeVar("Value")
 
 
 def local_work(
-    name: str, value: float | Value, make: Callable[[float], Value], *, without: Names = (), **defaults: Any
+    name: str,
+    value: object,
+    make: Callable[[float], Any],
+    wanted: type[Value],
+    builders: str,
+    *,
+    hint: str = "",
+    without: Names = (),
+    **defaults: Any,
 ) -> Value:
     """The local work given as the argument ``name``, with what it leaves open filled in.
 
     Args:
         name: ``shared`` or ``personal``, for messages.
         value: a number stands for ``make(number)``.
-        make: the builder of such values, ``sgd`` or ``online``.
+        make: ``sgd`` or ``online``.
+        wanted: the class of values that the algorithm takes.
+        builders: the names of the functions that make such values, for messages.
+        hint: what to do about any other value.
         without: options that the algorithm does not have.
         **defaults: what to use where the value has None; ``epochs`` and ``steps`` only where it has neither.
     """
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         check_rate(name, value)
         value = make(float(value))
-    wanted: type = make(1.0).__class__
-    hint = f"As in {name}=0.1 or {name}=moiety.{wanted.__name__.lower()}(0.1, epochs=5)."
-    kind(name, value, wanted, f"a learning rate or what moiety.{wanted.__name__.lower()} makes", hint)
+    hint = hint or f"As in {name}=0.1 or {name}=moiety.{make.__name__}(0.1, epochs=5)."
+    kind(name, value, wanted, f"a learning rate or what {builders} makes", hint)
     known = {each.name: each.default for each in fields(value)}  # type: ignore[arg-type]
     for option in without:
         got = getattr(value, option)
@@ -147,111 +249,33 @@ def local_work(
     return replace(value, **open_options)  # type: ignore[type-var, return-value]
 
 
+def optimiser_work(
+    name: str,
+    value: float | Optimiser,
+    *,
+    epochs: int | None = 1,
+    steps: int | None = None,
+    batch_size: int | str | None = 32,
+    without: Names = ("pull", "keep_state"),
+) -> Optimiser:
+    """The local work given as ``name``, by any optimiser: one epoch in batches of 32 by default, and no pull."""
+    lengths: dict[str, Any] = {"epochs": epochs, "steps": steps, "batch_size": batch_size}
+    return local_work(name, value, sgd, Optimiser, "moiety.sgd, adam or adamw", without=without, **lengths)
+
+
 def sgd_work(
     name: str,
-    value: float | Sgd,
+    value: float | Optimiser,
     *,
     epochs: int | None = 1,
     steps: int | None = None,
     batch_size: int | str | None = 32,
     without: Names = ("pull",),
 ) -> Sgd:
-    """The local SGD given as ``name``: one epoch in batches of 32 by default, and no pull."""
-    return local_work(name, value, sgd, without=without, epochs=epochs, steps=steps, batch_size=batch_size)
-
-
-def train(
-    work: Work,
-    model: Params,
-    batches: Iterable[Batch],
-    parts: Mapping[Names, Sgd],
-    *,
-    centre: Params | None = None,
-) -> tuple[Params, Tensor]:
-    """Stochastic gradient descent on some parameters, with everything else held fixed.
-
-    Several parts are trained at once, with one gradient. The norm that is clipped is that of all of them, by the first
-    one's ``clip``. Buffers that the forward pass moves (running statistics) move along. A batch of padding changes
-    nothing.
-
-    Args:
-        work: what the client has at hand.
-        model: the whole model; it is not changed.
-        batches: one step each.
-        parts: how each group of parameters is trained, by their names.
-        centre: where ``pull`` pulls to, by parameter name.
-
-    Returns:
-        The new model and the mean loss over the steps, each at the parameters before its step.
-    """
-    options = {name: how for names, how in parts.items() for name in names}
-    model = dict(model)
-    if not options:  # nothing to train: no step, and no forward pass that could move a buffer
-        return model, torch.zeros_like(work.examples)
-    clip = next(iter(options.values())).clip
-    loss_of, batches = reuse_rows(work, model, tuple(options), batches)
-    rates = find_rates(work, model, options, centre)
-    gradient = autograd_gradient if work.gradient is autograd_gradient else block_gradient
-    velocity: Params = {}
-    losses: list[Tensor] = []
-    actives: list[Tensor] = []
-    for batch in batches:
-        fixed = {name: p for name, p in model.items() if name not in options}
-
-        def objective(block: Params, fixed: Params = fixed, batch: Batch = batch) -> tuple[Tensor, Params]:
-            each, changed = loss_of({**fixed, **block}, batch)
-            return mean_loss(each, batch), changed
-
-        active = batch["mask"].any() if "mask" in batch else None
-        at = {name: model[name] for name in options}
-        # From the second step on the trained tensors are ours, and may be edited in place.
-        taken = Steps(rates, in_place=bool(losses), active=active)
-        gradients, loss, changed = gradient(objective, at, taken) if rates else work.gradient(objective, at)
-        gradients = clip_gradients(gradients, clip)
-        for name, p in taken.new.items():
-            model[name] = p
-            if options[name].pull and centre is not None:
-                c = centre[name] if active is None else torch.where(active, centre[name], 0)
-                p.add_(c, alpha=rates[name].lr * options[name].pull)
-        for name, g in gradients.items():
-            how = options[name]
-            if how.weight_decay:
-                g = g.add(model[name], alpha=how.weight_decay)
-            if how.pull and centre is not None:
-                g = g.add(model[name] - centre[name], alpha=how.pull)
-            if how.momentum:
-                g = velocity[name].mul(how.momentum).add(g) if name in velocity else g
-                velocity[name] = g if active is None else torch.where(active, g, velocity.get(name, 0))
-            if active is not None:
-                g = torch.where(active, g, 0)
-            step = model[name].sub_ if losses else model[name].sub
-            model[name] = step(g, alpha=how.lr * work.scale)
-        for name, value in changed.items():
-            model[name] = value if active is None else torch.where(active, value, model[name])
-        losses.append(loss if active is None else torch.where(active, loss, 0))
-        if active is not None:
-            actives.append(active)
-    if not losses:
-        return model, torch.zeros_like(work.examples)
-    total = torch.stack(losses).double().sum()
-    return model, total / (torch.stack(actives).sum().clamp(min=1) if actives else len(losses))
-
-
-def find_rates(work: Work, model: Params, options: Mapping[str, Sgd], centre: Params | None) -> dict[str, Rate]:
-    """The rates of the parameters whose steps may be taken inside the backward pass.
-
-    Momentum and clipping need the gradient itself. So does a ``work`` whose gradient an algorithm has changed. For a
-    single client it pays where some parameter is large.
-    """
-    if next(iter(options.values())).clip is not None or work.gradient not in (autograd_gradient, block_gradient):
-        return {}
-    if work.gradient is autograd_gradient and max(model[name].numel() for name in options) < steps.LEAST:
-        return {}
-    return {
-        name: Rate(how.lr * work.scale, how.weight_decay + (0 if centre is None else how.pull))
-        for name, how in options.items()
-        if not how.momentum
-    }
+    """The same for an algorithm whose steps are those of plain SGD: it takes nothing else."""
+    lengths: dict[str, Any] = {"epochs": epochs, "steps": steps, "batch_size": batch_size}
+    hint = "" if not isinstance(value, Optimiser) else "The steps of this algorithm are those of plain SGD."
+    return local_work(name, value, sgd, Sgd, "moiety.sgd", hint=hint, without=(*PLAIN, *without), **lengths)
 
 
 def check_rate(name: str, lr: object) -> None:

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from moiety.errors import kind, must, number, whole
+from moiety.local.descent import train
 from moiety.local.quasi_newton import Search, begin
-from moiety.local.sgd import WHOLE, Sgd, sgd_work, train
+from moiety.local.sgd import WHOLE, Optimiser, optimiser_work
 from moiety.local.verbs import from_vector, mean_loss, reuse_rows, to_vector
 from moiety.random import generator
 from moiety.spec import recorded
@@ -177,14 +178,14 @@ def _negligible(x: Tensor) -> float:
     return float(torch.finfo(x.dtype).eps ** 0.75)
 
 
-def solver_work(name: str, value: Solver | Sgd) -> Solver:
-    """The solver given as ``name``; ``moiety.sgd`` is one too, on all rows where it names no batch size."""
-    if not isinstance(value, Sgd):
+def solver_work(name: str, value: Solver | Optimiser) -> Solver:
+    """The solver given as ``name``; an optimiser is one too, on all rows where it names no batch size."""
+    if not isinstance(value, Optimiser):
         hint = "For instance moiety.solver.conjugate_gradient(steps=10), or moiety.sgd(0.1, steps=10)."
-        kind(name, value, Solver, "an inner solver or what moiety.sgd makes", hint)
+        kind(name, value, Solver, "an inner solver or what moiety.sgd, adam or adamw makes", hint)
         return value
     must(value.epochs is not None or value.steps is not None, f"{name}.steps", f"given, or {name}.epochs", "neither")
-    how = sgd_work(name, value, batch_size="all")
+    how = optimiser_work(name, value, batch_size="all")
 
     def solve(work: Work, model: Params, batches: Iterable[Batch]) -> tuple[Params, Tensor]:
         return train(work, model, batches, {work.personal: how})

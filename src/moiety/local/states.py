@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from moiety.local.sgd import Kept, Optimiser
 from moiety.local.verbs import select
 from moiety.types import Params, Work
 
 
 class Personal(NamedTuple):
-    """The personal parameters, and personal running statistics of BatchNorm."""
+    """The personal parameters, personal running statistics of BatchNorm, and what their optimiser keeps."""
 
     personal: Params
+    memory: Kept = ()
+
+
+def begin_personal(optimiser: Optimiser) -> Callable[[Params, Params], Personal]:
+    """Make the first state of a client whose personal part this optimiser trains."""
+    return lambda shared, personal: Personal(personal, optimiser.begin(personal))
 
 
 class OwnModel(NamedTuple):

@@ -14,6 +14,7 @@ from moiety.data.checks import as_column
 from moiety.engines.problem import Problem
 from moiety.engines.rows import count_rows, has_lone_batch
 from moiety.errors import kind, must, near, refuse, report_errors
+from moiety.local.sgd import WHOLE
 from moiety.random import torch_seed
 from moiety.run.raw import RawModel
 from moiety.split import Split
@@ -153,11 +154,15 @@ def check_clients(problem: Problem, algorithm: Algorithm) -> None:
     for phase in algorithm.phases.values():
         lone = has_lone_batch(phase, sizes)
         if lone.any():
-            at, larger = int(np.argmax(lone)), range(phase.batch_size + 1, int(sizes.max()) + 1)
-            fits = next(size for size in larger if not has_lone_batch(phase._replace(batch_size=size), sizes).any())
+            at, pieces = int(np.argmax(lone)), phase.accumulate
+            rows = phase.batch_size // pieces
+            larger = (phase._replace(batch_size=size * pieces) for size in range(rows + 1, int(sizes.max()) + 1))
+            fits = next((each for each in larger if not has_lone_batch(each, sizes).any()), None)
+            hint = f"The next that fits is {fits.batch_size // pieces}." if fits else "Leave out accumulate."
             wanted = "one that leaves no client a batch of one row, which BatchNorm cannot train on"
-            got = f"{phase.batch_size} for the {sizes[at]} rows of client {data.ids[at]}"
-            refuse("batch_size", wanted, got, f"The next that fits is {fits}.")
+            size = f"{rows} (times {pieces})" if pieces > 1 else rows
+            got = f"{'all' if phase.batch_size == WHOLE else size} for the {sizes[at]} rows of client {data.ids[at]}"
+            refuse("batch_size", wanted, got, hint)
 
 
 def check_turn(phase: Phase, most: int) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from moiety import tree
 from moiety.engines.problem import Problem
-from moiety.engines.rows import count_rows
+from moiety.engines.rows import count_piece, count_rows
 from moiety.loop.exchange import declare_layouts
 from moiety.machine import check_room, format_bytes
 from moiety.run.settings import Options
@@ -36,7 +36,7 @@ def estimate_memory(problem: Problem, algorithm: Algorithm, options: Options, *,
     largest = int(problem.data.sizes("train").max())
     state = count_bytes(problem.first_state(algorithm)) if algorithm.stateful else 0
     rows = sum(count_rows(phase, largest) for phase in algorithm.phases.values())
-    batch = max((min(phase.batch_size, largest) for phase in algorithm.phases.values()), default=0)
+    batch = max((int(count_piece(phase, np.array(largest))) for phase in algorithm.phases.values()), default=0)
     two = np.resize(np.arange(*problem.data.rows(0, "train")), 2)
     return {
         "uploads": cohort * count_bytes(declare_layouts(problem, algorithm)[1]),

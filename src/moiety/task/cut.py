@@ -25,6 +25,7 @@ from torch.random import fork_rng
 
 from moiety import tree
 from moiety.task.block import leave_block
+from moiety.task.held import after_backward
 from moiety.types import Params
 
 
@@ -60,8 +61,7 @@ class Call:
             output = self.module(*inputs)
             buffers = {name: members[key] for name, (members, key) in self.buffers.items()}
         finally:
-            for members, key, value in before:
-                members[key] = value
+            after_backward(restore, before)
         return output, buffers
 
     def on_copies(self, params: Params, inputs: Sequence[Any]) -> tuple[Any, Params]:
@@ -69,6 +69,12 @@ class Call:
         if not self.buffers:
             return self(params, inputs)
         return self({n: p.clone() if n in self.buffers else p for n, p in params.items()}, inputs)
+
+
+def restore(before: Sequence[tuple[dict[str, Any], str, Tensor]]) -> None:
+    """Put tensors back into their places."""
+    for members, key, value in before:
+        members[key] = value
 
 
 def tensor_names(module: nn.Module) -> dict[int, str]:

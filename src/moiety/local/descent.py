@@ -1,0 +1,194 @@
+"""Training on batches: the one verb that walks through them, whatever the optimiser is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from moiety.local.sgd import ALL, Kept, Memory, Moments, Optimiser
+from moiety.local.verbs import autograd_gradient, clip_gradients, count_rows, mean_loss, reuse_rows
+from moiety.task import steps
+from moiety.task.block import block_gradient
+from moiety.task.steps import Rate, Steps
+from moiety.types import Batch, LossFunction, Names, Objective, Params, Work
+
+
+def train(
+    work: Work,
+    model: Params,
+    batches: Iterable[Batch],
+    parts: Mapping[Names, Optimiser],
+    *,
+    centre: Params | None = None,
+) -> tuple[Params, Tensor]:
+    """Gradient steps on some parameters, with everything else held fixed; optimisers begin anew.
+
+    ``continue_training`` with nothing to continue.
+    """
+    return continue_training(work, model, batches, parts, (), centre=centre)[:2]
+
+
+def continue_training(
+    work: Work,
+    model: Params,
+    batches: Iterable[Batch],
+    parts: Mapping[Names, Optimiser],
+    memory: Kept,
+    *,
+    centre: Params | None = None,
+) -> tuple[Params, Tensor, Kept]:
+    """Gradient steps on some parameters, with everything else held fixed.
+
+    Several parts are trained at once, with one gradient. The norm that is clipped is that of all of them, by the first
+    one's ``clip``; its ``accumulate`` and ``lr_decay`` hold for all, too. Buffers that the forward pass moves (running
+    statistics) move along. A batch of padding changes nothing.
+
+    Args:
+        work: what the client has at hand.
+        model: the whole model; it is not changed.
+        batches: one step each.
+        parts: how each group of parameters is trained, by their names.
+        memory: what optimisers kept of the rounds before; nothing lets all begin anew.
+        centre: where ``pull`` pulls to, by parameter name.
+
+    Returns:
+        The new model, the mean loss over the steps, each at the parameters before its step, and the new memory.
+    """
+    options = {name: how for names, how in parts.items() for name in names}
+    model = dict(model)
+    if not options:  # nothing to train: no step, and no forward pass that could move a buffer
+        return model, torch.zeros_like(work.examples), memory
+    first = next(iter(options.values()))
+    loss_of, batches = reuse_rows(work, model, tuple(options), batches)
+    rates = find_rates(work, model, options, centre)
+    gradient = autograd_gradient if work.gradient is autograd_gradient else block_gradient
+    kept = memory.moments if memory else {}
+    moments = dict(kept)
+    losses: list[Tensor] = []
+    actives: list[Tensor] = []
+    done: int | Tensor = 0
+    for batch in batches:
+        active = batch["mask"].any() if "mask" in batch else None
+        # From the second step on the trained tensors are ours, and may be edited in place.
+        taken = Steps(rates, in_place=bool(losses), active=active)
+        if first.accumulate > 1:
+            gradients, loss, changed = accumulate_gradients(work, loss_of, model, options, batch, first)
+        else:
+            objective, at = split_objective(loss_of, model, options, batch)
+            gradients, loss, changed = gradient(objective, at, taken) if rates else work.gradient(objective, at)
+        gradients = clip_gradients(gradients, first.clip)
+        for name, p in taken.new.items():
+            model[name] = p
+            if options[name].pull and centre is not None:
+                c = centre[name] if active is None else torch.where(active, centre[name], 0)
+                p.add_(c, alpha=rates[name].lr * options[name].pull)
+        factor = first.decay_factor(done, work.examples)
+        done = done + (1 if active is None else active.to(work.examples.dtype))
+        for name, g in gradients.items():
+            how, p = options[name], model[name]
+            if how.weight_decay and not how.decoupled:
+                g = g.add(p, alpha=how.weight_decay)
+            if how.pull and centre is not None:
+                g = g.add(p - centre[name], alpha=how.pull)
+            count = memory.steps + done if memory and name in kept else done
+            g, remembered = how.direction(g, moments.get(name, ()), count)
+            moments[name] = keep_moments(active, remembered, moments.get(name))
+            if how.weight_decay and how.decoupled:
+                g = g.add(p, alpha=how.weight_decay)
+            if isinstance(factor, Tensor):
+                g = g * factor.to(g.dtype)
+            if active is not None:
+                g = torch.where(active, g, 0)
+            step = p.sub_ if losses else p.sub
+            model[name] = step(g, alpha=how.lr * work.scale)
+        for name, value in changed.items():
+            model[name] = value if active is None else torch.where(active, value, model[name])
+        losses.append(loss if active is None else torch.where(active, loss, 0))
+        if active is not None:
+            actives.append(active)
+    if not losses:
+        return model, torch.zeros_like(work.examples), memory
+    total = torch.stack(losses).double().sum()
+    if memory:
+        memory = Memory(memory.steps + done, {name: moments[name] for name in kept})
+    return model, total / (torch.stack(actives).sum().clamp(min=1) if actives else len(losses)), memory
+
+
+def keep_moments(active: Tensor | None, new: Moments, old: Moments | None) -> Moments:
+    """What is remembered after a step: nothing new where its batch was padding."""
+    if active is None:
+        return new
+    if not old:
+        return tuple(torch.where(active, after, 0) for after in new)
+    return tuple(torch.where(active, after, before) for after, before in zip(new, old, strict=True))
+
+
+def split_objective(
+    loss_of: LossFunction, model: Params, names: Collection[str], batch: Batch
+) -> tuple[Objective, Params]:
+    """The mean loss of a batch as a function of the parameters ``names``, and their values."""
+    fixed = {name: p for name, p in model.items() if name not in names}
+
+    def objective(block: Params) -> tuple[Tensor, Params]:
+        each, changed = loss_of({**fixed, **block}, batch)
+        return mean_loss(each, batch), changed
+
+    return objective, {name: model[name] for name in names}
+
+
+def accumulate_gradients(
+    work: Work, loss_of: LossFunction, model: Params, names: Collection[str], batch: Batch, how: Optimiser
+) -> tuple[Params, Tensor, Params]:
+    """The gradient of a batch, its loss, and the buffers that moved, computed in micro-batches one by one.
+
+    Each counts by its real rows, so that the sum is the gradient of the whole batch. Buffers move with every
+    micro-batch.
+    """
+    total: Params = {}
+    moved: Params = {}
+    losses = []
+    for piece in cut_batch(batch, how):
+        objective, at = split_objective(loss_of, {**model, **moved}, names, piece)
+        gradients, loss, changed = work.gradient(objective, at)
+        share: float | Tensor
+        if "mask" in piece:  # nothing counts of a micro-batch that is all padding
+            real = piece["mask"].any()
+            share = torch.where(real, piece["mask"].sum().to(loss.dtype) / batch["mask"].sum(), 0)
+        else:
+            real, share = None, count_rows(piece) / count_rows(batch)
+        total = {name: g * share + total[name] if total else g * share for name, g in gradients.items()}
+        losses.append(loss * share)
+        for name, value in changed.items():
+            before = moved.get(name, model[name])
+            moved[name] = value if real is None else torch.where(real, value, before)
+    return total, torch.stack(losses).sum(), moved
+
+
+def cut_batch(batch: Batch, how: Optimiser) -> Iterator[Batch]:
+    """The micro-batches of a step; of all rows, as many as are to be accumulated."""
+    rows = len(next(iter(batch.values())))
+    size = -(-rows // how.accumulate) if how.batch_size in (ALL, None) else int(how.batch_size)
+    for at in range(0, rows, size):
+        yield {name: column[at : at + size] for name, column in batch.items()}
+
+
+def find_rates(work: Work, model: Params, options: Mapping[str, Optimiser], centre: Params | None) -> dict[str, Rate]:
+    """The rates of the parameters whose steps may be taken inside the backward pass.
+
+    Momentum, Adam, clipping, accumulation and a decay within the phase need the gradient itself. So does a ``work``
+    whose gradient an algorithm has changed. For a single client it pays where some parameter is large.
+    """
+    first = next(iter(options.values()))
+    if first.clip is not None or first.accumulate > 1 or first.lr_decay != "constant":
+        return {}
+    if work.gradient not in (autograd_gradient, block_gradient):
+        return {}
+    if work.gradient is autograd_gradient and max(model[name].numel() for name in options) < steps.LEAST:
+        return {}
+    return {
+        name: Rate(how.lr * work.scale, how.weight_decay + (0 if centre is None else how.pull))
+        for name, how in options.items()
+        if not how.orders
+    }
