@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from moiety.clients import clock as clock
     from moiety.data import FederatedData as FederatedData
     from moiety.errors import MoietyError as MoietyError
+    from moiety.experiments.sweep import sweep as sweep
     from moiety.local import kernels as kernel  # noqa: F401
     from moiety.local import priors as prior  # noqa: F401
     from moiety.local import schedules as schedule  # noqa: F401
@@ -92,6 +93,7 @@ _WHERE = {
     "sgd": "moiety.local.sgd:sgd",
     "solver": "moiety.local.solvers",
     "split": "moiety.split",
+    "sweep": "moiety.experiments.sweep:sweep",
     "task": "moiety.task",
     "verify": "moiety.run.verify:verify",
 }
