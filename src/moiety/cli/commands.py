@@ -194,6 +194,45 @@ def sweep(
         raise Interrupted("interrupted; the same command goes on") from None
 
 
+@app.command(context_settings=_HELP)
+def tune(
+    target: Annotated[str, _FILE],
+    space: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--space",
+            metavar="a.b=LOW..HIGH[:log]",
+            help="Values of the file to search, as in algorithm.shared=0.01..1:log (whole numbers between whole"
+            " numbers), or a list, as in algorithm.name=fedavg,fedalt. Repeatable.",
+        ),
+    ] = None,
+    trials: Annotated[
+        int, typer.Option("--trials", metavar="N", help="How many trials, with those that are in the folder already.")
+    ] = 20,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="S", help="run.seed of all trials, and the seed of the search.")
+    ] = 0,
+    sets: Annotated[list[str] | None, _SET] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="DIR", help="Folder of the search; by default runs/NAME-tune.")
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print the closing sentence and the folder, nothing else.")
+    ] = False,
+) -> None:
+    """Search values of a file with Optuna, by validation rows; trials that fall behind are stopped (pruned).
+
+    Needs pip install 'moiety[tune]'. A search that was stopped goes on when the same command is given again; more
+    trials can be added.
+    """
+    from moiety.cli.sweep import run_tune
+
+    try:
+        run_tune(target, space or [], trials, seed, sets or [], out, quiet)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; the same command goes on") from None
+
+
 @app.command("list", context_settings=_HELP)
 def list_(
     what: Annotated[str, typer.Argument(metavar="KIND", help=f"One of {', '.join(KINDS)}.")],

@@ -70,7 +70,7 @@ def name_folder(point: Point) -> str:
     >>> name_folder({"algorithm.shared": 0.1, "run.rounds": 5})
     'algorithm.shared=0.1,run.rounds=5'
     >>> name_folder({"model.hidden": [32]})
-    'model.hidden=32~72e4fd5f'
+    'model.hidden=32~33900d27'
     """
     name = name_point(point).replace(", ", ",")
     safe = re.sub(r"[^\w.,=+-]+", "", name)[:LONGEST]

@@ -23,6 +23,7 @@ from moiety.experiments.parallel import count_jobs, run_cells
 from moiety.experiments.records import Cell, Results, Row, Section, Watch, watch_nothing
 from moiety.experiments.runner import Runner
 from moiety.files import (
+    LOCK,
     RECIPE,
     TABLE,
     TABLE_FORMAT,
@@ -34,7 +35,7 @@ from moiety.files import (
     write_sealed,
 )
 from moiety.loop.divergence import DivergenceError
-from moiety.reports.words import format_count, format_metric, is_percentage
+from moiety.reports.words import format_count, format_metric, is_percentage, list_names
 from moiety.run.settings import Settings
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def sweep(
     plans[0].check()
     folder = None if out is None else make_folder(Path(out), private=False)
     with lock_folder(folder), note_files() as files:
-        runner = Runner(folder, files=files, watch=watch, id=_begin(target, folder))
+        runner = Runner(folder, files=files, watch=watch, id=begin_folder(folder, "sweep", _describe(target)))
         cells = [plan.cell(runner) for plan in plans]
         for done, (cell, row) in enumerate(run_cells(runner, cells, count), 1):
             if on_result is not None:
@@ -144,7 +145,7 @@ class Plan:
                 return {**arguments, "seed": seed, "settings": own}
 
             return Plan(point, seed, None, make, lambda: None)
-        config = configure(_read_tables(target), point, seed)
+        config = configure(read_tables(target), point, seed)
         _check_share(config.options.engine, config.options.settings, jobs)
         make_from_file = lambda: fit_arguments(config, workers)  # noqa: E731
         return Plan(point, seed, config.options.engine, make_from_file, lambda: make_parts(config))
@@ -158,7 +159,7 @@ class Plan:
             try:
                 return runner.fit(inner)
             except DivergenceError as error:
-                return {"failed": str(error), "engine": None}
+                return {"failed": str(error), "score": None, "engine": None}
 
         return Cell(key=key, work=work)
 
@@ -195,7 +196,8 @@ def _score(clients: Sequence[Row]) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _read_tables(target: Target) -> Table:
+def read_tables(target: Target) -> Table:
+    """The tables of a file, or those that are given."""
     if isinstance(target, Mapping):
         return dict(target)
     wanted = "a TOML file, its tables, or a function that gives the arguments of moiety.fit"
@@ -203,22 +205,28 @@ def _read_tables(target: Target) -> Table:
     return read_file(Path(target))  # type: ignore[arg-type]
 
 
-def _begin(target: Target, folder: Path | None) -> str:
-    """The id of the sweep in a folder, begun there if there is none; one of another file is refused."""
+def _describe(target: Target) -> Any:
+    """What tells a target from others; of a function, its name alone."""
+    return getattr(target, "__qualname__", "function") if callable(target) else read_tables(target)
+
+
+def begin_folder(folder: Path | None, what: str, plan: Any) -> str:
+    """The id of what is in a folder, begun there if there is nothing; another thing, or another plan, is refused."""
     if folder is None:
         return ""
-    name = getattr(target, "__qualname__", "function") if callable(target) else None
-    base = name or digest(json.dumps(_read_tables(target), sort_keys=True, default=str).encode())
+    base = digest(json.dumps(plan, sort_keys=True, default=str).encode())
     file, hint = folder / RECIPE, "Choose another folder."
     if not file.is_file():
-        taken = sorted(place.name for place in folder.iterdir() if not place.name.startswith("."))
-        must(not taken, "out", "an empty folder, or that of a sweep", f"{folder} with {', '.join(taken[:3])}", hint)
+        taken = sorted(place.name for place in folder.iterdir() if place.name != LOCK)
+        must(
+            not taken, "out", f"an empty folder, or one of moiety {what}", f"{folder} with {list_names(taken, 3)}", hint
+        )
         id = secrets.token_hex(8)
-        write_sealed(file, {"recipe": "sweep", "plan": base}, id)
+        write_sealed(file, {"recipe": what, "plan": base}, id)
         return id
     began = read_sealed(file, None, ("run", "recipe", "plan"), hint)
-    must(began["recipe"] == "sweep", "out", "the folder of a sweep", f"{folder}, one of {began['recipe']}", hint)
-    must(began["plan"] == base, "target", f"what the sweep in {folder} began with", "another", hint)
+    must(began["recipe"] == what, "out", f"a folder of moiety {what}", f"{folder}, one of {began['recipe']}", hint)
+    must(began["plan"] == base, "target", f"what the {what} in {folder} began with", "another", hint)
     return str(began["run"])
 
 
