@@ -96,7 +96,7 @@ def read_space(assignments: Sequence[str]) -> dict[str, Range | list[Any]]:
 
 def tune(
     target: str | os.PathLike[str] | Mapping[str, Any],
-    space: Mapping[str, str | Sequence[Any]],
+    space: Mapping[str, str | Range | Sequence[Any]],
     *,
     trials: int = 20,
     seed: int = 0,
