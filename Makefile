@@ -10,7 +10,7 @@ endif
 # Tests that try a sample in the gate, and all of it at night.
 NIGHTLY := tests/engines/test_storage_faults.py tests/engines/test_storage_damage.py tests/engines/test_killed_run.py \
 	tests/engines/test_resume.py tests/conformance/test_conformance_engines.py \
-	tests/conformance/test_conformance_processes.py tests/data/test_folder.py tests/fuzz
+	tests/conformance/test_conformance_processes.py tests/data/test_folder.py tests/engines/test_estimator.py tests/fuzz
 
 .PHONY: demo test mypy pytest nightly pins deviations bench bench-quick install format clean
 

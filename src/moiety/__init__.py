@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from moiety.clients import clock as clock
     from moiety.data import FederatedData as FederatedData
     from moiety.errors import MoietyError as MoietyError
+    from moiety.experiments.sweep import sweep as sweep
+    from moiety.experiments.tune import tune as tune
     from moiety.local import kernels as kernel  # noqa: F401
     from moiety.local import priors as prior  # noqa: F401
     from moiety.local import schedules as schedule  # noqa: F401
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from moiety.local.adam import adamw as adamw
     from moiety.local.online import online as online
     from moiety.local.sgd import sgd as sgd
+    from moiety.run.estimator import PersonalisedClassifier as PersonalisedClassifier
+    from moiety.run.estimator import PersonalisedRegressor as PersonalisedRegressor
     from moiety.run.fit import fit as fit
     from moiety.run.pipeline import Stage as Stage
     from moiety.run.pipeline import pipeline as pipeline
@@ -61,6 +65,8 @@ _WHERE = {
     "FederatedData": "moiety.data:FederatedData",
     "Metric": "moiety.types:Metric",
     "MoietyError": "moiety.errors:MoietyError",
+    "PersonalisedClassifier": "moiety.run.estimator:PersonalisedClassifier",
+    "PersonalisedRegressor": "moiety.run.estimator:PersonalisedRegressor",
     "Run": "moiety.run.result:Run",
     "SetMetric": "moiety.types:SetMetric",
     "Settings": "moiety.run.settings:Settings",
@@ -96,7 +102,9 @@ _WHERE = {
     "sgd": "moiety.local.sgd:sgd",
     "solver": "moiety.local.solvers",
     "split": "moiety.split",
+    "sweep": "moiety.experiments.sweep:sweep",
     "task": "moiety.task",
+    "tune": "moiety.experiments.tune:tune",
     "verify": "moiety.run.verify:verify",
 }
 """Where public names are; those of algorithms stand in the table of ``moiety.algorithms``."""

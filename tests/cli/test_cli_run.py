@@ -14,7 +14,7 @@ import tomli_w
 from cli_command import PERSONAL, SMALL, call, one_line, start
 
 import moiety as mo
-from moiety.cli.config import check_tables, fill_sizes, make_parts
+from moiety.experiments.config import check_tables, fill_sizes, make_parts
 from moiety.run.folder import read_clients, read_config, read_history
 
 

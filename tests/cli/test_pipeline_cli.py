@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cli_command import PERSONAL, SMALL, Result, call, one_line, start
 
-from moiety.cli.config import assign
+from moiety.experiments.config import assign
 from moiety.run.folder import read_clients, read_config, read_history
 
 STAGED = """

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import moiety as mo
-from moiety.cli.config import assign, check_tables, make_parts
+from moiety.experiments.config import assign, check_tables, make_parts
 from moiety.random import hash_words
 
 ODD = [

@@ -13,7 +13,7 @@ import moiety as mo
 from moiety.experiments.runner import Runner
 from moiety.run.folder import read_clients, read_config
 from moiety_recipes.fedalt_stages import build_cell, finetune, list_steps, personalise, pfedme
-from moiety_recipes.fedalt_text import fedalt_text, plan
+from moiety_recipes.fedalt_text import plan
 
 needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_DATA is not set")
 
@@ -120,7 +120,7 @@ def test_a_step_with_dropout_leaves_an_engine_that_cannot_draw_it():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for engine in ("vectorised", "sequential"):
-            runner = Runner(fedalt_text, plan("ci"), None, engine, None, lambda name, place: None)
+            runner = Runner(None, engine)
             plain = runner.run(build_cell(setting, data, made["fedavg"], 0))
             scores[engine] = runner.run(build_cell(setting, data, made["output-dropout-0.3"], 0))
             assert (plain["engine"], scores[engine]["engine"]) == (engine, "sequential")

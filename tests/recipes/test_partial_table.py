@@ -13,7 +13,7 @@ from moiety.experiments.runner import Runner
 from moiety.reports import is_percentage
 from moiety_recipes.fedalt_claims import Comparison
 from moiety_recipes.fedalt_claims import summarise as summarise_all
-from moiety_recipes.fedalt_images import fedalt_images, plan
+from moiety_recipes.fedalt_images import plan
 from moiety_recipes.fedalt_page import compare_settings, show_setting
 from moiety_recipes.fedalt_stages import Sweep, build_cell, finetune, list_steps, personalise, train_together
 
@@ -23,7 +23,7 @@ NAMES += [f"{split}-{how}" for split in SETTING.splits for how in ("finetune", "
 
 
 def runner(folder, watch=lambda name, place: None):
-    return Runner(fedalt_images, plan("ci"), folder, "sequential", None, watch)
+    return Runner(folder, "sequential", watch=watch)
 
 
 def cell(step):

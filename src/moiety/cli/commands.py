@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from moiety import __version__
 from moiety.cli.listing import KINDS
-from moiety.cli.request import Interrupted, Request
+from moiety.cli.request import Interrupted, Request, read_seeds
 from moiety.errors import must
 
 app = typer.Typer(
@@ -67,11 +68,12 @@ def run(
     ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", metavar="N", help="How many rounds to train.")] = None,
     seed: Annotated[
-        int | None,
+        str | None,
         typer.Option(
             "--seed",
-            metavar="S",
-            help="The seed of a recipe, or run.seed of a file; data.seed and model.seed are set with --set.",
+            metavar="S[,S...]",
+            help="The seed of a recipe, or run.seed of a file; data.seed and model.seed are set with --set. 0,1,2 runs"
+            " a file three times, in folders seed-0, seed-1 and seed-2 of --out.",
         ),
     ] = None,
     engine: Annotated[
@@ -126,14 +128,17 @@ def run(
     """
     must(out != "", "out", "a folder", "nothing")
     where = None if out is None else Path(out)
+    each = read_seeds("seed", seed)
     request = Request(
-        target, tuple(sets or ()), rounds, seed, engine, workers, scale, seeds, device, where, resume, quiet
+        target, tuple(sets or ()), rounds, each[0] if len(each) == 1 else None, engine, workers, scale, seeds, device
     )
+    request = replace(request, out=where, resume=resume, quiet=quiet, several=each if len(each) > 1 else ())
     folder: list[Path] = []
     try:
         from moiety.cli.run import run_target
+        from moiety.cli.seeds import run_seeds
 
-        run_target(request, on_folder=folder.append)
+        (run_seeds if request.several else run_target)(request, on_folder=folder.append)
     except KeyboardInterrupt:
         raise Interrupted(_how_to_continue(request, folder)) from None
 
@@ -144,6 +149,88 @@ def _how_to_continue(request: Request, begun: list[Path]) -> str:
     if not begun or not holds_run(begun[0]):
         return "interrupted before anything was written"
     return f"interrupted; continue with: {request.resume_command(begun[0])}"
+
+
+_FILE = typer.Argument(metavar="FILE.toml", help="A configuration file, as for moiety run.")
+_SET = typer.Option("--set", metavar="a.b=c", help="Set a value of the file for all runs. Repeatable.")
+
+
+@app.command(context_settings=_HELP)
+def sweep(
+    target: Annotated[str, _FILE],
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid",
+            metavar="a.b=c,d",
+            help="Values of the file to try, as in algorithm.shared=0.03,0.1. Repeatable: all combinations are run.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option("--seeds", metavar="N", help="How many seeds (run.seed) from 0 on, or which, as in 3,5,8.")
+    ] = "5",
+    sets: Annotated[list[str] | None, _SET] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", metavar="N", help="How many runs at a time, each on a core of its own; all cores."),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="DIR", help="Folder of the sweep; by default runs/NAME-sweep.")
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print the closing sentence and the folder, nothing else.")
+    ] = False,
+) -> None:
+    """Run a file with all values of a grid and several seeds, and name the best on validation rows.
+
+    A sweep that was stopped goes on when the same command is given again. What has ended is not run again, so values
+    and seeds can be added.
+    """
+    from moiety.cli.sweep import run_sweep
+
+    try:
+        run_sweep(target, grid or [], seeds, sets or [], jobs, out, quiet)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; the same command goes on") from None
+
+
+@app.command(context_settings=_HELP)
+def tune(
+    target: Annotated[str, _FILE],
+    space: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--space",
+            metavar="a.b=LOW..HIGH[:log]",
+            help="Values of the file to search, as in algorithm.shared=0.01..1:log (whole numbers between whole"
+            " numbers), or a list, as in algorithm.name=fedavg,fedalt. Repeatable.",
+        ),
+    ] = None,
+    trials: Annotated[
+        int, typer.Option("--trials", metavar="N", help="How many trials, with those that are in the folder already.")
+    ] = 20,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="S", help="run.seed of all trials, and the seed of the search.")
+    ] = 0,
+    sets: Annotated[list[str] | None, _SET] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="DIR", help="Folder of the search; by default runs/NAME-tune.")
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print the closing sentence and the folder, nothing else.")
+    ] = False,
+) -> None:
+    """Search values of a file with Optuna, by validation rows; trials that fall behind are stopped (pruned).
+
+    Needs pip install 'moiety[tune]'. A search that was stopped goes on when the same command is given again; more
+    trials can be added.
+    """
+    from moiety.cli.sweep import run_tune
+
+    try:
+        run_tune(target, space or [], trials, seed, sets or [], out, quiet)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; the same command goes on") from None
 
 
 @app.command("list", context_settings=_HELP)
@@ -162,12 +249,16 @@ def list_(
 @app.command(context_settings=_HELP)
 def compare(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR DIR...", help="Folders of ended runs on the same data.")
+        list[Path],
+        typer.Argument(
+            metavar="DIR...", help="Folders of ended runs on the same data, or folders that hold such runs."
+        ),
     ],
 ) -> None:
     """Compare ended runs, overall and client by client.
 
-    One row for each run, and then the clients of each against the same clients of the first.
+    One row for each run, and then the clients of each against the same clients of the first. Runs that differ in
+    nothing but run.seed make one row, with means and 95% intervals over seeds, and differences are paired by seed.
     """
     from moiety.cli.compare import compare_folders
 

@@ -8,20 +8,57 @@ from pathlib import Path
 from rich.table import Table
 
 from moiety.analysis.versus import column, higher_is_better, versus
+from moiety.cli.groups import Group, group_results, tabulate_groups, tabulate_pairs
 from moiety.cli.output import say, show, table
 from moiety.cli.results import Result, read_result
 from moiety.cli.summary import SHARED_ALONE, count_changes, name_hurt, unit
 from moiety.errors import must
+from moiety.files import CONFIG
 from moiety.reports.words import format_amount, format_gain, format_metric, list_names, make_printable
+from moiety.run.folder import LEDGER
+from moiety.run.verify import list_runs
 
 
 def compare_folders(folders: Sequence[Path]) -> None:
     """Read the folders and print both tables."""
-    must(len(folders) >= 2, "folders", "at least two", len(folders), "As in: moiety compare runs/a runs/b.")
+    runs = [run for folder in folders for run in list_ended(folder)]
+    must(len(runs) >= 2, "folders", "at least two", len(runs), "As in: moiety compare runs/a runs/b.")
+    groups = read_groups(runs)
+    if any(len(group.results) > 1 for group in groups):
+        show_groups(groups)
+    else:
+        show_results([result for group in groups for result in group.results.values()])
+
+
+def list_ended(folder: Path) -> list[Path]:
+    """The folder itself, or the ended runs in folders below it."""
+    if (folder / CONFIG).exists():
+        return [folder]
+    below = [run for run in list_runs(folder) if (run / LEDGER).is_file()]
+    return below or [folder]
+
+
+def read_groups(folders: Sequence[Path]) -> list[Group]:
+    """The results of runs, those of one configuration together."""
     labels = [folder.resolve().name for folder in folders]
     unique = len(set(labels)) == len(labels)
     results = [read_result(f, label if unique else str(f)) for f, label in zip(folders, labels, strict=True)]
-    show_results(results)
+    return group_results(folders, results)
+
+
+def show_groups(groups: Sequence[Group]) -> None:
+    """Print one row per configuration, with intervals over seeds, and the others against the first, seed by seed."""
+    results = [result for group in groups for result in group.results.values()]
+    for other in results[1:]:
+        check_alike(results[0], other)
+    metric = results[0].metric
+    show(tabulate_groups(groups, metric))
+    say(f"means over seeds with 95% intervals; {SHARED_ALONE}")
+    if len(groups) > 1:
+        say()
+        first = make_printable(groups[0].name)
+        say(f"against {first} on the same seeds, gains in {unit(metric)} (+ is better), clients by their mean gain:")
+        show(tabulate_pairs(groups, metric))
 
 
 def show_results(results: Sequence[Result]) -> None:

@@ -6,6 +6,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from moiety.errors import SEED, must, whole
+
 
 class Interrupted(Exception):  # noqa: N818 - to stop is no error
     """The user stopped the work; the message says how to go on."""
@@ -27,6 +29,8 @@ class Request:
     out: Path | None = None
     resume: bool = False
     quiet: bool = False
+    several: tuple[int, ...] = ()
+    """The seeds, where there are several."""
 
     def resume_command(self, folder: Path) -> str:
         """The command line that continues this run in ``folder``."""
@@ -35,6 +39,23 @@ class Request:
             words += ["--set", assignment]
         for name in ("rounds", "seed", "engine", "workers", "scale", "seeds", "device"):
             value = getattr(self, name)
+            value = ",".join(map(str, self.several)) if name == "seed" and self.several else value
             words += [] if value is None else [f"--{name}", str(value)]
         words += ["--quiet"] if self.quiet else []
         return shlex.join([*words, "--resume", "--out", str(folder)])
+
+
+def read_seeds(name: str, text: str | None) -> tuple[int, ...]:
+    """The seeds that an option names, separated by commas.
+
+    >>> read_seeds("seed", "0,1,2"), read_seeds("seed", "7"), read_seeds("seed", None)
+    ((0, 1, 2), (7,), ())
+    """
+    parts = [] if text is None else [part.strip() for part in text.split(",")]
+    numbers = all(part.removeprefix("-").isdecimal() for part in parts)
+    must(numbers, name, "a whole number, or several with commas between them", repr(text), "As in 0,1,2.")
+    seeds = tuple(int(part) for part in parts)
+    for seed in seeds:
+        whole(name, seed, 0, SEED)
+    must(len(set(seeds)) == len(seeds), name, "different numbers", text)
+    return seeds

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import torch
 
-from moiety.cli.config import (
+from moiety.cli.folders import folder_for, keep_assignments, read_assignments, run_name
+from moiety.cli.output import say, show_page
+from moiety.cli.progress import show_progress
+from moiety.cli.request import Request
+from moiety.cli.summary import show_end
+from moiety.errors import must
+from moiety.experiments.config import (
     Config,
     Table,
     assign,
@@ -19,12 +25,6 @@ from moiety.cli.config import (
     read_assignment,
     read_file,
 )
-from moiety.cli.folders import folder_for, keep_assignments, read_assignments, run_name
-from moiety.cli.output import say, show_page
-from moiety.cli.progress import show_progress
-from moiety.cli.request import Request
-from moiety.cli.summary import show_end
-from moiety.errors import must
 from moiety.experiments.registry import list_recipes, load_recipe
 from moiety.files import CONFIG
 from moiety.run.fit import fit

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from moiety.errors import choice, must, whole
 from moiety.experiments.page import write_page
 from moiety.experiments.plans import SCALES, change_plan, describe_plan, plain_fields
-from moiety.experiments.records import Cell, Key, Outcome, Row, Watch
+from moiety.experiments.records import Cell, Key, Outcome, Row, Watch, watch_nothing
 from moiety.files import RECIPE, digest, is_whole_table, make_folder, read_sealed, write_sealed
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def run(
         if out is not None:  # also where nothing is new: the file's time says when the experiment was continued
             began = {"recipe": experiment.name, "plan": _fingerprint(plan), **settled}
             write_sealed(make_folder(out, private=False) / RECIPE, began, run)
-        runner = Runner(experiment, plan, out, engine, settled["device"], watch, run, files)
+        rounds = plan.rounds if experiment.extensible else None
+        runner = Runner(out, engine, experiment.engine, settled["device"], watch, files, id=run, rounds=rounds)
         with contextlib.suppress(StopIteration):
             while True:
                 cell = cells.send(runner.run(cell))
@@ -103,16 +104,18 @@ def _plan(experiment: Experiment[Any], settled: Row) -> tuple[Any, range]:
 class Runner:
     """Runs the cells of one experiment, one after another. ``results`` holds what was kept of those that ended."""
 
-    experiment: Experiment[Any]
-    plan: Any
     out: Path | None
-    engine: str | None
-    device: str | None
-    watch: Watch
-    id: str = ""
-    """Tells what this experiment wrote from what others did."""
+    engine: str | None = None
+    """What the user asked for; where it is None, the cell's own, or else the one of ``default_engine``."""
+    default_engine: str = "auto"
+    device: str | None = None
+    watch: Watch = watch_nothing
     files: dict[str, dict[str, str]] = field(default_factory=dict)
     """The files of data sets that were read since the experiment began, by name."""
+    id: str = ""
+    """Tells what this experiment wrote from what others did."""
+    rounds: int | None = None
+    """Where cells that ended may be trained on: up to which round."""
     results: dict[Key, Row] = field(default_factory=dict)
     runs: dict[Key, Run] = field(default_factory=dict)
     """Runs by key where nothing is written, for those that start from them."""
@@ -124,9 +127,9 @@ class Runner:
         must(cell.key not in self.results, "key", "that of one cell only", cell.key)
         file = None if self.out is None else self.out / f"{cell.place}.json"
         row = None if file is None else self._read(cell, file)
-        if row is None or (self.experiment.extensible and row["rounds"] < self.plan.rounds):
+        if row is None or (self.rounds is not None and row["rounds"] < self.rounds):
             began = time.perf_counter()
-            row = cell.work() if cell.work else self._fit(cell)
+            row = cell.work() if cell.work else self.fit(cell)
             row["seconds"] = time.perf_counter() - began
             if self.files:
                 row["files"] = list(self.files.values())
@@ -151,7 +154,8 @@ class Runner:
         must(own, file.name, f"the result of {cell.label}", f"that of another cell in {file}")
         return dict(kept["result"])
 
-    def _fit(self, cell: Cell) -> Row:
+    def fit(self, cell: Cell) -> Row:
+        """Begin or continue the run of a cell; what is kept of it."""
         from moiety.run.fit import fit
         from moiety.run.resume import resume
         from moiety.run.settings import Settings
@@ -166,7 +170,7 @@ class Runner:
             again = {key: options[key] for key in (*AGAIN, "engine", "on_round") if key in options}
             run: Run = resume(folder, rounds=options["rounds"], **again)
         else:
-            run = fit(**options, out=folder, start=self._start(cell))
+            run = fit(**{"start": self._start(cell), **options}, out=folder)
         if folder is None and cell.stored:
             self.runs[cell.key] = run
         return {**cell.keep(run), "engine": run.engine}
@@ -175,7 +179,7 @@ class Runner:
         """The engine asked for; where it is left open, the one that the cell's group has measured."""
         from moiety.engines.auto import OPEN
 
-        engine = self.engine or cell.engine or self.experiment.engine
+        engine = self.engine or cell.engine or self.default_engine
         if engine in OPEN and cell.group is not None:
             engine = self.measured.get(cell.group, engine)
         return engine if cell.vectorise else engine.replace("vectorised", "sequential")

@@ -70,29 +70,33 @@ def assign(tables: Table, assignment: str) -> None:
     >>> tables
     {'model': {'name': 'mlp', 'hidden': [32, 16]}, 'run': {'rounds': 7, 'engine': 'auto'}}
     """
-    path, value = read_assignment(assignment, "section.key=value")
+    put_value(tables, *read_assignment(assignment, "section.key=value"))
+
+
+def put_value(tables: Table, path: str, value: Any, option: str = "--set") -> None:
+    """Put a value into the tables at a ``path`` such as ``run.rounds``; messages name the ``option``."""
     keys = [key.strip() for key in path.split(".")]
-    must(all(keys), "--set", "of the form section.key=value", assignment)
-    must(keys[0] in KNOWN, "--set", f"for one of the sections {', '.join(KNOWN)}", keys[0], near(keys[0], KNOWN))
-    must(len(keys) > 1 or keys[0] != "run", "--set", "for a key of [run]", assignment, "As in run.rounds=100.")
-    table, above = (_stage_table(tables, keys, assignment), 2) if keys[0] == "stage" else (tables, 0)
+    must(all(keys), option, "of the form section.key=value", path)
+    must(keys[0] in KNOWN, option, f"for one of the sections {', '.join(KNOWN)}", keys[0], near(keys[0], KNOWN))
+    must(len(keys) > 1 or keys[0] != "run", option, "for a key of [run]", path, "As in run.rounds=100.")
+    table, above = (_stage_table(tables, keys, option), 2) if keys[0] == "stage" else (tables, 0)
     for depth, key in enumerate(keys[above:-1], start=above + 1):
         inner = table.get(key, {})
         inner = {"name": inner} if isinstance(inner, str) and keys[0] != "run" else inner
-        must(isinstance(inner, dict), "--set", "for a key of a table", f"{'.'.join(keys[:depth])}, which is none")
+        must(isinstance(inner, dict), option, "for a key of a table", f"{'.'.join(keys[:depth])}, which is none")
         table[key] = table = inner
     table[keys[-1]] = value
 
 
-def _stage_table(tables: Table, keys: Sequence[str], assignment: str) -> Table:
+def _stage_table(tables: Table, keys: Sequence[str], option: str) -> Table:
     """The table of the stage that ``stage.N.key`` names, counted from 1 as the folders of stages are."""
-    must(len(keys) > 2, "--set", "for a key of a stage", assignment, "As in stage.1.rounds=100.")
+    must(len(keys) > 2, option, "for a key of a stage", ".".join(keys), "As in stage.1.rounds=100.")
     stages = tables.get("stage")
     stages = stages if isinstance(stages, list) else []
     known = keys[1].isdecimal() and 1 <= int(keys[1]) <= len(stages)
-    must(known, "--set", f"for one of {len(stages)} stages, counted from 1", f"stage.{keys[1]}")
+    must(known, option, f"for one of {len(stages)} stages, counted from 1", f"stage.{keys[1]}")
     table = stages[int(keys[1]) - 1]
-    must(isinstance(table, dict), "--set", "for a key of a table", f"stage.{keys[1]}, which is none")
+    must(isinstance(table, dict), option, "for a key of a table", f"stage.{keys[1]}, which is none")
     return table  # type: ignore[no-any-return]
 
 
@@ -104,11 +108,16 @@ def read_assignment(assignment: str, form: str = "name=value") -> tuple[str, Any
     """
     name, equals, text = assignment.partition("=")
     must(bool(equals) and bool(name.strip()), "--set", f"of the form {form}", assignment or "nothing")
+    return name.strip(), read_value(text)
+
+
+def read_value(text: str) -> Any:
+    """A value of TOML, or else the text itself."""
     value = text.strip()
     with contextlib.suppress(ValueError, RecursionError):  # that is no TOML, or nested too deeply
         parsed = tomllib.loads(f"value = {value}")
         value = parsed["value"] if len(parsed) == 1 else value
-    return name.strip(), value
+    return value
 
 
 def check_tables(tables: Table) -> Config:

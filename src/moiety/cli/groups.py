@@ -1,0 +1,96 @@
+"""Runs that differ in their seed alone, as one row: means and intervals over seeds, and differences paired by seed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.table import Table
+
+from moiety.analysis.intervals import interval
+from moiety.analysis.versus import changes, column, higher_is_better
+from moiety.cli.output import table
+from moiety.cli.results import Result
+from moiety.reports.words import format_gain, format_metric, make_printable
+
+ANY = ("seed", "engine", "engine_reason", "workers", "worker_timeout", "on_divergence")
+"""The keys of ``[run]`` in which runs of one group may differ: the seed, and what changes no number."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one configuration, by their seeds."""
+
+    name: str
+    results: dict[int, Result] = field(default_factory=dict)
+
+
+def group_results(folders: Sequence[Path], results: Sequence[Result]) -> list[Group]:
+    """The runs in groups, in the order of their first. A configuration and seed that come twice make two groups."""
+    groups: list[tuple[str, Group]] = []
+    for folder, result in zip(folders, results, strict=True):
+        key, seed = _describe(result.config), int(result.config["run"].get("seed", 0))
+        group = next((each for known, each in groups if known == key and seed not in each.results), None)
+        if group is None:
+            own = folder.resolve()
+            name = own.parent.name if own.name == f"seed-{seed}" else result.name
+            group = Group(name)
+            groups.append((key, group))
+        group.results[seed] = result
+    return [group for _, group in groups]
+
+
+def _describe(config: dict[str, Any]) -> str:
+    """The configuration without what runs of one group may differ in. Attackers that a share drew differ by seed."""
+    run = {key: value for key, value in config["run"].items() if key not in ANY}
+    if "attackers" in run:
+        run["attackers"] = len(run["attackers"])
+    return json.dumps({**config, "run": run}, sort_keys=True, default=str)
+
+
+def tabulate_groups(groups: Sequence[Group], metric: str) -> Table:
+    """A row for each group: means and 95% intervals over its seeds."""
+    rows = []
+    for group in groups:
+        runs = list(group.results.values())
+        scores = [[run.personal[key] for run in runs] for key in ("metric", "metric_unweighted")]
+        shown = [_show(values, lambda value: format_metric(value, metric)) for values in scores]
+        shown.append(format_metric(fmean(run.personal["worst_decile"] for run in runs), metric))
+        shown.append(format_metric(fmean(run.shared["metric"] for run in runs), metric))
+        rows.append([make_printable(group.name), runs[0].part_name("algorithm"), str(len(runs)), *shown])
+    heads = ["runs", "algorithm", "seeds", metric, "client\nmean", "worst\ntenth", "shared\nalone"]
+    return table(heads, rows, text=(0, 1))
+
+
+def tabulate_pairs(groups: Sequence[Group], metric: str) -> Table:
+    """Each group against the first, over the seeds that both have: the paired gain, and clients by their mean gain."""
+    base = groups[0]
+    results = [result for group in groups for result in group.results.values()]
+    higher = higher_is_better(metric, *(result.clients for result in results))
+    sign = 1 if higher else -1
+    rows = []
+    for group in groups[1:]:
+        seeds = [seed for seed in group.results if seed in base.results]
+        pairs = [(group.results[seed], base.results[seed]) for seed in seeds]
+        gains = [sign * float(new.personal["metric"] - old.personal["metric"]) for new, old in pairs]
+        own = [changes(column(new.clients), column(old.clients), higher_is_better=higher) for new, old in pairs]
+        means = [fmean(each[name] for each in own if name in each) for name in dict.fromkeys(n for e in own for n in e)]
+        counts = [sum(gain > 0 for gain in means), sum(gain == 0 for gain in means), sum(gain < 0 for gain in means)]
+        shown = _show(gains, lambda gain: format_gain(gain, metric))
+        rows.append([make_printable(group.name), str(len(seeds)), shown, *map(str, counts)])
+    return table(["runs", "seeds\npaired", "gain", "clients\nbetter", "equal", "worse"], rows)
+
+
+def _show(values: Sequence[float], write: Any) -> str:
+    """A mean with its interval; a dash where a value is missing or not finite."""
+    if not values or not all(math.isfinite(value) for value in values):
+        return "-"
+    over = interval([float(value) for value in values])
+    if over.low is None or over.high is None:
+        return str(write(over.mean))
+    return f"{write(over.mean)} [{write(over.low)}, {write(over.high)}]"

@@ -1,0 +1,87 @@
+"""``moiety sweep`` and ``moiety tune``: a line for each run, and what came out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from moiety.cli.folders import RUNS, run_name
+from moiety.cli.output import say, show_page
+from moiety.cli.progress import show_progress
+from moiety.cli.request import read_seeds
+from moiety.errors import must
+from moiety.experiments.config import Table, assign, read_file
+from moiety.experiments.grid import read_grid
+from moiety.experiments.parallel import count_jobs
+from moiety.experiments.records import Row
+from moiety.experiments.sweep import check_seeds, sweep
+from moiety.experiments.tune import read_space, tune
+from moiety.reports.words import format_metric
+
+
+def run_sweep(
+    target: str, grid: Sequence[str], seeds: str, sets: Sequence[str], jobs: int | None, out: str | None, quiet: bool
+) -> None:
+    """Run what has not ended yet, and print the table."""
+    tables, folder = _open(target, sets, out, "sweep")
+    numbers = read_seeds("seeds", seeds)
+    values = read_grid(grid)
+    runs = len(check_seeds(numbers[0] if len(numbers) == 1 else numbers))
+    for each in values.values():
+        runs *= len(each)
+    count = count_jobs(jobs, runs)
+    with show_progress(quiet or count > 1) as watch:
+        result = sweep(
+            tables,
+            values,
+            seeds=numbers[0] if len(numbers) == 1 else numbers,
+            out=folder,
+            jobs=count,
+            watch=watch,
+            on_result=None if quiet else show_result,
+        )
+    if quiet:
+        say(result.sentence)
+    else:
+        say()
+        show_page(result.page)
+        say()
+    say(f"results in {folder}")
+
+
+def run_tune(
+    target: str, space: Sequence[str], trials: int, seed: int, sets: Sequence[str], out: str | None, quiet: bool
+) -> None:
+    """Run the trials that have not ended yet, and print the best."""
+    tables, folder = _open(target, sets, out, "tune")
+    with show_progress(quiet) as watch:
+        wanted = None if quiet else show_result
+        result = tune(
+            tables, dict(read_space(space)), trials=trials, seed=seed, out=folder, watch=watch, on_result=wanted
+        )
+    say(result.sentence)
+    say(f"results in {folder}")
+
+
+def _open(target: str, sets: Sequence[str], out: str | None, what: str) -> tuple[Table, Path]:
+    """The tables of the file, with what the command sets, and the folder that results go to."""
+    must(bool(target), "target", "a TOML file", "nothing")
+    must(out != "", "out", "a folder", "nothing")
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    path = Path(target)
+    tables = read_file(path)
+    for assignment in sets:
+        assign(tables, assignment)
+    return tables, RUNS / f"{run_name(path)}-{what}" if out is None else Path(out)
+
+
+def show_result(name: str, row: Row, done: int, of: int) -> None:
+    """Print a line for a run that has ended."""
+    shown = row.get("failed") or row.get("state", "")
+    if row["score"] is not None:
+        shown = f"{row.get('part', 'validation')} {row['metric']} {format_metric(row['score'], row['metric'])}"
+    say(f"{done:>{len(str(of))}}/{of}  {name}  {shown}")

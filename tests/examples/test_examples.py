@@ -1,0 +1,53 @@
+"""The examples run, at a small size, and show what they say they show."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+import moiety as mo
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+OURS = ("hospital", "own_algorithm", "sklearn_grid")
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_an_example_is_short(name):
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 40
+
+
+def test_every_hospital_is_named_with_its_gain(capsys):
+    run = load("hospital").main(rounds=15)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines[:8]] == [f"site-{k}" for k in range(8)]
+    assert sum(row["gain"] for row in run.clients) > 0  # half of the sites are coded the other way round
+
+
+def test_fedprox_without_a_pull_is_fedavg():
+    """Li et al. 2020: mu = 0 is FedAvg."""
+    example = load("own_algorithm")
+    runs = example.main(rounds=2, pulls=(0.0, 1.0))
+    fed = mo.data.load("digits", clients=10, partition=mo.data.dirichlet(0.1), seed=0)
+    model = mo.models.linear(64, 10)
+    wanted = mo.fit(model, fed, mo.fedavg(shared=0.1), rounds=2).shared_parameters()
+    free, pulled = (run.shared_parameters() for run in runs.values())
+    assert all(torch.equal(free[name], wanted[name]) for name in wanted)
+    assert not all(torch.equal(pulled[name], wanted[name]) for name in wanted)
+
+
+def test_the_grid_prefers_personal_models_and_unseen_sites_have_the_shared_one(capsys):
+    search, new = load("sklearn_grid").main(rounds=6, patients=18)
+    assert search.best_params_["algorithm"].name == "fedalt"
+    assert search.best_score_ > 0.7
+    assert abs(new.mean() - 0.5) < 0.2  # no model can know how a new site codes the label
+    assert "sites never seen" in capsys.readouterr().out
