@@ -467,7 +467,8 @@ def test_a_file_imports_no_recipe_and_no_compiler(tmp_path):
     """PyTorch's compiler takes as long to import as the rest of PyTorch."""
     (tmp_path / "first.toml").write_text(
         'data = {name = "digits", clients = 5, partition = "iid"}\nmodel = "linear"\n'
-        'algorithm = {name = "fedavg", shared = 0.1}\n[run]\nrounds = 1\nengine = "sequential"\n'
+        'algorithm = {name = "fedavg", shared = 0.1, server = {name = "adam", lr = 0.1}}\n'
+        '[run]\nrounds = 1\nengine = "sequential"\n'
     )
     text = (
         "import sys; from moiety.cli import main; code = main(['run', 'first.toml', '-q']);"

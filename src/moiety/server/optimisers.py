@@ -2,61 +2,57 @@
 
 The mean change is taken as a descent direction (Reddi et al. 2021, "Adaptive Federated Optimization"): its negative is
 given to an optimiser of ``torch.optim`` as the gradient. The optimiser's state is part of the server's state, so
-it persists across rounds and checkpoints.
+it persists across rounds and checkpoints. The functions of ``torch.optim`` are called, not its classes, which import
+PyTorch's compiler: that takes more than a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.adagrad import adagrad as torch_adagrad
+from torch.optim.adam import adam as torch_adam
+from torch.optim.sgd import sgd as torch_sgd
 
 from moiety.errors import kind, number, positive
 from moiety.spec import recorded
 from moiety.types import Params, ServerOptimiser, Tree
 
+State = dict[str, Tensor]
 
-class _Yogi(torch.optim.Optimizer):
-    """Yogi (Zaheer et al. 2018): Adam with an additive second moment, v <- v - (1 - b2) sign(v - g^2) g^2."""
 
-    def __init__(self, params: Iterable[Tensor], lr: float, betas: tuple[float, float], eps: float) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
+def _functional(
+    first: Callable[[Tensor], State], move: Callable[[list[Tensor], list[Tensor], list[State]], None]
+) -> ServerOptimiser:
+    """A pure view of an optimiser that edits parameters and states in place: state in, state out.
+
+    ``first`` makes the state of a parameter, and ``move`` is one step, given the gradients.
+    """
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            (b1, b2), lr, eps = group["betas"], group["lr"], group["eps"]
-            for p in group["params"]:
-                state, square = self.state[p], p.grad.square()
-                if not state:
-                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.full_like(p, eps**2)
-                state["exp_avg"].mul_(b1).add_(p.grad, alpha=1 - b1)
-                moved = torch.sign(state["exp_avg_sq"] - square) * square
-                state["exp_avg_sq"].sub_(moved, alpha=1 - b2)
-                p.sub_(lr * state["exp_avg"] / (state["exp_avg_sq"].sqrt() + eps))
-
-
-def _functional(make: Callable[[list[Tensor]], torch.optim.Optimizer]) -> ServerOptimiser:
-    """A pure view of a ``torch.optim`` optimiser: state in, state out, no argument edited."""
-
     def run(shared: Params, change: Params, state: Tree) -> tuple[Params, Tree]:
-        if not shared:  # everything is personal: torch refuses an optimiser of nothing
-            return {}, {}
         moved = {n: p.clone() for n, p in shared.items()}
-        optimiser = make(list(moved.values()))
-        for name, p in moved.items():
-            p.grad = -change[name]
-            if name in state:
-                optimiser.state[p] = {k: v.clone() for k, v in state[name].items()}
-        optimiser.step()
-        kept = {n: {k: v for k, v in optimiser.state[p].items() if v is not None} for n, p in moved.items()}
-        for p in moved.values():
-            p.grad = None
+        kept = {n: {k: v.clone() for k, v in state[n].items()} if n in state else first(p) for n, p in moved.items()}
+        move(list(moved.values()), [-change[n] for n in moved], list(kept.values()))
         return moved, kept
 
     return ServerOptimiser(lambda shared: {}, run)
+
+
+def _step_count() -> Tensor:
+    """The number of steps so far; it counts far beyond what a default type of few digits could."""
+    return torch.tensor(0.0, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32))
+
+
+def _columns(states: list[State], *names: str) -> list[list[Tensor]]:
+    return [[state[name] for state in states] for name in names]
+
+
+def _any_complex(params: list[Tensor]) -> bool:
+    return any(p.is_complex() for p in params)
 
 
 @recorded
@@ -65,7 +61,16 @@ def sgd(*, lr: float = 1.0, momentum: float = 0.0) -> ServerOptimiser:
     _check(lr)
     number("server.momentum", momentum, ">= 0 and < 1", lambda x: 0 <= x < 1)
     if momentum:
-        return _functional(lambda p: torch.optim.SGD(p, lr=lr, momentum=momentum))
+
+        def move(params: list[Tensor], grads: list[Tensor], states: list[State]) -> None:
+            buffers: list[Tensor | None] = [state.get("momentum_buffer") for state in states]  # none in the first step
+            fixed: dict[str, Any] = {"weight_decay": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False}
+            torch_sgd(params, grads, buffers, lr=lr, momentum=momentum, **fixed)
+            for state, buffer in zip(states, buffers, strict=True):
+                assert buffer is not None
+                state["momentum_buffer"] = buffer
+
+        return _functional(lambda p: {}, move)
     return ServerOptimiser(
         init=lambda shared: {},
         step=lambda shared, change, state: ({n: p.add(change[n], alpha=lr) for n, p in shared.items()}, {}),
@@ -76,21 +81,65 @@ def sgd(*, lr: float = 1.0, momentum: float = 0.0) -> ServerOptimiser:
 def adam(*, lr: float, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> ServerOptimiser:
     """FedAdam: Adam on the mean change, bias-corrected as Pillutla et al. 2022 have it (Reddi et al. 2021 are not)."""
     _check(lr, beta1, beta2, eps)
-    return _functional(lambda p: torch.optim.Adam(p, lr=lr, betas=(beta1, beta2), eps=eps))
+
+    def first(p: Tensor) -> State:
+        return {"step": _step_count(), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+
+    def move(params: list[Tensor], grads: list[Tensor], states: list[State]) -> None:
+        means, squares, steps = _columns(states, "exp_avg", "exp_avg_sq", "step")
+        rates: dict[str, Any] = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps}
+        fixed: dict[str, Any] = {
+            "amsgrad": False,
+            "weight_decay": 0.0,
+            "maximize": False,
+            "has_complex": _any_complex(params),
+        }
+        torch_adam(params, grads, means, squares, [], steps, **rates, **fixed)
+
+    return _functional(first, move)
 
 
 @recorded
 def adagrad(*, lr: float, eps: float = 1e-10) -> ServerOptimiser:
     """FedAdagrad; the sum of squares starts at eps^2, the least that Reddi et al. 2021 allow."""
     _check(lr, eps=eps)
-    return _functional(lambda p: torch.optim.Adagrad(p, lr=lr, eps=eps, initial_accumulator_value=eps**2))
+
+    def first(p: Tensor) -> State:
+        least = complex(eps**2, eps**2) if p.is_complex() else eps**2
+        return {"step": _step_count(), "sum": torch.full_like(p, least)}
+
+    def move(params: list[Tensor], grads: list[Tensor], states: list[State]) -> None:
+        sums, steps = _columns(states, "sum", "step")
+        fixed: dict[str, Any] = {
+            "weight_decay": 0.0,
+            "lr_decay": 0.0,
+            "maximize": False,
+            "has_complex": _any_complex(params),
+        }
+        torch_adagrad(params, grads, sums, steps, lr=lr, eps=eps, **fixed)
+
+    return _functional(first, move)
 
 
 @recorded
 def yogi(*, lr: float, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-3) -> ServerOptimiser:
-    """FedYogi, with the constants of Reddi et al. 2021 (no bias correction, second moment starts at eps^2)."""
+    """FedYogi, with the constants of Reddi et al. 2021 (no bias correction, second moment starts at eps^2).
+
+    Yogi (Zaheer et al. 2018) is Adam with an additive second moment, v <- v - (1 - b2) sign(v - g^2) g^2.
+    """
     _check(lr, beta1, beta2, eps)
-    return _functional(lambda p: _Yogi(p, lr, (beta1, beta2), eps))
+
+    def first(p: Tensor) -> State:
+        return {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.full_like(p, eps**2)}
+
+    def move(params: list[Tensor], grads: list[Tensor], states: list[State]) -> None:
+        for p, grad, state in zip(params, grads, states, strict=True):
+            mean, second, square = state["exp_avg"], state["exp_avg_sq"], grad.square()
+            mean.mul_(beta1).add_(grad, alpha=1 - beta1)
+            second.sub_(torch.sign(second - square) * square, alpha=1 - beta2)
+            p.sub_(lr * mean / (second.sqrt() + eps))
+
+    return _functional(first, move)
 
 
 def _check(lr: float, beta1: float = 0.0, beta2: float = 0.0, eps: float = 1.0) -> None:
