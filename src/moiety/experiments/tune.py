@@ -197,7 +197,7 @@ def _make_cell(runner: Runner, config: Config, at: int, point: Point, trial: opt
         value = _sign(row["metric_name"]) * row["metric"]
         reports.append((row["round"], value))
         trial.report(value, row["round"])
-        return row["round"] < (config.options.rounds or 0) and trial.should_prune()
+        return row["round"] < (config.options.rounds or 0) and bool(trial.should_prune())
 
     def watch(name: str, folder: Path | None) -> OnRound:
         show = runner_watch(name, folder)
