@@ -55,17 +55,15 @@ def fedalt(
         schedule: of the client learning rates across rounds; constant by default.
         stateful: False lets v_i start anew from its first value each time (appendix C.4).
     """
-    shared_optimiser, personal_optimiser = (
-        optimiser_work("shared", shared),
-        optimiser_work("personal", personal, without=() if stateful else ("keep_state",)),
-    )
+    shared_optimiser = optimiser_work("shared", shared)
+    personal_optimiser = optimiser_work("personal", personal, without=() if stateful else ("keep_state",))
     weight = client_weights(weighting, shared_optimiser.rows)
 
     def local_v(work: Work, u: Params, state: Personal) -> tuple[Params, Tensor, Kept]:
         # Algorithm 2, lines 2-5: v_{i,k+1} = v_{i,k} - gamma_v grad_v F_i(u, v_{i,k})
         model, parts = work.compose(u, state.personal), {work.personal: personal_optimiser}
-        centre = work.task.init
-        return continue_training(work, model, work.batches("personal"), parts, state.memory, centre=centre)
+        batches, centre = work.batches("personal"), work.task.init
+        return continue_training(work, model, batches, parts, state.memory, centre=centre)
 
     def client_update(work: Work, u: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
         model, loss_v, memory = local_v(work, u, state)

@@ -34,6 +34,11 @@ class Adam(Optimiser):
         """Two: means and squares."""
         return 2
 
+    @property
+    def counts_steps(self) -> bool:
+        """Always: how biased moments are depends on it."""
+        return True
+
     def direction(self, g: Tensor, moments: Moments, step: int | Tensor) -> tuple[Tensor, Moments]:
         """The mean gradient over the root of the mean square, both without the bias of their start at 0."""
         one, two = self.betas

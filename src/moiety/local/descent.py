@@ -69,6 +69,7 @@ def continue_training(
     losses: list[Tensor] = []
     actives: list[Tensor] = []
     done: int | Tensor = 0
+    counting = bool(memory) or any(how.counts_steps for how in options.values())
     for batch in batches:
         active = batch["mask"].any() if "mask" in batch else None
         # From the second step on the trained tensors are ours, and may be edited in place.
@@ -85,18 +86,14 @@ def continue_training(
                 c = centre[name] if active is None else torch.where(active, centre[name], 0)
                 p.add_(c, alpha=rates[name].lr * options[name].pull)
         factor = first.decay_factor(done, work.examples)
-        done = done + (1 if active is None else active.to(work.examples.dtype))
+        if counting:
+            done = done + (1 if active is None else active.to(work.examples.dtype))
         for name, g in gradients.items():
             how, p = options[name], model[name]
-            if how.weight_decay and not how.decoupled:
-                g = g.add(p, alpha=how.weight_decay)
-            if how.pull and centre is not None:
-                g = g.add(p - centre[name], alpha=how.pull)
             count = memory.steps + done if memory and name in kept else done
-            g, remembered = how.direction(g, moments.get(name, ()), count)
+            pulled = p - centre[name] if how.pull and centre is not None else None
+            g, remembered = find_direction(how, p, g, pulled, moments.get(name, ()), count)
             moments[name] = keep_moments(active, remembered, moments.get(name))
-            if how.weight_decay and how.decoupled:
-                g = g.add(p, alpha=how.weight_decay)
             if isinstance(factor, Tensor):
                 g = g * factor.to(g.dtype)
             if active is not None:
@@ -114,6 +111,23 @@ def continue_training(
     if memory:
         memory = Memory(memory.steps + done, {name: moments[name] for name in kept})
     return model, total / (torch.stack(actives).sum().clamp(min=1) if actives else len(losses)), memory
+
+
+def find_direction(
+    how: Optimiser, p: Tensor, g: Tensor, pulled: Tensor | None, moments: Moments, step: int | Tensor
+) -> tuple[Tensor, Moments]:
+    """The direction of a step with decay and pull in their places, and what is remembered.
+
+    ``pulled`` is how far the parameter is from where it is pulled to, if it is.
+    """
+    if how.weight_decay and not how.decoupled:
+        g = g.add(p, alpha=how.weight_decay)
+    if pulled is not None:
+        g = g.add(pulled, alpha=how.pull)
+    g, moments = how.direction(g, moments, step)
+    if how.weight_decay and how.decoupled:
+        g = g.add(p, alpha=how.weight_decay)
+    return g, moments
 
 
 def keep_moments(active: Tensor | None, new: Moments, old: Moments | None) -> Moments:

@@ -105,6 +105,11 @@ class Optimiser(Descent):
         """How many moments of the gradient it remembers."""
         raise NotImplementedError
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether a step depends on how many there were before."""
+        return self.lr_decay != "constant"
+
     def direction(self, g: Tensor, moments: Moments, step: int | Tensor) -> tuple[Tensor, Moments]:
         """The direction d of a step, counted from 1, and what is remembered; nothing is before the first step."""
         raise NotImplementedError

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from moiety import tree
 from moiety.task.block import in_block
-from moiety.task.held import hold_parameters
+from moiety.task.held import HeldParameters
 from moiety.task.steps import Steps, name_gradients
 from moiety.types import Batch, LossFunction, Names, Objective, Params, Work
 
@@ -32,7 +32,7 @@ def autograd_gradient(objective: Objective, at: Params, steps: Steps | None = No
     leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
     if steps is not None and (steps.active is not None or in_block()):
         steps = None
-    with hold_parameters(), steps.watch(leaves, leaves) if steps is not None else nullcontext():
+    with HeldParameters(), steps.watch(leaves, leaves) if steps is not None else nullcontext():
         with torch.enable_grad():
             loss, changed = objective(leaves)
         if not loss.requires_grad:  # no trained parameter reaches the loss

@@ -32,6 +32,7 @@ from moiety.run.settings import Options, check_device, pick_attackers
 from moiety.server import SERVERS
 from moiety.spec import Spec, build
 from moiety.split import SPLITS, Split
+from moiety.task.precision import compute_in_bf16
 from moiety.types import Algorithm, Task
 
 
@@ -99,6 +100,10 @@ def make_problem(
             module, loss=loss, metric=options.metric, inputs=inputs, penalty=split.penalty, weight=weight
         )
     task = replace(task, init={name: p.to(device) for name, p in task.init.items()})
+    if settings.precision is not None:
+        functions = "a task of plain functions, whose loss would be computed in it too"
+        must(not isinstance(model, Task), "precision", "left out for your own task", functions)
+        task = compute_in_bf16(task, device)
     names = {*split.shared, *split.personal, *split.frozen}
     must(names == task.init.keys(), "split", "made for this model", f"another's, with {len(names)} names")
     check_split(algorithm, split)

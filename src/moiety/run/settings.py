@@ -27,6 +27,7 @@ from moiety.server.attacks import ATTACKS, Attack
 from moiety.server.robust import Aggregator
 from moiety.spec import Spec, build, check_table, plain, spec_of, table_of, writable
 from moiety.task.losses import loss_from
+from moiety.task.precision import PRECISIONS
 from moiety.transport import CODECS
 from moiety.types import Algorithm, Codec, Task
 
@@ -72,6 +73,9 @@ class Settings:
         workers: how many processes, for the engines that have any; all cores by default.
         worker_timeout: after how many seconds a worker process that does not answer, and uses no processor time, is
             replaced.
+        precision: ``bf16`` trains a model of float32 with the forward and the backward pass in bfloat16, as PyTorch's
+            autocast does; parameters, losses, steps and evaluation stay in float32. By default all is computed in the
+            model's own precision.
         partial: compute once per row what the trained parameters do not reach, where rows come round again; the
             numbers are the same either way.
         aggregator: joins uploads in the place of the algorithm's own mean, for instance
@@ -101,6 +105,7 @@ class Settings:
     device: str = "cpu"
     workers: int | None = None
     worker_timeout: float = TIMEOUT
+    precision: str | None = None
     partial: bool = True
     aggregator: Aggregator | None = None
     codec: Codec | None = None
@@ -124,6 +129,8 @@ class Settings:
                 whole(name, getattr(self, name), 1, WORKERS if name == "workers" else COUNT)
         check_device(self.device)
         number("worker_timeout", self.worker_timeout, "> 0 and at most a week in seconds", lambda s: 0 < s <= 604_800)
+        if self.precision is not None:
+            choice("precision", self.precision, PRECISIONS)
         kind("partial", self.partial, bool, "true or false")
         for name, example in EXAMPLES.items():
             hint = f"For instance moiety.{name}.{example}."
@@ -163,7 +170,17 @@ RUN_KEYS: dict[str, Any] = {key: _TYPES[key] for key in _TYPES if key not in ("s
 """The keys of ``[run]`` and their types. A run writes ``engine_reason`` down; it says nothing to a new run."""
 MAY_DIFFER = ("workers", "worker_timeout", "on_divergence")
 """The settings that may change when a run is continued: they change no number."""
-LEFT_OUT = ("loss", "metric", "start", "evaluate_clients", "workers", "worker_timeout", "attackers", "engine_reason")
+LEFT_OUT = (
+    "loss",
+    "metric",
+    "start",
+    "evaluate_clients",
+    "workers",
+    "worker_timeout",
+    "precision",
+    "attackers",
+    "engine_reason",
+)
 """Those that the ``[run]`` of a run's folder may lack; all others are filled in when it begins."""
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moiety.task.held import hold_parameters
+from moiety.task.held import HeldParameters
 from moiety.task.steps import Leaf, Steps, current_steps, name_gradients
 from moiety.types import Objective, Params
 
@@ -136,7 +136,7 @@ def block_gradient(objective: Objective, at: Params, steps: Steps | None = None)
     if steps is not None:
         steps.block = block
     seen = {name: functorch._add_batch_dim(p, 0, level) for name, p in leaves.items()}
-    with hold_parameters(), steps.watch(seen, leaves) if steps is not None else nullcontext():
+    with HeldParameters(), steps.watch(seen, leaves) if steps is not None else nullcontext():
         with torch.enable_grad():
             loss, changed = objective(seen)
         total, axis = _unwrap(loss, level)

@@ -15,6 +15,7 @@ from moiety.task import block
 from moiety.task.cut import Call, Divided, divide
 from moiety.task.losses import LabelLoss, find_loss
 from moiety.task.metrics import as_set, find_metrics
+from moiety.task.precision import in_full_precision
 from moiety.task.scores import METRIC_OF_LOSS, METRICS, OF_LABELS_ALONE, UNVECTORISED
 from moiety.types import Batch, Metric, Params, Partial, PartialScores, SetMetric, Task
 
@@ -53,6 +54,7 @@ def from_module(
     unvectorised = next((why for f, why in UNVECTORISED.items() if f in (per_example, metric.per_example)), None)
     labels_alone = isinstance(per_example, LabelLoss) or per_example in OF_LABELS_ALONE
     spare = tuple(inputs) if labels_alone else ()  # a loss of the user's own may look at any column
+    per_example = in_full_precision(per_example)
     if weight is not None:
         per_example = _weigh_loss(per_example, weight)
 
