@@ -26,6 +26,7 @@ SHORT = {
     "Stage": {"rounds": 1},
     "pipeline": {"engine": "sequential"},
     "resume": {"rounds": 2},
+    "PersonalisedClassifier": {"rounds": 1, "engine": "sequential"},
 }
 
 

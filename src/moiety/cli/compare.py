@@ -14,7 +14,7 @@ from moiety.cli.results import Result, read_result
 from moiety.cli.summary import SHARED_ALONE, count_changes, name_hurt, unit
 from moiety.errors import must
 from moiety.files import CONFIG
-from moiety.reports.words import format_amount, format_gain, format_metric, list_names, make_printable
+from moiety.reports.words import format_amount, format_count, format_gain, format_metric, list_names, make_printable
 from moiety.run.folder import LEDGER
 from moiety.run.verify import list_runs
 
@@ -34,7 +34,10 @@ def list_ended(folder: Path) -> list[Path]:
     """The folder itself, or the ended runs in folders below it."""
     if (folder / CONFIG).exists():
         return [folder]
-    below = [run for run in list_runs(folder) if (run / LEDGER).is_file()]
+    runs = list_runs(folder)
+    below = [run for run in runs if (run / LEDGER).is_file()]
+    if below and len(below) < len(runs):
+        say(f"{format_count(len(runs) - len(below), 'run')} in {folder} left out: not ended yet")
     return below or [folder]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,22 +28,12 @@ def run_sweep(
 ) -> None:
     """Run what has not ended yet, and print the table."""
     tables, folder = _open(target, sets, out, "sweep")
-    numbers = read_seeds("seeds", seeds)
-    values = read_grid(grid)
-    runs = len(check_seeds(numbers[0] if len(numbers) == 1 else numbers))
-    for each in values.values():
-        runs *= len(each)
-    count = count_jobs(jobs, runs)
+    given, values = read_seeds("seeds", seeds), read_grid(grid)
+    numbers = check_seeds(given[0] if len(given) == 1 else given)
+    count = count_jobs(jobs, len(numbers) * math.prod(map(len, values.values())))
     with show_progress(quiet or count > 1) as watch:
-        result = sweep(
-            tables,
-            values,
-            seeds=numbers[0] if len(numbers) == 1 else numbers,
-            out=folder,
-            jobs=count,
-            watch=watch,
-            on_result=None if quiet else show_result,
-        )
+        wanted = None if quiet else show_result
+        result = sweep(tables, values, seeds=numbers, out=folder, jobs=count, watch=watch, on_result=wanted)
     if quiet:
         say(result.sentence)
     else:

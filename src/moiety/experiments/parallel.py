@@ -73,6 +73,8 @@ def _receive(pipe: Connection, cell: Cell, process: Any) -> Row:
     process.join()
     if "error" in answer:
         raise MoietyError(answer["error"])
+    if "row" not in answer and process.exitcode == 1:  # an exception, which it has shown
+        raise RuntimeError(f"{cell.label} failed in its process; the traceback is above. The same call goes on.")
     if "row" not in answer:
         got = f"{cell.label}, whose process ended with {process.exitcode}"
         hint = "What has ended is kept: the same call goes on. Where memory is short, run fewer at a time."

@@ -41,7 +41,8 @@ from moiety.run.settings import Settings
 if TYPE_CHECKING:
     from moiety.run.result import Run
 
-Target = str | os.PathLike[str] | Mapping[str, Any] | Callable[[Point], Mapping[str, Any]]
+MakeArguments = Callable[[Point], Mapping[str, Any]]
+Target = str | os.PathLike[str] | Mapping[str, Any] | MakeArguments
 OnResult = Callable[[str, Row, int, int], None]
 """Called when a run has ended: with its name, what is kept of it, how many have ended, and how many there are."""
 UNJUDGED = "No best is named: the data has no validation rows, and test rows must not choose. Give the data some."
@@ -96,11 +97,13 @@ def sweep(
     """
     points, numbers = list_points(grid or {}), check_seeds(seeds)
     count = count_jobs(jobs, len(points) * len(numbers))
-    plans = [Plan.of(target, point, seed, count) for point in points for seed in numbers]
+    base = target if callable(target) else read_tables(target)
+    plans = [Plan.of(base, point, seed, count) for point in points for seed in numbers]
     plans[0].check()
-    folder = None if out is None else make_folder(Path(out), private=False)
+    folder = prepare_folder(out, "sweep")
     with lock_folder(folder), note_files() as files:
-        runner = Runner(folder, files=files, watch=watch, id=begin_folder(folder, "sweep", _describe(target)))
+        plan = getattr(base, "__qualname__", "function") if callable(base) else base
+        runner = Runner(folder, files=files, watch=watch, id=begin_folder(folder, "sweep", plan))
         cells = [plan.cell(runner) for plan in plans]
         for done, (cell, row) in enumerate(run_cells(runner, cells, count), 1):
             if on_result is not None:
@@ -132,7 +135,7 @@ class Plan:
     check: Callable[[], Any]
 
     @staticmethod
-    def of(target: Target, point: Point, seed: int, jobs: int) -> Plan:
+    def of(target: Table | MakeArguments, point: Point, seed: int, jobs: int) -> Plan:
         """The plan of a point; what a file says is checked now, and its data are loaded later."""
         workers = None if jobs == 1 else max(1, count_cores() // jobs)
         if callable(target):
@@ -145,7 +148,7 @@ class Plan:
                 return {**arguments, "seed": seed, "settings": own}
 
             return Plan(point, seed, None, make, lambda: None)
-        config = configure(read_tables(target), point, seed)
+        config = configure(target, point, seed)
         _check_share(config.options.engine, config.options.settings, jobs)
         make_from_file = lambda: fit_arguments(config, workers)  # noqa: E731
         return Plan(point, seed, config.options.engine, make_from_file, lambda: make_parts(config))
@@ -205,9 +208,16 @@ def read_tables(target: Target) -> Table:
     return read_file(Path(target))  # type: ignore[arg-type]
 
 
-def _describe(target: Target) -> Any:
-    """What tells a target from others; of a function, its name alone."""
-    return getattr(target, "__qualname__", "function") if callable(target) else read_tables(target)
+def prepare_folder(out: str | os.PathLike[str] | None, what: str) -> Path | None:
+    """The folder, made where there is none; one that holds other things is refused."""
+    if out is None:
+        return None
+    folder = Path(out)
+    if folder.is_dir() and not (folder / RECIPE).is_file():
+        taken = sorted(place.name for place in folder.iterdir() if place.name != LOCK)
+        got = f"{folder} with {list_names(taken, 3)}"
+        must(not taken, "out", f"an empty folder, or one of moiety {what}", got, "Choose another folder.")
+    return make_folder(folder, private=False)
 
 
 def begin_folder(folder: Path | None, what: str, plan: Any) -> str:
@@ -217,10 +227,6 @@ def begin_folder(folder: Path | None, what: str, plan: Any) -> str:
     base = digest(json.dumps(plan, sort_keys=True, default=str).encode())
     file, hint = folder / RECIPE, "Choose another folder."
     if not file.is_file():
-        taken = sorted(place.name for place in folder.iterdir() if place.name != LOCK)
-        must(
-            not taken, "out", f"an empty folder, or one of moiety {what}", f"{folder} with {list_names(taken, 3)}", hint
-        )
         id = secrets.token_hex(8)
         write_sealed(file, {"recipe": what, "plan": base}, id)
         return id

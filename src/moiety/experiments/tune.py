@@ -21,8 +21,8 @@ from moiety.experiments.config import Config, make_parts, read_value
 from moiety.experiments.grid import Point, configure, fit_arguments, name_folder, name_point
 from moiety.experiments.records import Cell, Row, Watch, watch_nothing
 from moiety.experiments.runner import Runner
-from moiety.experiments.sweep import OnResult, begin_folder, read_tables
-from moiety.files import CONFIG, TABLE, TABLE_FORMAT, lock_folder, make_folder, write_sealed
+from moiety.experiments.sweep import OnResult, begin_folder, prepare_folder, read_tables
+from moiety.files import CONFIG, TABLE, TABLE_FORMAT, lock_folder, write_sealed
 from moiety.loop.divergence import DivergenceError
 from moiety.reports.words import format_count, format_metric
 from moiety.run.folder import read_history
@@ -128,7 +128,7 @@ def tune(
     study, tables = _make_study(seed), read_tables(target)
     first = _propose(study, known)
     _check_validation(configure(tables, first[1], seed, "--space"))
-    folder = None if out is None else make_folder(Path(out), private=False)
+    folder = prepare_folder(out, "tune")
     plan = [tables, {name: str(values) for name, values in known.items()}, seed]
     rows: list[Row] = []
     with lock_folder(folder), note_files() as files:
