@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from cli_command import call, shell
 
 import moiety
@@ -14,40 +13,37 @@ import moiety
 HEAVY = ("torch", "numpy", "sklearn", "pyarrow", "pydantic")
 
 
-@pytest.mark.parametrize(
-    "argv", [["--help"], ["run", "--help"], ["list", "-h"], ["compare", "-h"], ["data", "-h"], ["--version"], []]
-)
-def test_nothing_heavy_is_imported(argv):
+def find_imports(names, commands):
+    """Call the command with each list of words, all in one new process: the names that are imported after each."""
+    text = f"""
+import sys
+from moiety.cli import main
+for words in {commands!r}:
+    print("begins", flush=True)
+    code = main(words)
+    print(code, [name for name in {names!r} if name in sys.modules], file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300)
+    printed = done.stdout.split("begins\n")[1:]
+    assert len(printed) == len(commands)
+    assert all(printed)
+    return done.stderr.splitlines()
+
+
+def test_nothing_heavy_is_imported():
     """Neither rich, with one exception: typer (0.20.1) imports it itself to show that an argument is required.
 
     That is in the help of a command (``TyperArgument.get_help_record``), whether or not typer is told to use rich.
     """
-    of_a_command = len(argv) == 2
-    heavy = HEAVY if of_a_command else (*HEAVY, "rich")
-    text = f"""
-import sys
-from moiety.cli import main
-code = main({argv!r})
-print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)
-sys.exit(code)
-"""
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr) == (0, "[]\n")
-    assert done.stdout
+    plain = [["--help"], ["--version"], []]
+    assert find_imports((*HEAVY, "rich"), plain) == ["0 []"] * 3
+    of_a_command = [["run", "--help"], ["list", "-h"], ["compare", "-h"], ["data", "-h"]]
+    assert find_imports(HEAVY, of_a_command) == ["0 []"] * 4
 
 
-@pytest.mark.parametrize("argv", [["list", "datasets"], ["data", "list"], ["data", "where"]])
-def test_lists_of_data_sets_import_neither_torch_nor_what_downloads(argv):
+def test_lists_of_data_sets_import_neither_torch_nor_what_downloads():
     heavy = ("torch", "sklearn", "scipy", "pyarrow", "pooch", "requests")
-    text = f"""
-import sys
-from moiety.cli import main
-code = main({argv!r})
-print([name for name in {heavy!r} if name in sys.modules], file=sys.stderr)
-sys.exit(code)
-"""
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr) == (0, "[]\n")
+    assert find_imports(heavy, [["list", "datasets"], ["data", "list"], ["data", "where"]]) == ["0 []"] * 3
 
 
 def test_help_names_the_commands_and_the_first_step(capsys):
@@ -91,7 +87,7 @@ def test_closed_pipe_is_no_error(tmp_path: Path):
 
 def test_entry_point_gives_exit_codes(tmp_path: Path):
     assert shell("--version", cwd=tmp_path).code == 0
-    bad = shell("run", "absent.toml", cwd=tmp_path)
+    bad = shell("list", "absent", cwd=tmp_path)
     assert bad.code == 2
     assert bad.out == ""
     assert "Traceback" not in bad.err

@@ -50,7 +50,7 @@ def house(tmp_path_factory):
     """A copy of the package with an algorithm more."""
     folder = tmp_path_factory.mktemp("house")
     package = folder / "moiety"
-    shutil.copytree(Path(moiety.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(moiety.__file__).parent, package)
     algorithms = package / "algorithms"
     text = (algorithms / "_skeleton.py").read_text(encoding="utf-8")
     assert text.count("def skeleton(") == 1

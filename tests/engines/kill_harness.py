@@ -148,7 +148,7 @@ def kill_after(delay: float, out: Path, rounds: int) -> dict[str, Any]:
 def every_point(folder: Path, rounds: int, half: bool, step: int) -> list[dict[str, Any]]:
     """A run killed at every ``step``-th change of its folder in turn, each resumed and left to end.
 
-    Where ``step`` is 2, kills in the middle of a write and kills before a renaming are at different files.
+    Where ``step`` is not 1, kills in the middle of a write and kills before a renaming are at different files.
     """
     found: list[dict[str, Any]] = []
     for number in itertools.count(half * (step - 1), step):

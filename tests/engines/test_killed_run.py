@@ -1,6 +1,6 @@
 """Runs that are killed with SIGKILL, at random moments and at changes of their folder, go on bit for bit.
 
-At night they are killed at every change, in the gate at every second.
+At night they are killed at every change, in the gate at every fourth.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from night import NIGHTLY
 
 HERE = Path(__file__).parent
 MEMORY = Path("/dev/shm")
-STEP = 1 if NIGHTLY else 2
+STEP = 1 if NIGHTLY else 4
 Runs = list[dict[str, Any]]
 
 

@@ -69,11 +69,11 @@ def try_disk(case: Case, disk: Disk, out: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
 def test_every_call_may_fail(case: Case, for_good: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All n at night; here each kind of call in each kind of run, and every thirteenth, others where it is for good."""
+    """All n at night; here each kind of call in each kind of run, and every fortieth, others where it is for good."""
     assert len(case.calls) > 50
     assert {"open", "write", "fsync", "pwrite", "replace", "rename", "mkdir"} <= set(case.calls)
     first = {name: case.calls.index(name) for name in reversed(case.calls)}
-    sample = {*first.values(), *range(6 * for_good, len(case.calls), 13)}
+    sample = {*first.values(), *range(20 * for_good, len(case.calls), 40)}
     chosen = range(len(case.calls)) if NIGHTLY else sorted(sample)
     for n in chosen:
         disk = Disk(n, ERRORS[n % 3], for_good=for_good)

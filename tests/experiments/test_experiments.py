@@ -472,6 +472,7 @@ def test_a_file_imports_no_recipe_and_no_compiler(tmp_path):
     )
     text = (
         "import sys; from moiety.cli import main; code = main(['run', 'first.toml', '-q']);"
+        " from moiety.run.build import model_from; model_from({'name': 'transformer_lm', 'vocabulary': 9});"
         " print(code, sorted(n for n in sys.modules if n.startswith(('moiety_recipes', 'torch._dynamo'))))"
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=tmp_path, timeout=300)

@@ -113,13 +113,20 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _count_operation(self: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     kwargs = kwargs or {}
     formula = flop_registry.get(function._overloadpacket)
-    if formula is None:
+    if formula is None and function not in INDIVISIBLE:
         with self:
             parts = function.decompose(*args, **kwargs)
-        return function(*args, **kwargs) if parts is NotImplemented else parts
+        if parts is not NotImplemented:
+            return parts
+        INDIVISIBLE.add(function)
     out = function(*args, **kwargs)
-    self.total += formula(*args, **kwargs, out_val=out)
+    if formula is not None:
+        self.total += formula(*args, **kwargs, out_val=out)
     return out
+
+
+INDIVISIBLE: set[Any] = set()
+"""Operations that PyTorch does not make of others. To ask takes longer than a small operation."""
 
 
 # Given to the class only here: a method of this name in the body of the class loads PyTorch's compiler when it is

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from moiety import task as tasks
 from moiety import tree
@@ -61,11 +62,20 @@ def algorithm_from(spec: Spec | str, where: str = "algorithm") -> Algorithm:
     return build(where, ALGORITHMS, spec, inner)
 
 
+class _WithoutDraws(TorchFunctionMode):
+    """Draw no normal numbers: for a tensor without values, that would import PyTorch's compiler for a second."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.__name__.endswith("normal_"):
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
+
+
 def model_from(table: Spec) -> nn.Module:
     """The model that the table [model] of a configuration describes; one that the memory cannot hold is refused."""
     too_large = (RuntimeError, TypeError, MemoryError, OverflowError)
     with report_errors("model", "one that can be made", too_large):
-        with torch.device("meta"):  # shapes without values
+        with torch.device("meta"), _WithoutDraws():  # shapes without values
             shapes = build("model", MODELS, table)
         size = sum(p.numel() * p.element_size() for p in tree.module_tensors(shapes).values())
         check_room("model", size)
