@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from moiety.errors import must, refuse
 from moiety.files import CONFIG, PIPELINE, RECIPE, read_sealed, write_sealed
-from moiety.run.callbacks import Callback
 from moiety.run.folder import COMMAND, read_id
+from moiety.run.protocol import Callback
 
 if TYPE_CHECKING:
     from moiety.run.result import Run

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from moiety.cli.output import say
 from moiety.reports.console import console, on_terminal
-from moiety.run.callbacks import Callback
 from moiety.run.progress import Bars, Lines
+from moiety.run.protocol import Callback
 
 Watch = Callable[[str], Callback]
 """Called with the name of a run before it begins; gives what shows how it goes on."""

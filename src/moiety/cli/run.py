@@ -16,6 +16,7 @@ from moiety.cli.config import (
     check_same,
     check_tables,
     make_parts,
+    make_trackers,
     read_assignment,
     read_file,
 )
@@ -27,10 +28,10 @@ from moiety.cli.summary import show_end
 from moiety.errors import must
 from moiety.experiments.registry import list_recipes, load_recipe
 from moiety.files import CONFIG
-from moiety.run.callbacks import Callback
 from moiety.run.fit import fit
 from moiety.run.folder import read_config, read_pipeline
 from moiety.run.pipeline import pipeline
+from moiety.run.protocol import Callback
 from moiety.run.result import Run
 from moiety.run.resume import resume
 from moiety.run.settings import MAY_DIFFER, Settings
@@ -89,13 +90,13 @@ def _run_file(request: Request, on_folder: OnFolder) -> None:
     config, given = _configure(tables, before, sets)
     on_folder(folder)
     with show_progress(request.quiet) as watch:
-        callbacks: list[Callback] = [watch(name)]
+        callbacks: list[Callback] = [watch(name), *make_trackers(config.tables)]
         if not before:  # interrupted in its first round, a run has not written down what it was told
             callbacks.append(KeepAssignments(folder, sets))
         if request.resume:
             began = read_pipeline(folder)[0] if "stage" in tables else read_config(folder)
             check_builders(config.tables)
-            check_same(_without_attackers(tables), began, folder)
+            check_same(_comparable(tables), began, folder)
             runs = _continue(folder, config, given, callbacks)
         else:
             runs = _begin(folder, config, callbacks)
@@ -142,6 +143,11 @@ def _continue(folder: Path, config: Config, given: Table, callbacks: list[Callba
     return runs if isinstance(runs, list) else [runs]
 
 
-def _without_attackers(tables: Table) -> Table:
-    """The tables to compare: the folder names the attackers that a share or positions mean, and ``resume`` compares."""
+def _comparable(tables: Table) -> Table:
+    """The tables to compare with those that a run began with.
+
+    The folder names the attackers that a share or positions mean, and ``resume`` compares them. Trackers change no
+    number, so they may change.
+    """
+    tables = {key: table for key, table in tables.items() if key != "track"}
     return {**tables, "run": {key: value for key, value in tables.get("run", {}).items() if key != "attackers"}}

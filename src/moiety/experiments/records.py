@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from moiety.reports.figures import Figure
-    from moiety.run.callbacks import Callback
+    from moiety.run.protocol import Callback
     from moiety.run.result import Run
 
 Row = dict[str, Any]

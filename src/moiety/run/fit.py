@@ -16,12 +16,12 @@ from moiety.files import lock_folder
 from moiety.loop.round import begin_progress
 from moiety.run import folder as files
 from moiety.run.build import make_problem, make_run
-from moiety.run.callbacks import Callbacks, Given
 from moiety.run.checkpoint import store_first_states
 from moiety.run.checks import check_kinds
 from moiety.run.identity import new_identity
 from moiety.run.memory import check_memory
 from moiety.run.progress import show_progress
+from moiety.run.protocol import Callbacks, Given
 from moiety.run.result import Run
 from moiety.run.settings import Options, Settings, complete_options, option_tables
 from moiety.run.start import open_start, take_over_states, take_over_values

@@ -23,11 +23,11 @@ from moiety.errors import choice, kind, must, whole
 from moiety.files import CONFIG, PIPELINE
 from moiety.run import folder as files
 from moiety.run.build import algorithm_from, make_problem, own_part, split_from
-from moiety.run.callbacks import Callbacks
-from moiety.run.callbacks import Given as Heard
 from moiety.run.checks import check_clients, check_kinds, check_split
 from moiety.run.fit import fit
 from moiety.run.load import open_run
+from moiety.run.protocol import Callbacks
+from moiety.run.protocol import Given as Heard
 from moiety.run.reopen import REQUIRED, Given, continue_run, read_stored_options, remake
 from moiety.run.result import Run
 from moiety.run.settings import BUILDERS, SECTION_HINTS, Options, Settings, complete_options, option_tables

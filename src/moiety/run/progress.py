@@ -17,7 +17,7 @@ from moiety.files import PIPELINE
 from moiety.reports.console import NARROW, console, on_terminal
 from moiety.reports.ended import part_name
 from moiety.reports.words import format_metric, format_score, make_printable
-from moiety.run.callbacks import Callback
+from moiety.run.protocol import Callback
 from moiety.types import RoundRecord
 
 if TYPE_CHECKING:

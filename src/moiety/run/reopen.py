@@ -20,12 +20,13 @@ from moiety.loop.round import begin_progress
 from moiety.run import folder as files
 from moiety.run.best import restore_round
 from moiety.run.build import algorithm_from, make_problem, make_run, model_from, own_part, split_from
-from moiety.run.callbacks import Callbacks, EarlyStopping
+from moiety.run.callbacks import EarlyStopping
 from moiety.run.checkpoint import check_newest, find_checkpoint, load_checkpoint, store_first_states
 from moiety.run.checks import check_kinds
 from moiety.run.identity import OF_TRAINING, check_identity, check_probe, run_identity, warn_elsewhere
 from moiety.run.memory import check_memory
 from moiety.run.progress import show_progress
+from moiety.run.protocol import Callbacks
 from moiety.run.result import Run
 from moiety.run.settings import (
     LEFT_OUT,

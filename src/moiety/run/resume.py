@@ -13,9 +13,9 @@ from moiety import task as tasks
 from moiety.data import FederatedData
 from moiety.errors import kind, must
 from moiety.files import PIPELINE
-from moiety.run.callbacks import Callbacks
-from moiety.run.callbacks import Given as Heard
 from moiety.run.pipeline import Stage, continue_pipeline
+from moiety.run.protocol import Callbacks
+from moiety.run.protocol import Given as Heard
 from moiety.run.reopen import Given, continue_run
 from moiety.run.settings import Settings
 from moiety.split import Split

@@ -18,8 +18,8 @@ from moiety.loop.divergence import DivergenceError, explain_losses, is_too_large
 from moiety.loop.round import Loop
 from moiety.run import folder as files
 from moiety.run.best import is_good, restore_round
-from moiety.run.callbacks import Callbacks
 from moiety.run.checkpoint import find_checkpoint, save_checkpoint
+from moiety.run.protocol import Callbacks
 from moiety.run.result import Run, one_thread
 from moiety.run.unseen import score_unseen
 from moiety.types import RoundRecord
