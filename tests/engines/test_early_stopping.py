@@ -205,3 +205,21 @@ def test_bad_callbacks(make, words):
     with pytest.raises(MoietyError) as error:
         make()
     assert words in str(error.value)
+
+
+def test_a_stage_that_was_stopped_stays_so(tmp_path):
+    """The next stage starts from its best round; resumed without the callback, the pipeline trains nothing again."""
+    work = mo.sgd(0.3, epochs=2, batch_size=4)
+    stages = [
+        mo.Stage(mo.fedalt(shared=work, personal=work), ROUNDS, 2, "output_layer", evaluate_every=1),
+        mo.Stage(mo.finetune(personal=0.1), rounds=1, cohort=1),
+    ]
+    begun = mo.pipeline(stages, mlp(), FED, seed=2, engine="sequential", out=tmp_path / "out", callbacks=[stopping()])
+    check_end(begun[0])
+    before = {path: path.read_bytes() for path in (tmp_path / "out/1-fedalt").rglob("*") if path.is_file()}
+    again = mo.resume(tmp_path / "out", data=FED, callbacks=[lambda run, record: pytest.fail("it trains")])
+    check_end(again[0])
+    assert {path: path.read_bytes() for path in before} == before
+    best, _ = by_hand()
+    server = uninterrupted()[0][best - 1]["server"]  # finetuning leaves the shared part alone
+    assert all(torch.equal(again[1].shared_parameters()[name], value) for name, value in server.items())
