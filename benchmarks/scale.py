@@ -58,10 +58,10 @@ def child(clients: int, rounds: int) -> None:
     model = mo.models.mlp(FEATURES, CLASSES, hidden=(32,))
     ends, started, memory = [], [], []
 
-    def tick(record: object, total: int) -> None:
+    def tick(run: object, record: object) -> None:
         ends.append(time.perf_counter())
         started.append(time.time() - process.create_time())
-        if len(ends) >= total - 1:  # once before the evaluation and once after it
+        if len(ends) >= run.config["run"]["rounds"] - 1:  # once before the evaluation and once after it
             memory.append(family(process.pid))
 
     out = FOLDER / f"scale-{clients}-run"
@@ -75,7 +75,7 @@ def child(clients: int, rounds: int) -> None:
         cohort=COHORT,
         settings=mo.Settings(evaluate_every=rounds, evaluate_clients=min(clients, EVALUATED)),
         out=out,
-        on_round=tick,
+        callbacks=[tick],
     )
     each = [b - a for a, b in zip(ends[WARM_UP:-2], ends[WARM_UP + 1 : -1], strict=True)]
     found = {

@@ -58,7 +58,7 @@ def train(arrays: Arrays, model: nn.Module, fed: mo.FederatedData, options: Name
         seed=SEED,
         engine=options.engine,
         settings=mo.Settings(evaluate_every=total, partial=options.partial),
-        on_round=lambda record, rounds: clock.tick(),
+        callbacks=[lambda run, record: clock.tick()],
     )
     if run._loop.problem.partial != options.partial:
         raise SystemExit("fit did not do as `partial` says")

@@ -6,11 +6,14 @@ Names are looked up when first used, so that importing the package (and ``moiety
 from __future__ import annotations
 
 import importlib
+import logging
 import pkgutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+logging.getLogger("moiety").addHandler(logging.NullHandler())  # what a run leaves word of: engine, drops, stops
 
 if TYPE_CHECKING:
     from moiety import analysis as analysis
@@ -41,9 +44,11 @@ if TYPE_CHECKING:
     from moiety.local.adam import adamw as adamw
     from moiety.local.online import online as online
     from moiety.local.sgd import sgd as sgd
+    from moiety.run import callbacks as callbacks
     from moiety.run.estimator import PersonalisedClassifier as PersonalisedClassifier
     from moiety.run.estimator import PersonalisedRegressor as PersonalisedRegressor
     from moiety.run.fit import fit as fit
+    from moiety.run.load import load as load
     from moiety.run.pipeline import Stage as Stage
     from moiety.run.pipeline import pipeline as pipeline
     from moiety.run.result import Run as Run
@@ -79,6 +84,7 @@ _WHERE = {
     "aggregator": "moiety.server.aggregators",
     "analysis": "moiety.analysis",
     "attack": "moiety.server.attacks",
+    "callbacks": "moiety.run.callbacks",
     "clock": "moiety.clients.clock",
     "codec": "moiety.transport.codecs",
     "data": "moiety.data",
@@ -89,6 +95,7 @@ _WHERE = {
     "fit": "moiety.run.fit:fit",
     "glocal_erm": "moiety.analysis.glocal_erm:glocal_erm",
     "kernel": "moiety.local.kernels",
+    "load": "moiety.run.load:load",
     "loss": "moiety.task.losses",
     "models": "moiety.models",
     "online": "moiety.local.online:online",

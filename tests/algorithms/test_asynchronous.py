@@ -34,7 +34,7 @@ def follow_run(task, clients, algorithm, rounds, split, clock):
         seed=SEED,
         engine="sequential",
         settings=mo.Settings(evaluate_every=rounds, clock=clock),
-        on_round=lambda record, of: records.append(record),
+        callbacks=[lambda run, record: records.append(record)],
     )
     return thetas, records
 

@@ -109,7 +109,7 @@ def test_a_refused_proposal_may_be_anywhere(engine):
     prior = mo.prior.gaussian(scale=1.0, mean=1.0)
     algorithm = mo.fedpop(shared=0.01, personal=mo.kernel.mala(step=0.2), samples=8, prior=prior, learn_prior=False)
     dropped = []
-    options = {"evaluate_every": 4, "on_round": lambda record, of: dropped.extend(record.dropped)}
+    options = {"evaluate_every": 4, "callbacks": [lambda run, record: dropped.extend(record.dropped)]}
     run = mo.fit(net, data, algorithm, **with_settings(split=split, rounds=4, engine=engine, **options))
     assert dropped == []
     assert all(float(state.samples["v"].min()) > 0 for state in run._loop.progress.store.get([0, 1, 2]))

@@ -42,7 +42,7 @@ def linear_run(algorithm, engine="sequential", rounds=4, cohort=None):
         rounds=rounds,
         cohort=cohort,
         engine=engine,
-        on_round=lambda record, _: cohorts.append(record.cohort),
+        callbacks=[lambda run, record: cohorts.append(record.cohort)],
     )
     return run, cohorts
 
@@ -445,12 +445,12 @@ def test_resumed_bit_for_bit(tmp_path):
     whole = mlp_run(algorithm, rounds=4, out=tmp_path / "whole", evaluate_every=2)
     other = tmp_path / "cut"
 
-    def stop(record, _):
+    def stop(run, record):
         if record.round == 2:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        mlp_run(algorithm, rounds=4, out=other, evaluate_every=2, on_round=stop)
+        mlp_run(algorithm, rounds=4, out=other, evaluate_every=2, callbacks=[stop])
     resumed = mo.resume(other, data=DATA)
     for client in range(3):
         for name, p in whole.parameters(client).items():

@@ -36,7 +36,7 @@ def follow_run(task, clients, algorithm, rounds, split, **options):
         data,
         watched,
         **with_settings(
-            split=split, rounds=rounds, on_round=lambda record, of: cohorts.append(record.cohort), **options
+            split=split, rounds=rounds, callbacks=[lambda run, record: cohorts.append(record.cohort)], **options
         ),
     )
     return run, thetas, cohorts

@@ -26,7 +26,7 @@ def fit_run(clients, rounds, *, engine="sequential", clock=None, online=None, **
         rounds=rounds,
         engine=engine,
         settings=mo.Settings(clock=clock, evaluate_every=rounds),
-        on_round=online,
+        callbacks=[] if online is None else [online],
     )
 
 
@@ -49,7 +49,7 @@ def test_two_rounds_by_hand_without_delay():
         algorithm,
         split=split_of(["u"], ["v"]),
         rounds=2,
-        on_round=lambda record, _: seen.append(record.train_loss),
+        callbacks=[lambda run, record: seen.append(record.train_loss)],
     )
     assert float(run.shared_parameters()["u"]) == pytest.approx(float(Fraction(11, 10) - Fraction(7, 50)))
     assert [float(run.parameters(i)["v"]) for i in (0, 1)] == pytest.approx([-0.5 - 0.35, 1.5])
@@ -140,7 +140,7 @@ def test_delays_are_those_of_the_formulas(case, engine):
         23,
         engine=engine,
         clock=mo.clock.delayed(down=down, up=up, at=at) if "down" in case else None,
-        online=lambda record, _: seen.append(record.train_loss),
+        online=lambda run, record: seen.append(record.train_loss),
         rule=case.get("rule", "sgd"),
         alignment=alignment,
         longest_round_trip=trip + 1 if alignment == "aligned" and trip else 0,  # room to spare changes nothing

@@ -37,7 +37,7 @@ def averages(alignment, tau):
         settings=mo.Settings(
             clock=mo.clock.delayed(down=tau, up=tau, at=at) if tau else None, evaluate_every=ROUNDS[-1]
         ),
-        on_round=online,
+        callbacks=[online],
     )
     return online.regret(0.0)[np.array(ROUNDS) - 1]
 

@@ -29,7 +29,7 @@ def test_is_a_plain_loop_of_torch_over_the_rows(steps, rounds, rule, engine):
         rounds=rounds,
         engine=engine,
         settings=mo.Settings(evaluate_every=rounds),
-        on_round=lambda record, _: losses.append(record.train_loss),
+        callbacks=[lambda run, record: losses.append(record.train_loss)],
     )
     incurred = []
     for client in range(2):

@@ -44,7 +44,7 @@ def fit(clients, algorithm, engine, rounds=1, **options):
             split=split_of(["u"], ["v"]),
             rounds=rounds,
             engine=engine,
-            on_round=lambda record, _: records.append(record),
+            callbacks=[lambda run, record: records.append(record)],
             **options,
         ),
     )

@@ -120,7 +120,7 @@ def test_trajectory_in_numpy(engine, option, length, weighting):
         rounds=5,
         cohort=2,
         engine=engine,
-        on_round=lambda record, of: cohorts.append(record.cohort),
+        callbacks=[lambda run, record: cohorts.append(record.cohort)],
     )
     assert len(set(cohorts)) > 2
     batches = [ref.batches(n, 4, **length) for n in sizes]
@@ -183,7 +183,7 @@ def test_the_servers_control_is_the_mean_of_all(how):
     task = vector_task(W["u"], W["v"])
     algorithm = mo.scaffold(shared=mo.sgd(0.02, steps=2, batch_size="all"))
     dropped = []
-    options |= {"on_round": lambda record, of: dropped.extend(record.dropped), "engine": "sequential"}
+    options |= {"callbacks": [lambda run, record: dropped.extend(record.dropped)], "engine": "sequential"}
     run = mo.fit(
         task, federated(clients), algorithm, **with_settings(split=SPLIT, rounds=9, evaluate_every=9, **options)
     )

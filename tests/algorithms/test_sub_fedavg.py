@@ -45,7 +45,7 @@ def test_rounds_against_numpy(engine, most_loss, distance):
         rounds=6,
         cohort=2,
         engine=engine,
-        on_round=lambda record, _: cohorts.append(record.cohort),
+        callbacks=[lambda run, record: cohorts.append(record.cohort)],
     )
     start = {n: p.numpy() for n, p in ref.task().init.items()}
     final = {"W": 9, "V": 7}  # 19 of 38 without 3 dense ones are 16, by 20 : 15: 9.14 and 6.86

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from cli_command import call, shell
 
 import moiety
@@ -66,7 +68,7 @@ def test_help_names_every_kind_and_engine(capsys):
     for kind in ("solvers", "kernels", "priors", "aggregators", "attacks", "codecs", "clocks", "times", "engines"):
         assert kind in found
     found = " ".join(call(capsys, "run", "--help").out.split())
-    for word in ("sequential, vectorised, processes, or ray", "[aggregator], [codec], [attack] and [clock]"):
+    for word in ("sequential, vectorised, processes, or ray", "[aggregator], [codec], [attack], [clock] and [track]"):
         assert word in found
 
 
@@ -91,3 +93,29 @@ def test_entry_point_gives_exit_codes(tmp_path: Path):
     assert bad.code == 2
     assert bad.out == ""
     assert "Traceback" not in bad.err
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("moiety run quick", ["quickstart"]),
+        ("moiety run own", ["own.toml"]),
+        ("moiety run x.toml --set algorithm.name=fedal", ["algorithm.name=fedalt"]),
+        ("moiety list alg", ["algorithms"]),
+    ],
+)
+def test_the_shell_completes_names_without_torch(tmp_path, words, wanted):
+    """As bash asks for it."""
+    (tmp_path / "own.toml").write_text("")
+    text = f"""
+import sys
+from moiety.cli import main
+code = main([])
+print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
+sys.exit(code)
+"""
+    asked = {"_MOIETY_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=300, env=os.environ | asked, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "[]\n", wanted)

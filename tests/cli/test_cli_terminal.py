@@ -9,16 +9,25 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cli_command import PERSONAL
 from rich.console import Console
 
-from moiety.cli import output, progress
+from moiety.cli import progress
 from moiety.errors import MoietyError
+from moiety.reports import console as reports_console
+from moiety.run.progress import Bars
 from moiety.types import RoundRecord
 
 pty = pytest.importorskip("pty")
+RUN = SimpleNamespace(
+    folder=None,
+    config={"algorithm": {"name": "fedavg"}, "data": {}, "run": {"cohort": 1, "seed": 0, "engine": "auto"}},
+    _loop=SimpleNamespace(rounds=5, progress=SimpleNamespace(round=0)),
+)
+"""As much of a run as a bar looks at."""
 
 
 def on_a_terminal(*argv: str, cwd: Path, **env: str) -> tuple[int, str]:
@@ -58,7 +67,7 @@ def test_bad_input_leaves_no_bar(monkeypatch):
 
     def fail() -> None:
         with progress.show_progress(quiet=False) as watch:
-            watch("mine", None)
+            watch("mine")
             raise MoietyError("no")
 
     with pytest.raises(MoietyError):
@@ -67,27 +76,30 @@ def test_bad_input_leaves_no_bar(monkeypatch):
 
 
 def test_the_bar_says_what_happens_before_the_first_round():
-    bars = progress.Bars(Console(file=io.StringIO(), width=80))
+    bars = Bars(Console(file=io.StringIO(), width=80))
     log = logging.getLogger("moiety")
-    with bars.tell_stage():
+    before = list(log.handlers)
+    with bars.show():
         log.info("there is no bar yet")
-        on_round = bars.watch("mine", None)
+        bar = bars.watch("mine")
         (task,) = bars.progress.tasks
         assert task.fields["status"] == "preparing"
         log.info("measuring engines")
         assert task.fields["status"] == "measuring engines"
-        on_round(RoundRecord(1, (0,), 0.5, (), None), 5)
+        bar.on_start(RUN)
+        bar.on_round(RUN, RoundRecord(1, (0,), 0.5, (), None))
         assert task.fields["status"] == "loss 0.5000"
     log.info("nobody listens any more")
     assert task.fields["status"] == "loss 0.5000"
-    assert not log.handlers
+    assert log.handlers == before
 
 
 def test_dropped_clients_are_counted_on_the_bar():
-    bars = progress.Bars(Console(file=io.StringIO(), width=80))
-    on_round = bars.watch("mine", None)
+    bars = Bars(Console(file=io.StringIO(), width=80))
+    bar = bars.watch("mine")
+    bar.on_start(RUN)
     for number, dropped in ((1, ("ann",)), (2, ()), (3, ("bob", "eve"))):
-        on_round(RoundRecord(number, (0,), float("nan"), dropped, None), 5)
+        bar.on_round(RUN, RoundRecord(number, (0,), float("nan"), dropped, None))
     (task,) = bars.progress.tasks
     assert (task.completed, task.total, task.fields["status"]) == (3, 5, "loss -  3 dropped")
 
@@ -101,5 +113,5 @@ def test_a_bar_needs_a_terminal_that_can_draw_it(monkeypatch, tty, term, wanted)
     monkeypatch.setenv("FORCE_COLOR", "1")  # colours nothing that is not a terminal
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.setattr(sys.stdout, "isatty", lambda: tty)
-    assert output.on_terminal() is wanted
-    assert output.console().is_terminal is wanted
+    assert reports_console.on_terminal() is wanted
+    assert reports_console.console().is_terminal is wanted

@@ -83,7 +83,7 @@ def test_personal_statistics_stay_with_their_client():
 
 def test_personal_statistics_of_a_client_that_is_not_asked_do_not_move():
     records = []
-    run = fit(mo.fedavg(shared=0.1), mo.split.nothing(model()), cohort=1, on_round=lambda r, _: records.append(r))
+    run = fit(mo.fedavg(shared=0.1), mo.split.nothing(model()), cohort=1, callbacks=[lambda run, r: records.append(r)])
     (asked,) = records[0].cohort
     wanted = {0: [0.2, 1.1, 1], 1: [0.4, 3.0, 1]}[asked]
     assert values(run.parameters(asked)) == pytest.approx(wanted, rel=1e-12)

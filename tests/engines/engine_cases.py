@@ -27,7 +27,7 @@ SHAPE = re.compile(r"`[^`\n]+` must be [^\n]+, got [^\n]*[.?]")
 
 
 class StopHereError(Exception):
-    """Raised by a test from ``on_round``, in the place of a user who interrupts."""
+    """Raised by a test from a callback, in the place of a user who interrupts."""
 
 
 def measure_always(patch: pytest.MonkeyPatch) -> None:
@@ -36,10 +36,10 @@ def measure_always(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(f"moiety.engines.auto.{name}", value)
 
 
-def stop_after(round: int) -> Callable[[Any, int], None]:
-    """An ``on_round`` that ends the run after the given round."""
+def stop_after(round: int) -> Callable[[Any, Any], None]:
+    """A callback that ends the run after the given round."""
 
-    def on_round(record: Any, rounds: int) -> None:
+    def on_round(run: Any, record: Any) -> None:
         if record.round == round:
             raise StopHereError
 

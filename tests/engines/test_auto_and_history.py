@@ -175,7 +175,9 @@ def test_rows_are_at_every_interval_and_at_the_end(
         checkpoint_every=rounds,
         engine="sequential",
         out=tmp_path / "run",
-        on_round=lambda record, total: seen.append((record.round, total, record.evaluation is not None)),
+        callbacks=[
+            lambda run, record: seen.append((record.round, run.config["run"]["rounds"], record.evaluation is not None))
+        ],
     )
     assert [row["round"] for row in run.history] == wanted
     assert seen == [(t, rounds, t in wanted) for t in range(1, rounds + 1)]

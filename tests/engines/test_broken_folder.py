@@ -61,7 +61,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was stopped after two of its four rounds."""
     folder = tmp_path_factory.mktemp("stopped") / "run"
     with pytest.raises(StopHereError):
-        begin(folder, on_round=stop_after(2))
+        begin(folder, callbacks=[stop_after(2)])
     return folder
 
 
@@ -368,7 +368,7 @@ def test_first_states_that_are_not_laid_out_as_states(tensors: dict[str, torch.T
 def test_what_is_of_another_run_is_refused_by_name(name: str, folder: Path, tmp_path: Path) -> None:
     """The other run has the same algorithm and data, so nothing but its id and its values tells its files apart."""
     with pytest.raises(StopHereError):
-        begin(tmp_path / "other", on_round=stop_after(2), model_seed=4)
+        begin(tmp_path / "other", callbacks=[stop_after(2)], model_seed=4)
     place = folder / name
     (shutil.rmtree if place.is_dir() else os.unlink)(place)
     (shutil.copytree if (tmp_path / "other" / name).is_dir() else shutil.copy)(tmp_path / "other" / name, place)
@@ -383,7 +383,7 @@ def test_what_is_of_another_run_is_refused_by_name(name: str, folder: Path, tmp_
 def test_clients_of_an_older_checkpoint_are_refused(folder: Path, tmp_path: Path) -> None:
     older = shutil.copytree(folder / "clients", tmp_path / "older")
     with pytest.raises(StopHereError):
-        mo.resume(folder, data=FED, on_round=stop_after(4), rounds=6)
+        mo.resume(folder, data=FED, callbacks=[stop_after(4)], rounds=6)
     shutil.rmtree(folder / "clients")
     shutil.copytree(older, folder / "clients")
     before = tree_hash(folder)

@@ -92,13 +92,13 @@ def test_a_run_killed_right_after_the_choice_goes_on_with_it(
 def test_the_number_of_processes_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which clients are vectorised together depends on it; a machine with other cores must not change that."""
 
-    def stop(record: mo.RoundRecord, rounds: int) -> None:
+    def stop(run: Any, record: mo.RoundRecord) -> None:
         raise StopHereError
 
     monkeypatch.setattr("moiety.engines.processes.count_cores", lambda: 3)
     whole = fit(engine="processes:vectorised", out=tmp_path / "whole")
     with pytest.raises(StopHereError):
-        fit(engine="processes:vectorised", out=tmp_path / "stopped", on_round=stop)
+        fit(engine="processes:vectorised", out=tmp_path / "stopped", callbacks=[stop])
     monkeypatch.setattr("moiety.engines.processes.count_cores", lambda: 2)
     run = mo.resume(tmp_path / "stopped", data=FED)
     assert run.config["run"]["workers"] == whole.config["run"]["workers"] == 3

@@ -39,7 +39,9 @@ def follow_run(fed, algorithm, clock, rounds, **options):
     watched = replace(algorithm, server_update=server_update)
     given = {"split": SHARED, "engine": "sequential", "evaluate_every": rounds, "clock": clock} | options
     task = given.pop("task", scalar_task(u=0.0))
-    run = mo.fit(task, fed, watched, **with_settings(rounds=rounds, on_round=lambda r, of: records.append(r), **given))
+    run = mo.fit(
+        task, fed, watched, **with_settings(rounds=rounds, callbacks=[lambda run, r: records.append(r)], **given)
+    )
     return run, values, records
 
 
@@ -205,7 +207,7 @@ def test_synchronous_rounds_take_as_long_as_the_slowest_of_the_cohort():
     """Constant times: client c takes 2^c seconds, so a round takes 2^(its largest client)."""
     records = []
     clock = mo.clock.synchronous(compute=mo.clock.constant([1, 2, 4, 8, 16, 32]))
-    run = fit_personalised(clock, cohort=2, on_round=lambda r, of: records.append(r))
+    run = fit_personalised(clock, cohort=2, callbacks=[lambda run, r: records.append(r)])
     ends = np.cumsum([2.0 ** max(r.cohort) for r in records])
     assert [r.time for r in records] == ends.tolist()
     assert [row["time"] for row in run.history] == ends[1::2].tolist()
@@ -236,7 +238,7 @@ def test_at_most_so_many_are_active_and_none_twice():
     """From the records: between two arrivals of a client it began anew, with at most two others at work."""
     records = []
     clock = mo.clock.asynchronous(active=3, compute=mo.clock.exponential([1, 1, 1, 1, 1, 9]))
-    run = fit_personalised(clock, rounds=40, on_round=lambda r, of: records.append(r))
+    run = fit_personalised(clock, rounds=40, callbacks=[lambda run, r: records.append(r)])
     assert run.ledger["client_updates"] == 42
     assert run.history[-1]["under_way"] == 2
     times = [r.time for r in records]

@@ -56,7 +56,7 @@ def test_an_interrupted_run_ends_like_one_that_was_not(clock: str, algorithm: st
     whole = begin(made, algorithm, tmp_path / "whole")
     same_runs(whole, begin(made, algorithm, None))  # a folder changes nothing
     with pytest.raises(StopHereError):
-        begin(made, algorithm, tmp_path / "parts", on_round=stop_after(3))
+        begin(made, algorithm, tmp_path / "parts", callbacks=[stop_after(3)])
     if clock != "synchronous":
         note = json.loads((checkpoint.find_checkpoint(tmp_path / "parts") / "state.json").read_text())["in_transit"]  # type: ignore[operator]
         assert note["messages"], "nothing under way"
@@ -70,7 +70,7 @@ def test_other_engines_too(engine: str, tmp_path: Path) -> None:
     for name in ("asynchronous", "on arrival"):
         whole = begin(CLOCKS[name], "fedalt", None, engine=engine)
         with pytest.raises(StopHereError):
-            begin(CLOCKS[name], "fedalt", tmp_path / name, engine=engine, on_round=stop_after(4))
+            begin(CLOCKS[name], "fedalt", tmp_path / name, engine=engine, callbacks=[stop_after(4)])
         same_runs(whole, mo.resume(tmp_path / name, data=FED))
 
 
@@ -108,7 +108,10 @@ def test_a_folder_of_another_clock_or_a_broken_transit_is_refused(tmp_path: Path
     out = tmp_path / "run"
     with pytest.raises(StopHereError):
         begin(
-            mo.clock.asynchronous(active=2, compute=mo.clock.trace(str(trace))), "fedavg", out, on_round=stop_after(3)
+            mo.clock.asynchronous(active=2, compute=mo.clock.trace(str(trace))),
+            "fedavg",
+            out,
+            callbacks=[stop_after(3)],
         )
     trace.write_text("\n".join(["client,seconds", *reversed(lines)]) + "\n")
     refused(lambda: mo.resume(out, data=FED), "`traces` must be ")

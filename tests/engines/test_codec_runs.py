@@ -35,7 +35,7 @@ def fit_run(engine, codec, **options):
 def test_a_resumed_run_is_the_same_bit_for_bit(codec, tmp_path):
     whole = fit_run("sequential", codec)
     with pytest.raises(StopHereError):
-        fit_run("sequential", codec, out=tmp_path / "run", on_round=stop_after(2), checkpoint_every=1)
+        fit_run("sequential", codec, out=tmp_path / "run", callbacks=[stop_after(2)], checkpoint_every=1)
     net = mlp()
     again = mo.resume(tmp_path / "run", model=net, data=federation(), split=mo.split.by_name(net, personal=["head"]))
     same_runs(again, whole)

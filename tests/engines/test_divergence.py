@@ -177,12 +177,12 @@ def test_no_checkpoint_is_written_while_it_may_be_about_to_stop(tmp_path):
     """So that a run that is killed then stops in the same round as one that is not."""
     seen = []
 
-    def look(record, rounds):
+    def look(run, record):
         seen.append(checkpoints(tmp_path / "run"))
 
     options = {"split": split_of(["u", "v"]), "engine": "sequential", "settings": EACH}
     data = numbers(1.0, 3.0)
-    mo.fit(scalar_task(u=0.0), data, blow_up(2, 3, 5), rounds=5, out=tmp_path / "run", on_round=look, **options)
+    mo.fit(scalar_task(u=0.0), data, blow_up(2, 3, 5), rounds=5, out=tmp_path / "run", callbacks=[look], **options)
     assert seen == [[f"round-{r:08d}"] for r in (1, 1, 1, 4, 5)]
 
 
@@ -204,7 +204,7 @@ def test_who_was_dropped_and_why_is_in_the_record(tmp_path):
         split=split_of(["u", "v"]),
         rounds=2,
         engine="sequential",
-        on_round=lambda record, rounds: records.append(record),
+        callbacks=[lambda run, record: records.append(record)],
         out=tmp_path / "run",
     )
     assert [(r.dropped, r.reasons, r.left_out) for r in records] == [(("eve",), ("not finite: loss",), False)] * 2

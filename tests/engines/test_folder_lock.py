@@ -51,13 +51,13 @@ def test_a_folder_in_use_is_refused_within_one_process_too(tmp_path: Path) -> No
     """Nor is it free once somebody has read the file that is locked."""
     refusals = []
 
-    def on_round(record: Any, rounds: int) -> None:
+    def on_round(run: Any, record: Any) -> None:
         shutil.copytree(tmp_path / "run", tmp_path / f"copy{record.round}")
         with pytest.raises(mo.MoietyError, match="nobody trains in now") as caught:
             mo.resume(tmp_path / "run", model=mlp(), data=FED)
         refusals.append(caught)
 
-    fit(tmp_path / "run", 3, on_round=on_round)
+    fit(tmp_path / "run", 3, callbacks=[on_round])
     assert len(refusals) == 3
     fit(tmp_path / "whole", 3)
     same_folders(tmp_path / "whole", tmp_path / "run")
@@ -73,9 +73,9 @@ def test_a_run_holds_its_folder_until_its_end(engine: str, tmp_path: Path) -> No
         return not done.returncode
 
     seen = []
-    fit(tmp_path / "run", 2, engine, workers=2, on_round=lambda record, rounds: seen.append(free()))
+    fit(tmp_path / "run", 2, engine, workers=2, callbacks=[lambda run, record: seen.append(free())])
     assert seen == [False, False]
     assert free()
-    mo.resume(tmp_path / "run", rounds=3, model=mlp(), data=FED, on_round=lambda record, rounds: seen.append(free()))
+    mo.resume(tmp_path / "run", rounds=3, model=mlp(), data=FED, callbacks=[lambda run, record: seen.append(free())])
     assert seen[2:] == [False]
     assert free()

@@ -59,7 +59,7 @@ def begin(out: Path, model: nn.Module | None = None, data: FederatedData = FED, 
     given: dict[str, Any] = {"loss": own_loss, "metric": METRIC, "rounds": 4, "cohort": 3, "engine": "sequential"}
     split = mo.split.by_name(model, personal=["head"])
     with pytest.raises(StopHereError):
-        mo.fit(model, data, algorithm(), split=split, out=out, on_round=stop_after(2), **{**given, **options})
+        mo.fit(model, data, algorithm(), split=split, out=out, callbacks=[stop_after(2)], **{**given, **options})
 
 
 def algorithm(**changes: Any) -> mo.Algorithm:

@@ -30,7 +30,7 @@ def test_personal_states_of_a_million_clients_survive_resume(tmp_path):
             engine="sequential",
             settings=mo.Settings(evaluate_every=rounds, evaluate_clients=10),
             out=tmp_path / folder,
-            on_round=lambda record, total: asked.extend(record.cohort),
+            callbacks=[lambda run, record: asked.extend(record.cohort)],
         )
 
     fit("stopped", 3)

@@ -61,7 +61,7 @@ def test_an_empty_round_moves_nothing(engine):
         cohort=1,
         settings=mo.Settings(participation="bernoulli"),
         engine=engine,
-        on_round=lambda record, rounds: seen.append(list(record.cohort)),
+        callbacks=[lambda run, record: seen.append(list(record.cohort))],
     )
     assert seen == cohorts
     assert run.ledger["client_updates"] == sum(map(len, cohorts))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,15 +30,17 @@ def uv(run: mo.Run, client: int) -> tuple[float, float]:
     return found["u"].item(), found["v"].item()
 
 
-class Record:
+class Record(mo.callbacks.Callback):
     """Whom each stage asked."""
 
     def __init__(self) -> None:
         self.cohorts: dict[str, list[tuple[int, ...]]] = {}
 
-    def __call__(self, name: str, folder: Path | None) -> Any:
-        asked = self.cohorts.setdefault(name, [])
-        return lambda record, rounds: asked.append(record.cohort)
+    def on_start(self, run: mo.Run) -> None:
+        self.cohorts[f"{len(self.cohorts) + 1}-{run.config['algorithm']['name']}"] = []
+
+    def on_round(self, run: mo.Run, record: Any) -> None:
+        list(self.cohorts.values())[-1].append(record.cohort)
 
 
 def test_three_stages_by_hand():
@@ -118,7 +119,7 @@ def test_with_clients_that_are_never_asked(tmp_path, engine, kept):
     asked, plain = Record(), Plain(values)
     data = federated([rows(row) for row in values])
     out = tmp_path / "out" if kept else None
-    runs = mo.pipeline(stages, scalar_task(u=0.0), data, engine=engine, seed=4, out=out, watch=asked)
+    runs = mo.pipeline(stages, scalar_task(u=0.0), data, engine=engine, seed=4, out=out, callbacks=[asked])
     assert list(asked.cohorts) == ["1-fedavg", "2-fedalt", "3-finetune"]
     for run, name, train in zip(runs, asked.cohorts, (plain.fedavg, plain.fedalt, plain.finetune), strict=True):
         for cohort in asked.cohorts[name]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,11 +27,12 @@ def test_interrupted_in_every_stage(tmp_path, stage, round):
     options = {"seed": 3, "engine": "sequential"}
     whole = mo.pipeline(stages(), mlp(), FED, **with_settings(**options))
 
-    def watch(name: str, folder: Path | None) -> Any:
-        return stop_after(round) if name.startswith(str(stage)) else None
+    def stop(run: mo.Run, record: Any) -> None:
+        if run.folder is not None and run.folder.name.startswith(str(stage)):
+            stop_after(round)(run, record)
 
     with pytest.raises(StopHereError):
-        mo.pipeline(stages(), mlp(), FED, **with_settings(out=tmp_path / "out", watch=watch, **options))
+        mo.pipeline(stages(), mlp(), FED, **with_settings(out=tmp_path / "out", callbacks=[stop], **options))
     ended = {p: p.read_bytes() for p in (tmp_path / "out").glob("*/checkpoint/*/*") if int(p.parts[-4][0]) < stage}
     runs = mo.resume(tmp_path / "out", data=FED)
     for one, other in zip(whole, runs, strict=True):
@@ -45,7 +45,7 @@ def test_an_ended_pipeline_stays_as_it_is(tmp_path):
     runs = mo.pipeline(stages(), mlp(), FED, out=tmp_path / "out", engine="sequential")
     text = (tmp_path / "out/pipeline.toml").read_text()
     calls: list[Any] = []
-    again = mo.resume(tmp_path / "out", data=FED, on_round=lambda record, rounds: calls.append(record))
+    again = mo.resume(tmp_path / "out", data=FED, callbacks=[lambda run, record: calls.append(record)])
     for one, other in zip(runs, again, strict=True):
         same_runs(one, other)
     assert calls == []

@@ -89,7 +89,7 @@ def test_interrupted_and_without_the_earlier_folder(earlier, tmp_path, stop):
     before = Path(shutil.copytree(earlier.folder, tmp_path / "before"))
     whole = fit(alt(), start=earlier)
     with pytest.raises(StopHereError):
-        fit(alt(), start=before, out=tmp_path / "run", on_round=stop_after(stop))
+        fit(alt(), start=before, out=tmp_path / "run", callbacks=[stop_after(stop)])
     shutil.rmtree(before)
     same_runs(whole, mo.resume(tmp_path / "run", data=FED))
 
@@ -110,7 +110,7 @@ def test_states_that_a_kill_tore_before_the_first_checkpoint(earlier, tmp_path):
     """A kill while the first states were being written to their records leaves any bytes there, some not marked."""
     whole = fit(alt(), start=earlier)
     with pytest.raises(StopHereError):
-        fit(alt(), start=earlier, out=tmp_path / "run", on_round=stop_after(1), checkpoint_every=3)
+        fit(alt(), start=earlier, out=tmp_path / "run", callbacks=[stop_after(1)], checkpoint_every=3)
     records, index = (tmp_path / f"run/clients/{name}.bin" for name in ("states", "index"))
     records.write_bytes(bytes(i % 251 for i in range(records.stat().st_size)))
     entries = np.fromfile(index, dtype="<u4").reshape(-1, 3)
@@ -258,7 +258,7 @@ def test_bad_starts(earlier, tmp_path):
 
 def test_a_run_that_has_not_ended_is_refused(tmp_path):
     with pytest.raises(StopHereError):
-        fit(alt(), out=tmp_path / "run", on_round=stop_after(2))
+        fit(alt(), out=tmp_path / "run", callbacks=[stop_after(2)])
     before = tree_hash(tmp_path)
     refused(lambda: start_from(tmp_path / "run"), "`start` must be a run that has ended, got round 2 of 3.*Resume")
     assert tree_hash(tmp_path) == before

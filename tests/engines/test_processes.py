@@ -254,7 +254,7 @@ def test_threads_of_the_caller():
         fit("processes:sequential", workers=2, rounds=1)
         assert torch.get_num_threads() == 2
         with pytest.raises(RuntimeError, match="enough"):
-            fit("processes:sequential", workers=2, rounds=1, on_round=raising(RuntimeError("enough")))
+            fit("processes:sequential", workers=2, rounds=1, callbacks=[raising(RuntimeError("enough"))])
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -264,7 +264,7 @@ def test_threads_of_the_caller():
 
 
 def raising(error: BaseException) -> Any:
-    def on_round(record: Any, rounds: int) -> None:
+    def on_round(run: Any, record: Any) -> None:
         raise error
 
     return on_round
@@ -273,7 +273,7 @@ def raising(error: BaseException) -> Any:
 def test_workers_killed_between_rounds():
     pids: list[set[int]] = []
 
-    def on_round(record: Any, rounds: int) -> None:
+    def on_round(run: Any, record: Any) -> None:
         pids.append(set(children()))
         victims = sorted(pids[-1])[: record.round]  # one, then both
         for pid in victims:
@@ -281,7 +281,7 @@ def test_workers_killed_between_rounds():
         if record.round == 1:
             assert wait_until(lambda: gone(set(victims)))  # dead when next asked; after the next round it may not be
 
-    run = fit("processes:sequential", workers=2, rounds=4, on_round=on_round)
+    run = fit("processes:sequential", workers=2, rounds=4, callbacks=[on_round])
     assert [len(now) for now in pids] == [2, 2, 2, 2]
     assert len(pids[0] & pids[1]) == 1
     assert not pids[1] & pids[2]
@@ -293,12 +293,12 @@ def test_a_worker_that_dies_at_work(tmp_path):
     model = net(trouble)
     pids: list[set[int]] = []
 
-    def on_round(record: Any, rounds: int) -> None:
+    def on_round(run: Any, record: Any) -> None:
         pids.append(set(children()))
         if record.round < 3:
             trouble.touch()
 
-    run = fit("processes:sequential", model=model, workers=2, rounds=3, on_round=on_round)
+    run = fit("processes:sequential", model=model, workers=2, rounds=3, callbacks=[on_round])
     assert not trouble.exists()
     assert [len(now) for now in pids] == [2, 2, 2]
     assert len(pids[0] & pids[1]) == 1
@@ -444,7 +444,7 @@ def test_a_model_that_cannot_be_vectorised_is_refused():
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("enough")], ids=repr)
 def test_nothing_is_left_after_an_exception(error):
     with pytest.raises(type(error)):
-        fit("processes:sequential", workers=3, on_round=raising(error))
+        fit("processes:sequential", workers=3, callbacks=[raising(error)])
     assert children() == []
 
 
@@ -482,8 +482,8 @@ def test_a_closed_engine_holds_no_files_open():
 SCRIPT = """
 import sys, time
 from test_processes import fit, mlp
-wait = lambda record, rounds: time.sleep(300 * (record.round == 3))
-fit("processes:sequential", model=mlp(), rounds=5, workers=2, out=sys.argv[1], on_round=wait)
+wait = lambda run, record: time.sleep(300 * (record.round == 3))
+fit("processes:sequential", model=mlp(), rounds=5, workers=2, out=sys.argv[1], callbacks=[wait])
 """
 
 

@@ -187,7 +187,7 @@ def test_actors_hold_rows_and_states_of_their_own_clients_and_end(engines):
     sent: list[int] = []
     shards, states, held = [], [], []
 
-    def look(record: Any, rounds: int) -> None:
+    def look(run: Any, record: Any) -> None:
         if record.round == 1:
             actors.extend(engines[0].actors)
             engines[0].actors = [Overheard(actor, sent) for actor in actors]
@@ -198,7 +198,7 @@ def test_actors_hold_rows_and_states_of_their_own_clients_and_end(engines):
             states.extend(inside(actor, lambda self: self.states) for actor in actors)
 
     model, data = Net(), federation()
-    run = fit("ray:sequential", fedalt(), model, on_round=look)
+    run = fit("ray:sequential", fedalt(), model, callbacks=[look])
     same(fit("sequential", fedalt(), model), run)
     assert len(engines) == 1
     assert len(actors) == 2
@@ -225,7 +225,7 @@ def test_lost_actors_lose_nothing(engines, tmp_path):
     model = Net(trouble)
     pids = []
 
-    def disturb(record: Any, rounds: int) -> None:
+    def disturb(run: Any, record: Any) -> None:
         pids.append({inside(actor, lambda self: os.getpid()) for actor in engines[0].actors})
         if record.round == 1:
             os.kill(min(pids[0]), signal.SIGKILL)
@@ -237,7 +237,7 @@ def test_lost_actors_lose_nothing(engines, tmp_path):
     whole = fit("sequential", fedalt(), model, rounds=4)
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        fit("ray:sequential", fedalt(), model, rounds=4, out=out, on_round=disturb)
+        fit("ray:sequential", fedalt(), model, rounds=4, out=out, callbacks=[disturb])
     assert not trouble.exists()
     # Two at a time, another in each of the two rounds.
     assert [len(now) for now in pids] == [2, 2, 2]

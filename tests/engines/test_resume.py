@@ -138,7 +138,7 @@ def test_an_interrupted_run_ends_like_one_that_was_not(case: Case, engine: str, 
     """The same ``rounds`` is asked for, so schedules that look at it see the same."""
     whole = fit(case, engine, tmp_path / "whole")
     with pytest.raises(StopHereError):
-        fit(case, engine, tmp_path / "parts", on_round=stop_after(K))
+        fit(case, engine, tmp_path / "parts", callbacks=[stop_after(K)])
     parts = resume(case, tmp_path / "parts")
     same_runs(whole, parts)
     same_folders(tmp_path / "whole", tmp_path / "parts")
@@ -162,10 +162,10 @@ def test_many_stops_at_rounds_without_a_checkpoint(tmp_path: Path) -> None:
     options = {"rounds": 7, "checkpoint_every": 2}
     whole = fit(case, "vectorised", tmp_path / "whole", **options)
     with pytest.raises(StopHereError):
-        fit(case, "vectorised", tmp_path / "parts", on_round=stop_after(1), **options)
+        fit(case, "vectorised", tmp_path / "parts", callbacks=[stop_after(1)], **options)
     for stop in (1, 3, 3, 5):
         with pytest.raises(StopHereError):
-            resume(case, tmp_path / "parts", on_round=stop_after(stop))
+            resume(case, tmp_path / "parts", callbacks=[stop_after(stop)])
     parts = resume(case, tmp_path / "parts")
     same_runs(whole, parts)
     same_folders(tmp_path / "whole", tmp_path / "parts")
@@ -269,7 +269,7 @@ def test_clients_that_were_dropped_are_remembered_across_a_checkpoint(tmp_path: 
 
     whole = begin(tmp_path / "whole")
     with pytest.raises(StopHereError):
-        begin(tmp_path / "parts", on_round=stop_after(2))
+        begin(tmp_path / "parts", callbacks=[stop_after(2)])
     parts = mo.resume(tmp_path / "parts", data=data, model=mo.models.linear(2, 1, seed=1).double())
     same_runs(whole, parts)
     assert parts.history[-1]["dropped"] == ["1:c1", "2:c1", "3:c1", "4:c1"]
@@ -319,7 +319,7 @@ def test_a_data_set_and_a_model_of_the_library_are_made_again(tmp_path: Path) ->
 
     whole = begin(tmp_path / "whole", engine="vectorised")
     with pytest.raises(StopHereError):
-        begin(tmp_path / "parts", engine="vectorised", on_round=stop_after(2))
+        begin(tmp_path / "parts", engine="vectorised", callbacks=[stop_after(2)])
     same_runs(whole, mo.resume(tmp_path / "parts"))
 
 
@@ -328,7 +328,7 @@ def test_the_model_given_again_may_have_other_values(tmp_path: Path) -> None:
     case = CASES["fedalt dropout"]
     whole = fit(case, "sequential", tmp_path / "whole", cohort=1)
     with pytest.raises(StopHereError):
-        fit(case, "sequential", tmp_path / "parts", cohort=1, on_round=stop_after(1))
+        fit(case, "sequential", tmp_path / "parts", cohort=1, callbacks=[stop_after(1)])
     other = dropout_net()
     for p in other.parameters():
         nn.init.constant_(p, 0.5)

@@ -153,7 +153,7 @@ def test_a_round_with_too_few_uploads_is_left_out():
     records, expected, heard = [], [], set()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        some = two_parts(rounds=8, cohort=4, on_round=lambda record, of: records.append(record), **attack)
+        some = two_parts(rounds=8, cohort=4, callbacks=[lambda run, record: records.append(record)], **attack)
     for t in range(8):
         cohort = [int(c) for c in uniform_cohort(6, 4, seed=1, round=t)]
         evil = [c for c in cohort if c in (0, 1)]
@@ -201,7 +201,7 @@ def test_resumed_bit_for_bit(tmp_path, case, attackers):
     how = {"attack": attack, "attackers": attackers, "aggregator": aggregator, "rounds": 4, "cohort": 4}
     whole = two_parts(out=tmp_path / "whole", checkpoint_every=1, **how)
     with pytest.raises(StopHereError):
-        two_parts(out=tmp_path / "parts", checkpoint_every=1, on_round=stop_after(2), **how)
+        two_parts(out=tmp_path / "parts", checkpoint_every=1, callbacks=[stop_after(2)], **how)
     begun = read_config(tmp_path / "parts")
     assert begun["attack"] == attack.spec
     assert begun["aggregator"] == aggregator.spec
@@ -225,7 +225,7 @@ def test_what_is_of_ones_own_is_given_again(tmp_path):
     how = {"aggregator": mo.aggregator.Aggregator(lambda vectors, generator: vectors[0]), "rounds": 2}
     whole = two_parts(**how)
     with pytest.raises(StopHereError):
-        two_parts(out=tmp_path / "run", checkpoint_every=1, on_round=stop_after(1), **how)
+        two_parts(out=tmp_path / "run", checkpoint_every=1, callbacks=[stop_after(1)], **how)
     model = mlp()
     parts = {"data": FED, "split": mo.split.by_name(model, personal=["head"])}
     refused(

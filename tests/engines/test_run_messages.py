@@ -60,13 +60,13 @@ def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
 
 
 def test_a_run_without_an_evaluation_is_one_line_too(tmp_path: Path) -> None:
-    def stop(record: Any, rounds: int) -> None:
+    def stop(run: Any, record: Any) -> None:
         if record.round == 3:
             raise KeyboardInterrupt
 
     options: dict[str, Any] = {"rounds": 10, "engine": "sequential", "out": tmp_path / "run"}
     with pytest.raises(KeyboardInterrupt):
-        mo.fit(mlp(), FED, mo.fedavg(shared=0.1), **with_settings(evaluate_every=100, on_round=stop, **options))
+        mo.fit(mlp(), FED, mo.fedavg(shared=0.1), **with_settings(evaluate_every=100, callbacks=[stop], **options))
     run = mo.resume(tmp_path / "run", rounds=3, model=mlp(), data=FED)
     assert repr(run) == f"Run(fedavg, 3 rounds, {len(FED)} clients; not evaluated)"
 

@@ -111,7 +111,7 @@ def test_on_resume_only_workers_may_change(tmp_path: Path) -> None:
 
     whole = begin()
     with pytest.raises(StopHereError):
-        begin(out=tmp_path / "run", on_round=stop_after(1))
+        begin(out=tmp_path / "run", callbacks=[stop_after(1)])
     for given, words in (
         (
             mo.Settings(evaluate_every=2),

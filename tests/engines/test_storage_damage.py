@@ -31,7 +31,7 @@ def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     place = tmp_path_factory.mktemp(request.param)
     run_kind(request.param, place / "ended", rounds=3)
     with pytest.raises(StopHereError):
-        run_kind(request.param, place / "stopped", rounds=3, on_round=stop_after(2))
+        run_kind(request.param, place / "stopped", rounds=3, callbacks=[stop_after(2)])
     for name in ("ended", "stopped"):
         write_sealed(place / name / "command.json", {"set": []}, read_id(place / name))
     return place / "ended", place / "stopped"

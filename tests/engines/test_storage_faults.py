@@ -29,7 +29,7 @@ class Case:
         if name == "resume":
             self.stopped = folder / "stopped"
             with pytest.raises(StopHereError):
-                run_kind("fit", self.stopped, rounds=3, on_round=stop_after(2))
+                run_kind("fit", self.stopped, rounds=3, callbacks=[stop_after(2)])
         self.whole = self.begin(folder / "whole")
         disk = Disk()
         with monkeypatch.context() as patch:

@@ -31,13 +31,13 @@ def fit_shared(out: Path, **options: Any) -> None:
 def stopped(tmp_path: Path) -> Path:
     """A run that was stopped after two rounds; its first checkpoint is kept beside it."""
 
-    def keep_first_and_stop(record: Any, rounds: int) -> None:
+    def keep_first_and_stop(run: Any, record: Any) -> None:
         if record.round == 1:
             shutil.copytree(tmp_path / "run/checkpoint", tmp_path / "first")
-        stop_after(2)(record, rounds)
+        stop_after(2)(record, run.config["run"]["rounds"])
 
     with pytest.raises(StopHereError):
-        fit_shared(tmp_path / "run", on_round=keep_first_and_stop)
+        fit_shared(tmp_path / "run", callbacks=[keep_first_and_stop])
     return tmp_path / "run"
 
 
@@ -85,7 +85,7 @@ def test_no_round_is_trained_before_all_states_are_compared(tmp_path: Path) -> N
     """Though the next round asks another client, and the next evaluation is far."""
     settings = mo.Settings(evaluate_every=4, checkpoint_every=1)
     with pytest.raises(StopHereError):
-        run_kind("fit", tmp_path / "run", rounds=4, cohort=1, settings=settings, on_round=stop_after(2))
+        run_kind("fit", tmp_path / "run", rounds=4, cohort=1, settings=settings, callbacks=[stop_after(2)])
     slots = np.fromfile(tmp_path / "run/clients/index.bin", dtype="<u4").reshape(-1, 3)[:, 1]
     assert np.count_nonzero(slots) == 2  # so one of them at least is not asked in the next round
     for client in np.flatnonzero(slots).tolist():
@@ -95,7 +95,7 @@ def test_no_round_is_trained_before_all_states_are_compared(tmp_path: Path) -> N
         states.flush()
         seen: list[int] = []
         said = f"states.bin.*another state of client {client}"
-        refused(lambda: mo.resume(out, data=FED, on_round=lambda r, n: seen.append(r.round)), said)  # noqa: B023
+        refused(lambda: mo.resume(out, data=FED, callbacks=[lambda r, n: seen.append(r.round)]), said)  # noqa: B023
         assert seen == []
 
 

@@ -57,11 +57,11 @@ def test_a_stopped_worker_is_replaced(tmp_path: Path) -> None:
 def test_a_worker_stopped_between_rounds_is_replaced() -> None:
     from multiprocessing import active_children
 
-    def stop(record: Any, rounds: int) -> None:
+    def stop(run: Any, record: Any) -> None:
         for child in active_children():
             os.kill(child.pid, signal.SIGSTOP)
 
-    run = fit("processes:sequential", workers=2, worker_timeout=0.2, on_round=stop)
+    run = fit("processes:sequential", workers=2, worker_timeout=0.2, callbacks=[stop])
     same_runs(fit("sequential"), run)
 
 
@@ -144,7 +144,7 @@ def test_a_folder_on_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for name, value in {"os": Windows(), "fcntl": None}.items():
         monkeypatch.setattr(files, name, value)
     with pytest.raises(StopHereError):
-        fit("sequential", PERSONAL, split=split, out=tmp_path / "run", on_round=stop_after(1))
+        fit("sequential", PERSONAL, split=split, out=tmp_path / "run", callbacks=[stop_after(1)])
     run = mo.resume(tmp_path / "run", data=FED)
     assert mo.verify(tmp_path / "run") == []
     same_runs(wanted, run)

@@ -123,7 +123,7 @@ def test_a_cohort_of_all_is_the_default() -> None:
         rounds=1,
         cohort=len(data),
         engine="sequential",
-        on_round=lambda record, rounds: seen.append(record.cohort),
+        callbacks=[lambda run, record: seen.append(record.cohort)],
     )
     assert seen == [tuple(range(len(data)))]
     for name, p in one.shared_parameters().items():

@@ -138,7 +138,7 @@ def test_a_client_never_asked_is_scored_with_the_first_personal_part(engine):
         rounds=1,
         cohort=1,
         engine=engine,
-        on_round=lambda record, _: records.append(record),
+        callbacks=[lambda run, record: records.append(record)],
     )
     (asked,) = records[0].cohort
     other = run.clients[1 - asked]

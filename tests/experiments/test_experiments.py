@@ -366,7 +366,7 @@ def test_runs_start_from_each_other_and_are_continued(tmp_path):
     seen = []
 
     def watch(name, folder):
-        return lambda record, rounds: seen.append((name, folder and folder.name, record.round))
+        return lambda run, record: seen.append((name, folder and folder.name, record.round))
 
     outcome = RUNS.run(out=tmp_path, watch=watch)
     assert seen == [(n, None if n == "short" else n, r) for n in ("base", "tuned", "short") for r in (1, 2)]

@@ -71,15 +71,15 @@ class Case(NamedTuple):
 def start(kind: str, out: Path, stop: int = 0) -> Any:
     """Begin a run of that kind, and interrupt it after some round."""
 
-    def on_round(record: Any, rounds: int) -> None:
+    def on_round(run: Any, record: Any) -> None:
         if record.round == stop:
             raise StopHereError
 
     model = mo.models.mlp(3, 2, hidden=(2,), seed=0)
     if kind == "pipeline":
         stages = [mo.Stage(mo.fedavg(shared=0.1), rounds=1), mo.Stage(ALT, rounds=ROUNDS, split="output_layer")]
-        second = lambda name, place: on_round if name.startswith("2") else None  # noqa: E731
-        return mo.pipeline(stages, model, DATA, engine="sequential", out=out, watch=second)
+        second = lambda run, record: on_round(run, record) if run.folder.name.startswith("2") else None  # noqa: E731
+        return mo.pipeline(stages, model, DATA, engine="sequential", out=out, callbacks=[second])
     options = {"algorithm": ALT, "split": mo.split.output_layer, "cohort": 2, "engine": "sequential", **KINDS[kind]}
     algorithm, split, cohort, engine = (options.pop(name) for name in DIRECT)
     settings = mo.Settings(evaluate_every=1, checkpoint_every=1, **options)
@@ -93,7 +93,7 @@ def start(kind: str, out: Path, stop: int = 0) -> Any:
         engine=engine,
         out=out,
         settings=settings,
-        on_round=on_round,
+        callbacks=[on_round],
     )
 
 

@@ -157,7 +157,9 @@ def test_a_client_that_is_not_asked_keeps_its_v(engine, build, alone):
     seen = set()
     for seed in range(6):
         asked = []
-        done = run(build(), engine, cohort=1, seed=seed, on_round=lambda record, _, asked=asked: asked.append(record))
+        done = run(
+            build(), engine, cohort=1, seed=seed, callbacks=[lambda run, record, asked=asked: asked.append(record)]
+        )
         (client,) = asked[0].cohort
         seen.add(client)
         u, v = of_client[client]
@@ -176,5 +178,5 @@ def test_train_loss_of_the_record():
     """
     records = []
     algorithm = flat(mo.fedalt, **RATES, shared_steps=2, personal_steps=2, batch_size=4, shuffle=False)
-    run(algorithm, "sequential", on_round=lambda record, _: records.append(record))
+    run(algorithm, "sequential", callbacks=[lambda run, record: records.append(record)])
     assert records[0].train_loss == pytest.approx(float((Q(25, 256) + 4 * Q(281837, 131072)) / 5), rel=1e-13)

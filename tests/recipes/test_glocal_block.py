@@ -54,7 +54,7 @@ def fitted(fed, method, lr, tau, alignment, seed, rounds=ROUNDS, outputs=1):
         settings=mo.Settings(clock=clock, evaluate_every=rounds, evaluate_on="test"),
         engine="vectorised",
         loss="one_versus_all",
-        on_round=lambda record, _: losses.append(record.train_loss),
+        callbacks=[lambda run, record: losses.append(record.train_loss)],
     )
     return run, losses
 

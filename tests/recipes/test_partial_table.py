@@ -39,7 +39,7 @@ def test_a_step_that_was_broken_off_goes_on_as_if_nothing_had_been(tmp_path):
     expected = [whole.run(cell(step)) for step in chain]
 
     def break_off(name, place):
-        def on_round(record, rounds):
+        def on_round(run, record):
             if "fedalt" in name:
                 raise KeyboardInterrupt
 
@@ -51,7 +51,7 @@ def test_a_step_that_was_broken_off_goes_on_as_if_nothing_had_been(tmp_path):
         first.run(cell(chain[1]))
     assert not (tmp_path / "digits/seed-3/output-fedalt.json").exists()
     seen = []
-    again = runner(tmp_path, lambda name, place: lambda record, rounds: seen.append((name, record.round)))
+    again = runner(tmp_path, lambda name, place: lambda run, record: seen.append((name, record.round)))
     found = [again.run(cell(step)) for step in chain]
     assert seen == [
         ("digits seed 3 output-fedalt", 2),

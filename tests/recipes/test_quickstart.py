@@ -81,7 +81,7 @@ def test_resume_begins_what_has_not_begun_with_the_same_options(tmp_path):
     seen = []
 
     def watch(name, folder):
-        return lambda record, rounds: seen.append((name, record.round, rounds))
+        return lambda run, record: seen.append((name, record.round, run.config["run"]["rounds"]))
 
     quickstart.run(out=tmp_path, rounds=2, seed=5, engine="vectorised")
     (tmp_path / "fedalt").rename(tmp_path / "gone")

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median, pstdev
 
 from moiety.analysis.intervals import Interval, interval
-from moiety.analysis.versus import Row, Rows, changes
-from moiety.analysis.versus import column as by_name
+from moiety.analysis.versus import Row
 from moiety.errors import choice, must
+from moiety.evaluation.versus import Rows, changes
+from moiety.evaluation.versus import column as by_name
 
 PARTS = ("test", "train")
 

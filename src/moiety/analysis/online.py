@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from moiety.errors import must
 from moiety.split.two_parts import check_features
 from moiety.types import RoundRecord
 
+if TYPE_CHECKING:
+    from moiety.run.result import Run
+
 Floats = NDArray[np.float64]
 
 _NOTHING = 1e-9
@@ -26,7 +29,7 @@ _NOTHING = 1e-9
 
 @dataclass
 class OnlineLoss:
-    """Collects the loss of every round, each at the parameters that predicted; for ``fit(on_round=...)``.
+    """Collects the loss of every round, each at the parameters that predicted; for ``fit(callbacks=[...])``.
 
     >>> online = OnlineLoss([4.0, 2.0, 0.0])
     >>> online.cumulative.tolist(), online.regret(0.5).tolist()
@@ -35,7 +38,7 @@ class OnlineLoss:
 
     losses: list[float] = field(default_factory=list)
 
-    def __call__(self, record: RoundRecord, rounds: int) -> None:
+    def __call__(self, run: Run, record: RoundRecord) -> None:
         """After a round: its mean over clients, weighted by lambda_i."""
         self.losses.append(record.train_loss)
 

@@ -29,8 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _shorten_warnings():
             code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
-    except SystemExit:  # typer's way to end where the reader has gone (``| head``)
-        return PIPE_CLOSED
+    except SystemExit as end:  # typer's way to end after completion, and where the reader has gone (``| head``)
+        return end.code if isinstance(end.code, int) else PIPE_CLOSED
     except BrokenPipeError:
         # What is still in the buffer must not be written at exit.
         with contextlib.suppress(OSError, AttributeError, ValueError):

@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 
 from moiety import __version__
+from moiety.cli.completion import complete_kind, complete_set, complete_target
 from moiety.cli.listing import KINDS
+from moiety.cli.log import show_log
 from moiety.cli.request import Interrupted, Request, read_seeds
 from moiety.errors import must
 
 app = typer.Typer(
-    add_completion=False,
     add_help_option=False,  # the group has its own: typer's would import pydantic wherever it is not given
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -55,13 +56,19 @@ def moiety(
 @app.command(context_settings=_HELP)
 def run(
     target: Annotated[
-        str, typer.Argument(metavar="RECIPE|FILE.toml", help="A recipe (moiety list recipes) or a configuration file.")
+        str,
+        typer.Argument(
+            metavar="RECIPE|FILE.toml",
+            help="A recipe (moiety list recipes) or a configuration file.",
+            autocompletion=complete_target,
+        ),
     ],
     sets: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="a.b=c",
+            autocompletion=complete_set,
             help="Set a value of the file, as in algorithm.shared=0.1, or a field of a recipe's plan, as in rounds=5."
             " Repeatable.",
         ),
@@ -117,11 +124,15 @@ def run(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print the closing sentence and the folder, nothing else.")
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Say on stderr what moiety logs: engine, dropped updates, stops."),
+    ] = False,
 ) -> None:
     """Run a recipe or a configuration file.
 
     A file has the sections [data], [model], [split], [algorithm] and [run], and may have [aggregator], [codec],
-    [attack] and [clock]; moiety list says what they can name. The config.toml of a run's folder is such
+    [attack], [clock] and [track]; moiety list says what they can name. The config.toml of a run's folder is such
     a file. With tables [[stage]], each with a split, an algorithm and rounds of its own, in the place of [split] and
     [algorithm], every stage starts where the one before has ended. Ends with 0, with 2 and one line where something is
     wrong with the input, and with 130 if interrupted.
@@ -138,7 +149,8 @@ def run(
         from moiety.cli.run import run_target
         from moiety.cli.seeds import run_seeds
 
-        (run_seeds if request.several else run_target)(request, on_folder=folder.append)
+        with show_log(verbose):
+            (run_seeds if request.several else run_target)(request, on_folder=folder.append)
     except KeyboardInterrupt:
         raise Interrupted(_how_to_continue(request, folder)) from None
 
@@ -235,7 +247,9 @@ def tune(
 
 @app.command("list", context_settings=_HELP)
 def list_(
-    what: Annotated[str, typer.Argument(metavar="KIND", help=f"One of {', '.join(KINDS)}.")],
+    what: Annotated[
+        str, typer.Argument(metavar="KIND", help=f"One of {', '.join(KINDS)}.", autocompletion=complete_kind)
+    ],
 ) -> None:
     """List what a file can name: algorithms, data sets, models and all else, a kind at a time.
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from moiety.cli.output import console, on_terminal, say, show, table
+from moiety.cli.output import say, show
 from moiety.data.catalogue import DATA_SETS, VARIANTS, DataSet, rows_of
 from moiety.data.sources.folders import VARIABLE, cache_folder, find_file, named_folder, target_folder
 from moiety.errors import choice, must
+from moiety.reports.console import console, on_terminal, table
 
 
 def list_sets() -> None:

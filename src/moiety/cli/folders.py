@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moiety.errors import must, refuse
 from moiety.files import CONFIG, PIPELINE, RECIPE, read_sealed, write_sealed
 from moiety.run.folder import COMMAND, read_id
+from moiety.run.protocol import Callback
 
 if TYPE_CHECKING:
-    from moiety.run.pipeline import Watch
-    from moiety.run.train import OnRound
+    from moiety.run.result import Run
     from moiety.types import RoundRecord
 
 RUNS = Path("runs")
@@ -37,13 +36,6 @@ def folder_for(name: str, out: Path | None, *, resume: bool) -> Path:
 def run_name(file: Path) -> str:
     """The name of a file's runs: that of the file, or of its folder where a run or a pipeline has written it."""
     return (file.resolve().parent.name or file.stem) if file.name in (CONFIG, PIPELINE) else file.stem
-
-
-def part_name(config: Mapping[str, Any], section: str) -> str:
-    """The name of the algorithm, split, model or data of a run; the path of data in a folder."""
-    table = config.get(section, {})
-    name = table.get("path") if section == "data" and table.get("name") == "folder" else table.get("name")
-    return str(name or table.get("own", "-"))
 
 
 def holds_run(folder: Path) -> bool:
@@ -91,21 +83,14 @@ def read_assignments(folder: Path) -> list[str]:
     return list(sets)
 
 
-def keep_assignments(watch: Watch, folder: Path, sets: Sequence[str]) -> Watch:
-    """Watch as ``watch`` does, and write the assignments down after the first round: then it is sure there is a run."""
-    file = folder / COMMAND
-    if not sets and not file.exists():
-        return watch
-    write_once = functools.cache(lambda: write_sealed(file, {"set": list(sets)}, read_id(folder)))
+class KeepAssignments(Callback):
+    """Writes what the command line set into a folder after the first round: then it is sure there is a run."""
 
-    def watch_and_write(name: str, place: Path | None) -> OnRound:
-        show = watch(name, place)
+    def __init__(self, folder: Path, sets: Sequence[str]) -> None:
+        self.file, self.sets = folder / COMMAND, list(sets)
 
-        def on_round(record: RoundRecord, rounds: int) -> None:
-            write_once()
-            if show is not None:
-                show(record, rounds)
-
-        return on_round
-
-    return watch_and_write
+    def on_round(self, run: Run, record: RoundRecord) -> None:
+        """Write them once."""
+        if self.sets or self.file.exists():
+            write_sealed(self.file, {"set": self.sets}, read_id(self.file.parent))
+        self.on_round = lambda run, record: None  # type: ignore[method-assign]

@@ -56,7 +56,8 @@ ENGINES = {
 
 def show_kind(what: str) -> None:
     """Print the names of one kind, each with one line, and where in a file they stand."""
-    from moiety.cli.output import say, show, table  # not above: --help knows the kinds and nothing heavy
+    from moiety.cli.output import say, show  # not above: --help knows the kinds and nothing heavy
+    from moiety.reports.console import table
 
     must(what in KINDS, "what", "one of the known kinds", repr(what), near(what, KINDS, None))
     headers, rows = ["name", "what it is"], [[name, line] for name, line in describe_names(what).items()]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from moiety.cli.folders import folder_for, keep_assignments, read_assignments, run_name
+from moiety.cli.folders import KeepAssignments, folder_for, read_assignments, run_name
 from moiety.cli.output import say, show_page
 from moiety.cli.progress import show_progress
 from moiety.cli.request import Request
@@ -22,6 +22,7 @@ from moiety.experiments.config import (
     check_same,
     check_tables,
     make_parts,
+    make_trackers,
     read_assignment,
     read_file,
 )
@@ -29,7 +30,8 @@ from moiety.experiments.registry import list_recipes, load_recipe
 from moiety.files import CONFIG
 from moiety.run.fit import fit
 from moiety.run.folder import read_config, read_pipeline
-from moiety.run.pipeline import Watch, pipeline
+from moiety.run.pipeline import pipeline
+from moiety.run.protocol import Callback
 from moiety.run.result import Run
 from moiety.run.resume import resume
 from moiety.run.settings import MAY_DIFFER, Settings
@@ -67,7 +69,7 @@ def _run_recipe(request: Request, on_folder: OnFolder) -> None:
             engine=request.engine,
             device=request.device,
             resume=request.resume,
-            watch=watch,
+            watch=lambda label, place: watch(label),
         )
     if not request.quiet:
         say()
@@ -88,15 +90,16 @@ def _run_file(request: Request, on_folder: OnFolder) -> None:
     config, given = _configure(tables, before, sets)
     on_folder(folder)
     with show_progress(request.quiet) as watch:
-        # Interrupted in its first round, a run has not written down what it was told.
-        watch = watch if before else keep_assignments(watch, folder, sets)
+        callbacks: list[Callback] = [watch(name), *make_trackers(config.tables)]
+        if not before:  # interrupted in its first round, a run has not written down what it was told
+            callbacks.append(KeepAssignments(folder, sets))
         if request.resume:
             began = read_pipeline(folder)[0] if "stage" in tables else read_config(folder)
             check_builders(config.tables)
-            check_same(_without_attackers(tables), began, folder)
-            runs = _continue(name, folder, config, given, watch)
+            check_same(_comparable(tables), began, folder)
+            runs = _continue(folder, config, given, callbacks)
         else:
-            runs = _begin(name, folder, config, watch)
+            runs = _begin(folder, config, callbacks)
     show_end(runs, name, folder, quiet=request.quiet)
 
 
@@ -118,30 +121,33 @@ def _configure(tables: Table, before: list[str], sets: list[str]) -> tuple[Confi
     return check_tables(tables), given.get("run", {})
 
 
-def _begin(name: str, folder: Path, config: Config, watch: Watch) -> list[Run]:
+def _begin(folder: Path, config: Config, callbacks: list[Callback]) -> list[Run]:
     """Run the file, in stages where it has any."""
     options = vars(config.options)
-    if "stage" in config.tables:
-        model, data, *_, stages = make_parts(config)
+    heard: Table = {"callbacks": callbacks, "progress": False}
+    model, data, algorithm, split, stages = make_parts(config)
+    if stages:
         common = {key: options[key] for key in ("seed", "engine", "loss", "metric", "settings")}
-        return pipeline(stages, model, data, out=folder, watch=watch, **common)
-    on_round = watch(name, folder)
-    model, data, algorithm, split, _ = make_parts(config)
+        return pipeline(stages, model, data, out=folder, **heard, **common)
     assert algorithm is not None
-    return [fit(model, data, algorithm, split=split, out=folder, on_round=on_round, **options)]
+    return [fit(model, data, algorithm, split=split, out=folder, **heard, **options)]
 
 
-def _continue(name: str, folder: Path, config: Config, given: Table, watch: Watch) -> list[Run]:
+def _continue(folder: Path, config: Config, given: Table, callbacks: list[Callback]) -> list[Run]:
     """Continue the run or the pipeline in a folder; ``given`` are the keys of ``[run]`` that the command line sets."""
     given_now = {name: given[name] for name in MAY_DIFFER if name in given}
     settings = Settings(**given_now, attackers=config.options.settings.attackers)
-    if "stage" in config.tables:
-        runs: list[Run] = resume(folder, engine=given.get("engine"), watch=watch, settings=settings)
-        return runs
-    rounds, engine = given.get("rounds"), given.get("engine")
-    return [resume(folder, rounds=rounds, engine=engine, on_round=watch(name, folder), settings=settings)]
+    rounds = None if "stage" in config.tables else given.get("rounds")
+    common: Table = {"engine": given.get("engine"), "settings": settings}
+    runs = resume(folder, rounds=rounds, callbacks=callbacks, progress=False, **common)
+    return runs if isinstance(runs, list) else [runs]
 
 
-def _without_attackers(tables: Table) -> Table:
-    """The tables to compare: the folder names the attackers that a share or positions mean, and ``resume`` compares."""
+def _comparable(tables: Table) -> Table:
+    """The tables to compare with those that a run began with.
+
+    The folder names the attackers that a share or positions mean, and ``resume`` compares them. Trackers change no
+    number, so they may change.
+    """
+    tables = {key: table for key, table in tables.items() if key != "track"}
     return {**tables, "run": {key: value for key, value in tables.get("run", {}).items() if key != "attackers"}}

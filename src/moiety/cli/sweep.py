@@ -33,7 +33,15 @@ def run_sweep(
     count = count_jobs(jobs, len(numbers) * math.prod(map(len, values.values())))
     with show_progress(quiet or count > 1) as watch:
         wanted = None if quiet else show_result
-        result = sweep(tables, values, seeds=numbers, out=folder, jobs=count, watch=watch, on_result=wanted)
+        result = sweep(
+            tables,
+            values,
+            seeds=numbers,
+            out=folder,
+            jobs=count,
+            watch=lambda label, place: watch(label),
+            on_result=wanted,
+        )
     if quiet:
         say(result.sentence)
     else:
@@ -51,7 +59,13 @@ def run_tune(
     with show_progress(quiet) as watch:
         wanted = None if quiet else show_result
         result = tune(
-            tables, dict(read_space(space)), trials=trials, seed=seed, out=folder, watch=watch, on_result=wanted
+            tables,
+            dict(read_space(space)),
+            trials=trials,
+            seed=seed,
+            out=folder,
+            watch=lambda label, place: watch(label),
+            on_result=wanted,
         )
     say(result.sentence)
     say(f"results in {folder}")

@@ -9,7 +9,7 @@ import math
 import os
 import shlex
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +21,10 @@ from moiety.experiments.registry import list_recipes
 from moiety.files import read_toml
 from moiety.models import MODELS
 from moiety.run.build import algorithm_from, model_from, split_from
+from moiety.run.callbacks import CSV, MLflow, TensorBoard, WandB
 from moiety.run.checks import check_inputs
 from moiety.run.pipeline import Stage, check_stage_options, stage_from
+from moiety.run.protocol import Callback
 from moiety.run.settings import RUN_KEYS, SECTIONS, Options, check_part, read_options
 from moiety.spec import check_arguments
 from moiety.split import Split
@@ -30,7 +32,14 @@ from moiety.task.losses import is_regression
 from moiety.types import Algorithm
 
 Table = dict[str, Any]
-KNOWN = (*SECTIONS, "run", "stage")
+KNOWN = (*SECTIONS, "run", "stage", "track")
+TRACKERS: dict[str, Callable[..., Callback]] = {
+    "csv": CSV,
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WandB,
+}
+"""The keys of ``[track]``: each is true, or a table of arguments."""
 MAY_CHANGE = ("run.rounds", "run.engine", "run.engine_reason", "run.workers", "run.worker_timeout")
 
 
@@ -139,9 +148,28 @@ def check_tables(tables: Table) -> Config:
         must(isinstance(table, dict), name, "a table", repr(table))
         hint = "Such a run can be repeated from Python only."
         must("own" not in table, name, "named in the file", f"the user's own {table.get('own')}", hint)
+    make_trackers(tables)  # finds what is wrong with them
     config = Config(tables, read_options(tables))
     _check_stages(config)
     return config
+
+
+def make_trackers(tables: Table) -> list[Callback]:
+    """The callbacks that ``[track]`` names; a key is true or false, or a table of the callback's arguments."""
+    wanted = tables.get("track", {})
+    must(isinstance(wanted, dict), "track", "a table", repr(wanted), "As in [track] with tensorboard = true.")
+    trackers = []
+    for name, value in wanted.items():
+        must(name in TRACKERS, "track", f"a table with keys of {', '.join(TRACKERS)}", name, near(name, TRACKERS))
+        fits = isinstance(value, bool | dict)
+        must(fits, f"track.{name}", "true, false, or a table of arguments", repr(value))
+        arguments = value if isinstance(value, dict) else {}
+        known = inspect.signature(TRACKERS[name]).parameters
+        for key in arguments:
+            must(key in known, f"track.{name}", f"a table with keys of {', '.join(known)}", key, near(key, known))
+        if value is not False:
+            trackers.append(TRACKERS[name](**arguments))
+    return trackers
 
 
 def _name_tables(table: Any, keys: Sequence[str]) -> Any:

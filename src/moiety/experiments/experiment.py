@@ -71,7 +71,7 @@ class Experiment(Generic[P]):
             engine: as in ``moiety.fit``, for all cells.
             device: as in ``moiety.fit``.
             resume: continue what has begun in ``out``; options may then be left out.
-            watch: called before each run; gives what is called after every round.
+            watch: called with the name and folder of each run before it begins; gives a callback of it, or None.
         """
         asked: dict[str, Any] = {"scale": scale, "rounds": rounds, "seed": seed, "seeds": seeds}
         asked |= {"changes": dict(changes or {}), "device": device}

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from moiety.reports.figures import Figure
+    from moiety.run.protocol import Callback
     from moiety.run.result import Run
-    from moiety.run.train import OnRound
 
 Row = dict[str, Any]
 Key = tuple[str | int, ...]
 """The name of a cell: words, and seeds as whole numbers."""
 Results = Mapping[Key, Row]
 """What was kept of each cell, by its key."""
-Watch = Callable[[str, "Path | None"], "OnRound | None"]
-"""Called with the name and folder of each run before it begins; what it returns is called after every round."""
+Watch = Callable[[str, "Path | None"], "Callback | None"]
+"""Called with the name and folder of each run before it begins; what it returns is a callback of that run."""
 
 
 def watch_nothing(name: str, folder: Path | None) -> None:
@@ -38,7 +38,7 @@ class Cell:
         key: its name, unique in the experiment. It is also its place: a word is a folder, a number the folder of a
             seed.
         fit: makes the arguments of ``moiety.fit``; called only where the run is needed. The runner adds ``engine``,
-            ``device``, ``out``, ``start`` and ``on_round``.
+            ``device``, ``out``, ``start``, ``callbacks`` and ``progress``.
         keep: what is kept of the run: numbers, texts, lists and tables that JSON can hold. The runner adds ``engine``
             and ``seconds``.
         work: what a cell does that is no single run: gives directly what is kept. Then ``fit`` is left out.

@@ -163,11 +163,13 @@ class Runner:
         must(cell.fit is not None, "cell", "one with fit or work", cell.key)
         folder = self.out / cell.place if self.out is not None and cell.stored else None
         options = dict(cell.fit())  # type: ignore[misc]
-        options |= {"engine": self._engine(cell), "on_round": self.watch(cell.label, folder)}
+        watching = self.watch(cell.label, folder)
+        heard = {"callbacks": [] if watching is None else [watching], "progress": False}
+        options |= {"engine": self._engine(cell), **heard}
         if self.device is not None:
             options["settings"] = replace(options.get("settings") or Settings(), device=self.device)
         if folder is not None and (folder / "config.toml").is_file():
-            again = {key: options[key] for key in (*AGAIN, "engine", "on_round") if key in options}
+            again = {key: options[key] for key in (*AGAIN, "engine", *heard) if key in options}
             run: Run = resume(folder, rounds=options["rounds"], **again)
         else:
             run = fit(**{"start": self._start(cell), **options}, out=folder)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moiety.analysis.versus import higher_is_better
 from moiety.data.sources.provenance import note_files
 from moiety.errors import SEED, is_real, is_whole, kind, must, number, refuse, whole
+from moiety.evaluation.versus import higher_is_better
 from moiety.experiments.config import Config, make_parts, read_value
 from moiety.experiments.grid import Point, configure, fit_arguments, name_folder, name_point
 from moiety.experiments.records import Cell, Row, Watch, watch_nothing
@@ -26,13 +26,13 @@ from moiety.files import CONFIG, TABLE, TABLE_FORMAT, lock_folder, write_sealed
 from moiety.loop.divergence import DivergenceError
 from moiety.reports.words import format_count, format_metric
 from moiety.run.folder import read_history
-from moiety.types import RoundRecord
+from moiety.run.protocol import Callback, Callbacks
 
 if TYPE_CHECKING:
     import optuna
 
     from moiety.run.result import Run
-    from moiety.run.train import OnRound
+    from moiety.types import RoundRecord
 
 FORM = "section.key=LOW..HIGH, section.key=LOW..HIGH:log or section.key=value,value"
 
@@ -183,6 +183,27 @@ def _check_validation(config: Config) -> None:
     must(bool(data.sizes("validation").any()), "data", "of some validation rows", "none", hint)
 
 
+class _Prune(Callback):
+    """Shows a trial as ``show`` does, and ends it where ``report`` says that it has fallen behind."""
+
+    def __init__(self, show: Callback | None, report: Callable[[Mapping[str, Any]], bool]) -> None:
+        self.shown, self.report = Callbacks([] if show is None else [show]), report
+
+    def on_start(self, run: Run) -> None:
+        self.shown.tell("on_start", run)
+
+    def on_round(self, run: Run, record: RoundRecord) -> None:
+        self.shown.tell("on_round", run, record)
+
+    def on_evaluate(self, run: Run, row: Row) -> None:
+        self.shown.tell("on_evaluate", run, row)
+        if self.report(row):
+            raise _Behind
+
+    def on_end(self, run: Run) -> None:
+        self.shown.tell("on_end", run)
+
+
 def _make_cell(runner: Runner, config: Config, at: int, point: Point, trial: optuna.Trial) -> Cell:
     """The cell that runs a trial, reports its scores by rounds, and ends it where it falls behind."""
     key = (f"trial-{at}", name_folder(point))
@@ -199,18 +220,10 @@ def _make_cell(runner: Runner, config: Config, at: int, point: Point, trial: opt
         trial.report(value, row["round"])
         return row["round"] < (config.options.rounds or 0) and bool(trial.should_prune())
 
-    def watch(name: str, folder: Path | None) -> OnRound:
-        show = runner_watch(name, folder)
-
-        def on_round(record: RoundRecord, rounds: int) -> None:
-            if show is not None:
-                show(record, rounds)
-            if record.evaluation is not None and report(record.evaluation):
-                raise _Behind
-
-        return on_round
-
     runner_watch = runner.watch
+
+    def watch(name: str, folder: Path | None) -> Callback:
+        return _Prune(runner_watch(name, folder), report)
 
     def work() -> Row:
         folder = None if runner.out is None else runner.out / inner.place

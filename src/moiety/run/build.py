@@ -88,9 +88,18 @@ def split_from(spec: Spec | str, model: nn.Module, where: str = "split") -> Spli
 
 
 def make_problem(
-    model: nn.Module | Task, data: FederatedData, algorithm: Algorithm, split: Split | None, options: Options
+    model: nn.Module | Task,
+    data: FederatedData,
+    algorithm: Algorithm,
+    split: Split | None,
+    options: Options,
+    *,
+    check: bool = True,
 ) -> Problem:
-    """The checked problem, with the model's present values as the first ones; the options are complete."""
+    """The checked problem, with the model's present values as the first ones; the options are complete.
+
+    Without ``check`` the model is not tried on the data.
+    """
     settings, device = options.settings, check_device(options.settings.device)
     if split is None:
         hint = "For instance split=moiety.split.output_layer(model)."
@@ -119,8 +128,9 @@ def make_problem(
     check_split(algorithm, split)
     check_columns(dict(data.columns), tasks.dtype_of(task))
     problem = Problem(task, split, data, to_tensors(data.columns, task, device), options.seed, partial=settings.partial)
-    check_model(problem, inputs, loss)
-    check_clients(problem, algorithm)
+    if check:
+        check_model(problem, inputs, loss)
+        check_clients(problem, algorithm)
     declare_layouts(problem, algorithm)  # refuses personal names
     return _upload_options(data, options).poison_labels(problem)
 

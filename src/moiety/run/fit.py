@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 from dataclasses import replace
+from pathlib import Path
 
 from torch import nn
 
@@ -17,13 +20,17 @@ from moiety.run.checkpoint import store_first_states
 from moiety.run.checks import check_kinds
 from moiety.run.identity import new_identity
 from moiety.run.memory import check_memory
+from moiety.run.progress import show_progress
+from moiety.run.protocol import Callbacks, Given
 from moiety.run.result import Run
 from moiety.run.settings import Options, Settings, complete_options, option_tables
 from moiety.run.start import open_start, take_over_states, take_over_values
-from moiety.run.train import OnRound, train
+from moiety.run.train import train
 from moiety.spec import table_of
 from moiety.split import Split
 from moiety.types import Algorithm, Task
+
+log = logging.getLogger("moiety")
 
 
 def fit(
@@ -40,7 +47,8 @@ def fit(
     loss: tasks.Loss | None = None,
     metric: tasks.Metrics | None = None,
     engine: str = "auto",
-    on_round: OnRound | None = None,
+    callbacks: Given = (),
+    progress: bool | None = None,
     settings: Settings | None = None,
 ) -> Run:
     """Train ``model`` on ``data`` with ``algorithm``.
@@ -66,36 +74,45 @@ def fit(
             the first decides gains. By default the one that goes with the loss.
         engine: ``sequential``, ``vectorised``, ``processes`` (all cores) or ``auto``, which takes the fastest, by
             formula or measured for a moment; or ``ray``, for a cluster.
-        on_round: called after every round.
+        callbacks: called as the run goes on, and able to stop it: ``moiety.callbacks.EarlyStopping(patience=5)``,
+            a ``Callback`` of your own, or a function of (run, record) that is called after every round.
+        progress: show a bar on stderr, with what is being done and the time left; by default where stderr is a
+            terminal.
         settings: the rare options, as in ``moiety.Settings(evaluate_every=10, device="cuda")``.
 
     Returns:
         The run: history, a row per client, the ledger, and models to export.
     """
+    heard = Callbacks(callbacks)
     check_kinds(model, data, algorithm, split)
     options = Options(rounds, cohort, seed, engine, loss, metric, start, Settings() if settings is None else settings)
-    options = complete_options(options, model, data, algorithm)
-    problem = make_problem(model, data, algorithm, split, options)
-    check_memory(problem, algorithm, options, on_disk=out is not None)
-    earlier = None
-    if start is not None:
-        earlier = open_start(start, model, data, split, options)
-        problem = take_over_values(problem, earlier, model)
-        options = replace(options, start=str(earlier.folder or "a run in memory"))
-    config = {
-        "data": table_of(data, "data"),
-        "model": table_of(model, type(model).__name__),
-        "split": table_of(problem.split, "split"),
-        "algorithm": table_of(algorithm, algorithm.name),
-        **option_tables(options),
-    }
     clock, folder, run = options.settings.clock, None, ""
-    with lock_folder(None if out is None else files.make_run_folder(out)):
+    with show_progress(progress, Path(out).name if out else algorithm.name) as shown, contextlib.ExitStack() as locked:
+        log.info("checking model and data")
+        options = complete_options(options, model, data, algorithm)
+        problem = make_problem(model, data, algorithm, split, options)
+        check_memory(problem, algorithm, options, on_disk=out is not None)
+        earlier = None
+        if start is not None:
+            earlier = open_start(start, model, data, split, options)
+            problem = take_over_values(problem, earlier, model)
+            options = replace(options, start=str(earlier.folder or "a run in memory"))
+        config = {
+            "data": table_of(data, "data"),
+            "model": table_of(model, type(model).__name__),
+            "split": table_of(problem.split, "split"),
+            "algorithm": table_of(algorithm, algorithm.name),
+            **option_tables(options),
+        }
+        locked.enter_context(lock_folder(None if out is None else files.make_run_folder(out)))
         states = {} if earlier is None else take_over_states(problem, algorithm, earlier)
         if out is not None:
+            log.info("writing what the run begins with")
             identity = new_identity(problem, algorithm, options)
             fitted = data.preprocessing.as_dict() if data.preprocessing else None
-            folder, run = files.create_run(out, config, problem.task.init, identity, states, fitted)
-        progress = begin_progress(problem, algorithm, folder, clock, run)
-        store_first_states(progress, states)
-        return train(make_run(config, folder, model, problem, algorithm, progress, options), on_round)
+            schema = files.describe_schema(data) if "own" in config["data"] else None
+            folder, run = files.create_run(out, config, problem.task.init, identity, states, fitted, schema)
+        began = begin_progress(problem, algorithm, folder, clock, run)
+        store_first_states(began, states)
+        log.info("preparing round 1")
+        return train(make_run(config, folder, model, problem, algorithm, began, options), heard.and_also(shown))

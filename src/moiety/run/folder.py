@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 import tomli_w
 from safetensors.torch import save
 
-from moiety.data import Preprocessing
+from moiety.data import FederatedData, Preprocessing
+from moiety.data.federated import Numbered
 from moiety.errors import MoietyError, is_real, is_whole, kind, must, report_errors, whole
 from moiety.evaluation import Row
 from moiety.files import (
@@ -54,13 +55,15 @@ IDENTITY, HISTORY, ROWS, UNSEEN, LEDGER, COMMAND, PREPROCESSING = (
     "command.json",
     "preprocessing.json",
 )
-OURS = (CONFIG, PIPELINE, HISTORY, "checkpoint", PROGRESS, "clients", COMMAND)
+OURS = (CONFIG, PIPELINE, HISTORY, "checkpoint", PROGRESS, "clients", "best", COMMAND)
 _VALUES = ("initial.safetensors", "start.safetensors")
 WRITTEN = (
     *(CONFIG, PIPELINE, IDENTITY, HISTORY, ROWS, UNSEEN, LEDGER, COMMAND, PREPROCESSING, PROGRESS),
     *_VALUES,
 )
 """All files that are written beside their place and renamed."""
+NOTES = ("stopped", "restored")
+"""Keys of ``ledger.json``: why a callback stopped the run, and the round whose models it ended with, if an earlier."""
 NOT_ENDED = "The run may not have ended; resume it."
 
 
@@ -71,10 +74,12 @@ def create_run(
     identity: dict[str, Any],
     start: Mapping[int, Tree],
     preprocessing: Mapping[str, Any] | None = None,
+    schema: Mapping[str, Any] | None = None,
 ) -> tuple[Path, str]:
     """Make the folder of a new run, in which some clients may ``start`` with states of their own; its path and id.
 
-    ``preprocessing`` is what was fitted on the training rows of a table, if the data come from one.
+    ``schema`` describes data that the configuration cannot name (see ``describe_schema``). ``preprocessing`` is what
+    was fitted on the training rows of a table, if the data come from one.
     """
     folder = make_run_folder(out)
     run = _new_id(folder)
@@ -86,7 +91,8 @@ def create_run(
     digests = {name: digest(values) for name, values in files.items()}
     if preprocessing is not None:
         write_sealed(folder / PREPROCESSING, preprocessing, run)
-    write_sealed(folder / IDENTITY, {**identity, **digests}, run)
+    described = {} if schema is None else {"schema": schema}
+    write_sealed(folder / IDENTITY, {**identity, **digests, **described}, run)
     write_config(folder, config, run)
     return folder, run
 
@@ -137,7 +143,20 @@ def read_pipeline(folder: Path) -> tuple[dict[str, Any], str]:
 
 def read_identity(folder: Path) -> dict[str, Any]:
     """What makes a run this one and no other, as ``create_run`` wrote it."""
-    return {key: value for key, value in read_sealed(folder / IDENTITY).items() if key != "run"}
+    return {key: value for key, value in read_sealed(folder / IDENTITY).items() if key not in ("run", "schema")}
+
+
+def describe_schema(data: FederatedData) -> dict[str, Any]:
+    """What must be known of data to predict for its clients: their names, and the columns without their rows."""
+    columns = {name: [str(column.dtype), list(column.shape[1:])] for name, column in data.columns.items()}
+    ids = len(data.ids) if isinstance(data.ids, Numbered) else [str(name) for name in data.ids]
+    return {"ids": ids, "columns": columns, "classes": data.classes}
+
+
+def read_schema(folder: Path) -> dict[str, Any] | None:
+    """What ``describe_schema`` gave when the run began; None where its configuration names the data."""
+    schema: dict[str, Any] | None = read_sealed(folder / IDENTITY).get("schema")
+    return schema
 
 
 def read_id(folder: Path) -> str:
@@ -260,12 +279,21 @@ def write_history(folder: Path, rows: list[Row], run: str) -> None:
 
 
 def write_results(
-    folder: Path, clients: list[Row], ledger: dict[str, Any], run: str, unseen: Sequence[Row] = ()
+    folder: Path,
+    clients: list[Row],
+    ledger: dict[str, Any],
+    run: str,
+    unseen: Sequence[Row] = (),
+    notes: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write ``clients.parquet``, ``unseen.parquet`` where it has rows, and ``ledger.json`` with their digests."""
+    """Write ``clients.parquet``, ``unseen.parquet`` where it has rows, and ``ledger.json`` with their digests.
+
+    ``notes`` say how the run ended, where a callback had to do with it (see ``NOTES``).
+    """
     remove_file(folder / LEDGER)  # that of an earlier end, which would not fit
     digests = {"clients": _write_rows(folder / ROWS, clients)}
     digests |= {"unseen": _write_rows(folder / UNSEEN, unseen)} if unseen else {}
+    digests |= {name: note for name, note in (notes or {}).items() if note}
     write_sealed(folder / LEDGER, {**ledger, **digests}, run)
 
 
@@ -283,7 +311,7 @@ def read_results(folder: Path, run: str, keys: Iterable[str] = ()) -> tuple[list
     must((folder / LEDGER).exists(), LEDGER, "there", f"none in {folder}", NOT_ENDED)
     ledger = read_sealed(folder / LEDGER, run, ("clients", *keys), NOT_ENDED)
     rows = _read_rows(folder / ROWS, ledger["clients"])
-    return rows, {key: value for key, value in ledger.items() if key not in ("run", "clients", "unseen")}
+    return rows, {key: value for key, value in ledger.items() if key not in ("run", "clients", "unseen", *NOTES)}
 
 
 def _read_rows(path: Path, wanted: str) -> list[Row]:
@@ -296,6 +324,14 @@ def _read_rows(path: Path, wanted: str) -> list[Row]:
         table = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False).read(use_threads=False)
         rows: list[Row] = table.to_pylist()
     return rows
+
+
+def read_notes(folder: Path, run: str) -> dict[str, Any]:
+    """How the run ended, where a callback had to do with it; empty where none had, and while it goes on."""
+    if not (folder / LEDGER).exists():
+        return {}
+    ledger = read_sealed(folder / LEDGER, run, hint=NOT_ENDED)
+    return {name: ledger[name] for name in NOTES if name in ledger}
 
 
 def read_unseen(folder: Path, run: str) -> list[Row]:

@@ -25,16 +25,15 @@ from moiety.run import folder as files
 from moiety.run.build import algorithm_from, make_problem, own_part, split_from
 from moiety.run.checks import check_clients, check_kinds, check_split
 from moiety.run.fit import fit
+from moiety.run.load import open_run
+from moiety.run.protocol import Callbacks
+from moiety.run.protocol import Given as Heard
 from moiety.run.reopen import REQUIRED, Given, continue_run, read_stored_options, remake
 from moiety.run.result import Run
 from moiety.run.settings import BUILDERS, SECTION_HINTS, Options, Settings, complete_options, option_tables
-from moiety.run.train import OnRound
 from moiety.spec import Spec, check_table, table_of
 from moiety.split import SPLITS, Split
 from moiety.types import Algorithm, Task
-
-Watch = Callable[[str, Path | None], OnRound | None]
-"""Called with the name and folder of each stage before it begins; what it returns is called after every round."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,8 @@ def pipeline(
     loss: tasks.Loss | None = None,
     metric: tasks.Metrics | None = None,
     engine: str = "auto",
-    watch: Watch | None = None,
+    callbacks: Heard = (),
+    progress: bool | None = None,
     settings: Settings | None = None,
 ) -> list[Run]:
     """Train ``model`` in stages, each of which starts where the one before has ended.
@@ -119,15 +119,16 @@ def pipeline(
         loss: as for ``fit``.
         metric: likewise.
         engine: likewise; ``auto`` measures in each stage.
-        watch: called with the name (``1-fedavg``) and the folder of each stage before it begins; what it returns is
-            called after every round of it, as ``on_round`` of ``fit`` is.
+        callbacks: as for ``fit``; every stage calls them, from ``on_start`` to ``on_end``. One that stops a stage does
+            not stop the pipeline: the next stage begins.
+        progress: as for ``fit``, with a bar for each stage.
         settings: the rare options of all stages. ``evaluate_every`` and ``checkpoint_every`` belong to a stage; stages
             know no aggregator, codec, attack or clock, and fixed cohorts only.
 
     Returns:
         A run for each stage.
     """
-    stages = check_stages(stages)
+    stages, heard = check_stages(stages), Callbacks(callbacks)
     check_kinds(model, data, stages[0].algorithm, None)
     options = Options(
         seed=seed, engine=engine, loss=loss, metric=metric, settings=Settings() if settings is None else settings
@@ -143,11 +144,17 @@ def pipeline(
     folder = None if out is None else files.make_run_folder(out)
     if folder is not None:
         _write_pipeline(folder, stages, model, data, options)
-    return _train_stages(stages, Given(model, data), options, folder, watch)
+    return _train_stages(stages, Given(model, data), options, folder, heard, progress)
 
 
 def continue_pipeline(
-    path: Path, given: Given, stages: Sequence[Stage] | None, *, engine: str | None, watch: Watch | None
+    path: Path,
+    given: Given,
+    stages: Sequence[Stage] | None,
+    callbacks: Callbacks,
+    *,
+    engine: str | None,
+    progress: bool | None,
 ) -> list[Run]:
     """Continue the pipeline in a folder; ``resume`` says what the arguments are."""
     config, run = files.read_pipeline(path)
@@ -159,7 +166,7 @@ def continue_pipeline(
     given = remake(config, given, ("model", "data"), "pipeline")
     files.remove_leftovers(path)
     files.write_config(path, config, run, PIPELINE)
-    return _train_stages(known, given, options, path, watch, engine)
+    return _train_stages(known, given, options, path, callbacks, progress, engine)
 
 
 def _write_pipeline(
@@ -178,7 +185,8 @@ def _train_stages(
     given: Given,
     common: Options,
     folder: Path | None,
-    watch: Watch | None,
+    callbacks: Callbacks,
+    progress: bool | None,
     engine: str | None = None,
 ) -> list[Run]:
     """Begin every stage, or continue it where it has begun.
@@ -197,14 +205,17 @@ def _train_stages(
         split: Split = split_for(number, each, trained, before)
         if split is not before:  # else it was made on the model that we have already
             model = trained
-        on_round = watch(name, place) if watch else None
         options = each.options(common)
         if place is not None and (place / CONFIG).is_file():
             known = Given(model, given.data, each.algorithm, split, options.loss, options.metric, given.settings)
-            run = continue_run(place, known, engine=engine, on_round=on_round)
+            if files.read_notes(place, files.read_id(place)):  # a callback ended it: it stays as it is
+                run = open_run(place, known)
+            else:
+                run = continue_run(place, known, callbacks, engine=engine, progress=progress)
         else:
             arguments = {**vars(options), "start": runs[-1] if runs else None}
-            run = fit(model, given.data, each.algorithm, split=split, out=place, on_round=on_round, **arguments)
+            heard: dict[str, Any] = {"callbacks": callbacks.all, "progress": progress}
+            run = fit(model, given.data, each.algorithm, split=split, out=place, **heard, **arguments)
         runs.append(run)
         before = split
     return runs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +18,15 @@ from moiety.errors import must
 from moiety.files import CONFIG, lock_folder
 from moiety.loop.round import begin_progress
 from moiety.run import folder as files
+from moiety.run.best import restore_round
 from moiety.run.build import algorithm_from, make_problem, make_run, model_from, own_part, split_from
+from moiety.run.callbacks import EarlyStopping
 from moiety.run.checkpoint import check_newest, find_checkpoint, load_checkpoint, store_first_states
 from moiety.run.checks import check_kinds
 from moiety.run.identity import OF_TRAINING, check_identity, check_probe, run_identity, warn_elsewhere
 from moiety.run.memory import check_memory
+from moiety.run.progress import show_progress
+from moiety.run.protocol import Callbacks
 from moiety.run.result import Run
 from moiety.run.settings import (
     LEFT_OUT,
@@ -31,9 +37,11 @@ from moiety.run.settings import (
     complete_options,
     read_options,
 )
-from moiety.run.train import OnRound, train
+from moiety.run.train import train
 from moiety.spec import Spec
 from moiety.split import Split
+
+log = logging.getLogger("moiety")
 
 
 class Given(NamedTuple):
@@ -57,7 +65,13 @@ MAKERS: dict[str, Callable[[Spec], Any]] = {
 
 
 def continue_run(
-    path: Path, given: Given, *, rounds: int | None = None, engine: str | None = None, on_round: OnRound | None = None
+    path: Path,
+    given: Given,
+    callbacks: Callbacks,
+    *,
+    rounds: int | None = None,
+    engine: str | None = None,
+    progress: bool | None = None,
 ) -> Run:
     """Continue the run in a folder; ``resume`` says what the arguments are."""
     config = files.read_config(path)
@@ -67,7 +81,8 @@ def continue_run(
         rounds=began.rounds if rounds is None else rounds,
         engine=began.engine if engine is None else engine,
     )
-    with lock_folder(path):
+    with lock_folder(path), show_progress(progress, path.name) as shown:
+        log.info("reading the folder, and checking model and data")
         run = reopen(path, config, options, given)
         run._loop.progress.store.check_states()  # before a round is trained that a damaged one would spoil
         done = run._loop.progress.round
@@ -75,6 +90,8 @@ def continue_run(
         now = run._loop.progress.run
         run.history, lost = files.read_history_until(path, now, done, config["run"])
         files.warn_of_lost_rows(path, lost)
+        if not any(isinstance(each, EarlyStopping) for each in callbacks.all):
+            _warn_of_earlier_end(path, files.read_notes(path, now), done)
         files.remove_leftovers(path)
         files.write_history(path, run.history, now)
         if options.engine != began.engine:
@@ -82,7 +99,16 @@ def continue_run(
         config["run"].update(rounds=options.rounds, engine=options.engine)
         config["run"]["on_divergence"] = options.settings.on_divergence
         files.write_config(path, config, now)
-        return train(run, on_round)
+        return train(run, callbacks.and_also(shown))
+
+
+def _warn_of_earlier_end(path: Path, notes: Mapping[str, Any], done: int) -> None:
+    """Say that a run which callbacks ended goes on without them."""
+    if notes:
+        why = f" ({notes['stopped']})" if "stopped" in notes else ""
+        models = f" with the models of round {notes['restored']}" if "restored" in notes else ""
+        text = f"The run in {path} ended after round {done}{models}{why}. It goes on from round {done}"
+        warnings.warn(f"{text}, and will end with the models of its last round.", stacklevel=3)
 
 
 RUN_TABLES = ("data", "model", "split", "algorithm", "run")
@@ -118,32 +144,50 @@ def remake(config: Mapping[str, Any], given: Given, parts: Sequence[str], what: 
     return given._replace(**{part: MAKERS[part](config[part]) for part in missing})
 
 
-def reopen(path: Path, config: dict[str, Any], options: Options, given: Given, *, to_train: bool = True) -> Run:
+def reopen(
+    path: Path,
+    config: dict[str, Any],
+    options: Options,
+    given: Given,
+    *,
+    to_train: bool = True,
+    any_data: bool = False,
+) -> Run:
     """The run in a folder as its newest checkpoint left it; its history is not read.
 
-    Settings, loss and metric must be as the run began only where it is ``to_train`` on.
+    Settings, loss and metric must be as the run began only where it is ``to_train`` on; with ``any_data`` the data
+    stand in for those that it began with, and are not compared.
     """
     given = remake(config, given, ("model", "data", "algorithm"), "run")
     model, data, algorithm, split = given.model, given.data, given.algorithm, given.split
     check_kinds(model, data, algorithm, split)
     if split is None and isinstance(model, nn.Module) and "own" not in config["split"]:
         split = split_from(config["split"], model)
-    options = complete_options(options, model, data, algorithm)
+    options = options if any_data else complete_options(options, model, data, algorithm)
     hint = "Leave them out, or begin another run."
     same = options.settings.attackers == config["run"].get("attackers")  # the folder names them
     must(same, "attackers", "those that the run began with", given.settings and given.settings.attackers, hint)
-    problem = make_problem(model, data, algorithm, split, options)
-    check_memory(problem, algorithm, options, on_disk=True)
+    problem = make_problem(model, data, algorithm, split, options, check=not any_data)
+    if not any_data:
+        check_memory(problem, algorithm, options, on_disk=True)
     clock = options.settings.clock
     stored = files.read_identity(path)
-    ignored = ("initial", "start", "probe", "environment", *(() if to_train else OF_TRAINING))
+    ignored = (
+        "initial",
+        "start",
+        "probe",
+        "environment",
+        *(() if to_train else OF_TRAINING),
+        *(("data",) if any_data else ()),
+    )
     check_identity(stored, run_identity(problem, algorithm, options), path, data, ignored=ignored)
     if data.preprocessing is not None:
         files.read_preprocessing(path, files.read_id(path), data.preprocessing.digest())
     device = torch.device(options.settings.device)
     initial = files.read_initial(path, stored.get("initial", ""), problem.task.init)
     problem = replace(problem, task=replace(problem.task, init={name: p.to(device) for name, p in initial.items()}))
-    check_probe(stored, problem, path, only_model=not to_train)
+    if not any_data:
+        check_probe(stored, problem, path, only_model=not to_train)
     newest, run = find_checkpoint(path), files.read_id(path)
     check_newest(path, newest, run)
     progress = begin_progress(problem, algorithm, path, clock, run, resumed=newest is not None)
@@ -155,4 +199,8 @@ def reopen(path: Path, config: dict[str, Any], options: Options, given: Given, *
         store_first_states(progress, states)
     if to_train:
         warn_elsewhere(stored, options.settings.device, path)
-    return make_run(config, path, model, problem, algorithm, progress, options)
+    opened = make_run(config, path, model, problem, algorithm, progress, options)
+    restored = None if to_train else files.read_notes(path, run).get("restored")
+    if restored is not None:
+        restore_round(opened, restored)
+    return opened

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from moiety import tree
-from moiety.errors import kind, refuse, whole
+from moiety.errors import kind, must, refuse, whole
 from moiety.evaluation import Row
 from moiety.evaluation.calibration import calibration_rows
 from moiety.evaluation.predictive import Predictive
 from moiety.loop.evaluate import Evaluation, choose_evaluated, evaluate
-from moiety.loop.round import Loop
+from moiety.loop.round import Loop, Progress
+from moiety.reports.curves import draw_history
+from moiety.reports.ended import Result
+from moiety.reports.summary import html_of, summarise_end
 from moiety.run.predict import current_state, input_columns, newcomer_state, predict_draws, predicting_state
 from moiety.run.raw import is_table, name_outputs, prepare_examples, prepare_inputs, wrap_model
 from moiety.run.settings import check_part
 from moiety.types import Params, Tree
+
+if TYPE_CHECKING:
+    from moiety.reports.figures import Figure
 
 
 @dataclass(repr=False)
@@ -47,24 +54,68 @@ class Run:
     clients: list[Row] = field(default_factory=list)
     ledger: dict[str, Any] = field(default_factory=dict)
     unseen: list[Row] = field(default_factory=list)
+    stopped: str = ""
+    """Why a callback stopped the run; empty where none did."""
+    _kept: dict[int, Progress] = field(default_factory=dict)
+    """Of a run without a folder: the models of its best round, where a callback keeps them."""
+    _ends_with: int | None = None
+    """The round whose models the run is to end with; None for the last."""
+    _without_data: bool = False
+    """Whether the run was opened without the rows of its clients."""
 
     def __repr__(self) -> str:
         loop = self._loop
         size = f"{loop.algorithm.name}, {loop.progress.round} rounds, {len(loop.problem.data)} clients"
         if not self.history:
             return f"Run({size}; not evaluated)"
-        last = self.history[-1]
+        last = self.last
         metric = "not finite" if last["metric"] is None else f"{last['metric']:.4g}"
         return f"Run({size}; {last['part']} {last['metric_name']} {metric})"
+
+    @property
+    def restored(self) -> int | None:
+        """The round whose models the run has, where it went back to an earlier one than its last."""
+        now = self._loop.progress
+        return now.round if now.round < now.ledger.rounds else None
+
+    @property
+    def last(self) -> Row:
+        """The row of the history for the models that the run has."""
+        return next(row for row in reversed(self.history) if row["round"] <= self._loop.progress.round)
 
     @property
     def engine(self) -> str:
         """The engine that did the work (what ``auto`` chose)."""
         return self._loop.engine_name
 
+    def result(self, name: str = "") -> Result:
+        """What the run says at its end, for tables and figures; ``name`` stands for it there."""
+        name = name or self._loop.algorithm.name
+        return Result(
+            name, self.config, self.history, self.clients, self.ledger, self.unseen, self.stopped, self.restored
+        )
+
+    def summary(self) -> str:
+        """How the run ended, as the command prints it: scores, who is helped and hurt, costs, and a sentence."""
+        return summarise_end(self.result())
+
+    def plot(self) -> Figure:
+        """Curves over rounds: losses, and the metric of the personal models. It needs the extra ``report``.
+
+        Returns:
+            A figure of matplotlib: notebooks show it, ``moiety.reports.save(figure, "curves.png")`` writes it.
+        """
+        must(len(self.history) > 0, "run", "evaluated at least once", "no history")
+        return draw_history(self.history, restored=self.restored)
+
+    def _repr_html_(self) -> str:
+        """A small table for notebooks."""
+        return html_of(self.result()) if self.clients and self.history else f"<pre>{html.escape(repr(self))}</pre>"
+
     def parameters(self, client: int | str) -> Params:
         """The whole model of one client, by name: shared, personal and frozen parts merged."""
         loop = self._loop
+        self._need_data(unless=loop.algorithm.stateful)
         return self._model_of(current_state(loop, loop.problem.data.index(client), loop.algorithm))
 
     def shared_parameters(self) -> Params:
@@ -108,11 +159,11 @@ class Run:
             state = loop.problem.first_state(loop.algorithm)
         return wrap_model(self._module(self._model_of(state)), loop.problem.data, self._inputs())
 
-    def predict(self, client: int | str, x: Any) -> np.ndarray:
+    def predict(self, client: int | str | Mapping[str, Any] | Any | None, x: Any) -> np.ndarray:
         """What a client's model predicts for examples: names of classes (labels where they have none), or numbers.
 
         Args:
-            client: one of the run.
+            client: one of the run; or the training rows of a client never seen, as for ``onboard``.
             x: the examples: a data frame with the features of the run's table (or the path of one), raw rows of
                 numbers, or columns as the run's own where the data come from arrays.
 
@@ -120,6 +171,18 @@ class Run:
             An entry for each example. With a loss of your own, the model's outputs.
         """
         return name_outputs(self._loop.problem.data, self.predictive(client, x), self._loss)
+
+    def predict_proba(self, client: int | str | Mapping[str, Any] | Any | None, x: Any) -> np.ndarray:
+        """The probabilities of classes, [examples, classes], in the order of ``class_names``; as for ``predict``.
+
+        They are of a model that was trained with ``cross_entropy``, averaged over draws where there are some.
+        """
+        return self.predictive(client, x).probabilities
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the labels 0, 1, ..., in the order of ``predict_proba``; empty where they have none."""
+        return self._loop.problem.data.class_names
 
     def predictive(
         self, client: int | str | Mapping[str, Any] | Any | None, x: Any, *, refresh: bool = False, passes: int = 1
@@ -143,7 +206,10 @@ class Run:
         if client is None or isinstance(client, Mapping) or is_table(client):
             state = newcomer_state(loop, self._loss, prepare_examples(loop.problem.data, client), passes)
         else:
-            state = predicting_state(loop, loop.problem.data.index(client), refresh)
+            at, known = loop.problem.data.index(client), loop.algorithm.stateful and not refresh
+            owner = loop.algorithm.posterior is None or at in loop.progress.store.owners()
+            self._need_data(unless=known and owner)
+            state = predicting_state(loop, at, refresh)
         return replace(predict_draws(loop, state, columns), loss=self._loss)
 
     def calibration(self, part: str = "test", *, bins: int = 15, refresh: bool = False) -> tuple[list[Row], Row]:
@@ -158,6 +224,7 @@ class Run:
             A row for each client that has such rows, and one for all their examples together.
         """
         data, inputs = self._loop.problem.data, self._inputs()
+        self._need_data()
         check_part(data, part, "part")
         predictions = {}
         for at in np.flatnonzero(data.sizes(part)):
@@ -172,9 +239,15 @@ class Run:
 
         The same clients are scored; ``n_test`` counts their rows of that part.
         """
+        self._need_data()
         check_part(self._loop.problem.data, part, "part")
         with one_thread(), contextlib.closing(self._loop):
             return self._score_clients(part).rows
+
+    def _need_data(self, *, unless: bool = False) -> None:
+        """Refuse what needs the rows of clients in a run that was opened without them."""
+        hint = "The client's own rows are needed for it."
+        must(unless or not self._without_data, "data", "given to load for this", "nothing", hint)
 
     def _score_clients(self, part: str) -> Evaluation:
         """A row for each client that the run evaluates, and the metrics of sets over all their rows."""

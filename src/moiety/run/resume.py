@@ -13,10 +13,11 @@ from moiety import task as tasks
 from moiety.data import FederatedData
 from moiety.errors import kind, must
 from moiety.files import PIPELINE
-from moiety.run.pipeline import Stage, Watch, continue_pipeline
+from moiety.run.pipeline import Stage, continue_pipeline
+from moiety.run.protocol import Callbacks
+from moiety.run.protocol import Given as Heard
 from moiety.run.reopen import Given, continue_run
 from moiety.run.settings import Settings
-from moiety.run.train import OnRound
 from moiety.split import Split
 from moiety.types import Algorithm, Task
 
@@ -33,8 +34,8 @@ def resume(
     loss: tasks.Loss | None = None,
     metric: tasks.Metrics | None = None,
     engine: str | None = None,
-    on_round: OnRound | None = None,
-    watch: Watch | None = None,
+    callbacks: Heard = (),
+    progress: bool | None = None,
     settings: Settings | None = None,
 ) -> Any:
     """Continue a run or a pipeline from its folder, bit for bit as if it had never stopped.
@@ -55,8 +56,9 @@ def resume(
         loss: as given to ``fit``, where it was of the user's own.
         metric: likewise.
         engine: by default the engine the run began with.
-        on_round: called after every round.
-        watch: for a pipeline, in the place of ``on_round``: as for ``pipeline``.
+        callbacks: as for ``fit``. They derive what they know from the folder, so give those that the run began with.
+            A run that ``EarlyStopping`` stopped goes on if it is left out, or has more patience.
+        progress: as for ``fit``.
         settings: ``workers`` may change. An aggregator, codec, attack or clock of the user's own is given here again;
             any other setting that is given must be as the run began.
 
@@ -65,10 +67,10 @@ def resume(
     """
     kind("folder", folder, (str, os.PathLike), "the folder of a run or of a pipeline")
     path, given = Path(folder), Given(model, data, algorithm, split, loss, metric, settings)
+    heard = Callbacks(callbacks)
     if not (path / PIPELINE).is_file():
-        for name, wanted in {"stages": stages, "watch": watch}.items():
-            must(wanted is None, name, "left out for a single run", "some")
-        return continue_run(path, given, rounds=rounds, engine=engine, on_round=on_round)
+        must(stages is None, "stages", "left out for a single run", "some")
+        return continue_run(path, given, heard, rounds=rounds, engine=engine, progress=progress)
     for name, value in {"rounds": rounds, "algorithm": algorithm, "split": split}.items():
         must(value is None, name, "left out for a pipeline", "one", "What was of your own is given as stages=[...].")
-    return continue_pipeline(path, given, stages, engine=engine, watch=watch or (lambda name, place: on_round))
+    return continue_pipeline(path, given, stages, heard, engine=engine, progress=progress)

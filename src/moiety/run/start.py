@@ -55,7 +55,8 @@ def _from_folder(
     done = int(newest.name.removeprefix("round-")) if newest else 0
     assert began.rounds is not None
     got = f"round {done} of {began.rounds} in {path}"
-    must(done >= began.rounds, "start", "a run that has ended", got, "Resume it first.")
+    ended = done >= began.rounds or "stopped" in files.read_notes(path, files.read_id(path))
+    must(ended, "start", "a run that has ended", got, "Resume it first.")
     hint = "Open it with moiety.resume and start from the run that gives."
     known = own_part(config, "algorithm") is None
     must(known, "start", "a run whose folder names its algorithm", f"one of its own in {path}", hint)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,50 +17,84 @@ from moiety.evaluation import Row, summarise, summarise_sets
 from moiety.loop.divergence import DivergenceError, explain_losses, is_too_large
 from moiety.loop.round import Loop
 from moiety.run import folder as files
+from moiety.run.best import is_good, restore_round
 from moiety.run.checkpoint import find_checkpoint, save_checkpoint
+from moiety.run.protocol import Callbacks
 from moiety.run.result import Run, one_thread
 from moiety.run.unseen import score_unseen
 from moiety.types import RoundRecord
 
-OnRound = Callable[[RoundRecord, int], None]
-"""Called after every round with its record and the number of rounds asked for."""
+log = logging.getLogger("moiety")
 
 
-def train(run: Run, on_round: OnRound | None) -> Run:
+def train(run: Run, callbacks: Callbacks) -> Run:
     """Train the rounds that are left, on one thread per process, and complete the run."""
     loop, options, folder = run._loop, run.config["run"], run.folder
     identity = files.read_identity(folder) if folder else {}
     seconds = run.history[-1]["seconds"] if run.history else 0.0
+    train_loss = math.nan
     loop.on_engine = lambda engine: _write_engine(run, engine)
     with one_thread(), _close_at_end(run, identity):
-        while loop.progress.round < loop.rounds:
+        stop = callbacks.tell("on_start", run)
+        while loop.progress.round < loop.rounds and not stop:
             began = time.perf_counter()
             record = loop.run_round()
             seconds += time.perf_counter() - began
+            train_loss = record.train_loss
+            _log_dropped(record)
             if _is_due(loop, options["evaluate_every"]):
-                row = _evaluate(run, record.train_loss, seconds)
-                if folder:
-                    files.append_history(folder, row, loop.progress.run)
-                run.history.append(row)
+                row = _add_row(run, record.train_loss, seconds)
                 record = replace(record, evaluation=row)
                 diverged = explain_losses(run.history)
                 if diverged:
                     loop.report_divergence("losses", diverged)
-            if (
-                folder
-                and _is_due(loop, options["checkpoint_every"])
-                and (_is_good(run) or loop.progress.round == loop.rounds)
-            ):
+            last = loop.progress.round == loop.rounds
+            if folder and _is_due(loop, options["checkpoint_every"]) and (is_good(run) or last):
                 save_checkpoint(folder, loop.progress, identity)
-            if on_round:
-                on_round(record, loop.rounds)
-        if not run.clients:  # resumed after its end: only the rows per client are missing
+            if record.evaluation is not None:
+                stop |= callbacks.tell("on_evaluate", run, record.evaluation)
+            stop |= callbacks.tell("on_round", run, record)
+        if stop:
+            _stop(run, train_loss, seconds, identity, callbacks)
+        if run._ends_with not in (None, loop.progress.round):
+            log.info("ending with the models of round %d", run._ends_with)
+            restore_round(run, run._ends_with)
+            run.clients = []
+        if not run.clients:  # resumed after its end, or back at another round
             _evaluate(run, math.nan, seconds)
         run.unseen = score_unseen(loop, run._loss, options["evaluate_on"])
     run.ledger = loop.progress.ledger.as_dict()
     if folder:
-        files.write_results(folder, run.clients, run.ledger, loop.progress.run, run.unseen)
+        notes = {"stopped": run.stopped, "restored": run.restored}
+        files.write_results(folder, run.clients, run.ledger, loop.progress.run, run.unseen, notes)
+    callbacks.tell("on_end", run)
     return run
+
+
+def _add_row(run: Run, train_loss: float, seconds: float) -> Row:
+    """Evaluate, and add a row to the history."""
+    row = _evaluate(run, train_loss, seconds)
+    if run.folder:
+        files.append_history(run.folder, row, run._loop.progress.run)
+    run.history.append(row)
+    return row
+
+
+def _stop(run: Run, train_loss: float, seconds: float, identity: dict[str, Any], callbacks: Callbacks) -> None:
+    """Leave the round that a callback stopped at as the last one would be left: evaluated, with a checkpoint."""
+    loop, now = run._loop, run._loop.progress
+    log.info("stopped after round %d of %d: %s", now.round, loop.rounds, run.stopped)
+    if now.round and not (run.history and run.history[-1]["round"] == now.round):
+        callbacks.tell("on_evaluate", run, _add_row(run, train_loss, seconds))
+    if run.folder and now.round and is_good(run):
+        save_checkpoint(run.folder, now, identity)
+
+
+def _log_dropped(record: RoundRecord) -> None:
+    """Leave word of the clients whose updates were dropped."""
+    if record.dropped:
+        what = "; ".join(f"{name} ({why})" for name, why in zip(record.dropped, record.reasons, strict=True))
+        log.info("round %d: %d of %d updates dropped: %s", record.round, len(record.dropped), len(record.cohort), what)
 
 
 @contextlib.contextmanager
@@ -75,7 +110,7 @@ def _close_at_end(run: Run, identity: dict[str, Any]) -> Iterator[None]:
     except KeyboardInterrupt:
         evaluated = bool(run.history) and run.history[-1]["round"] == now.round
         complete = now.consistent and (evaluated or not _is_due(loop, run.config["run"]["evaluate_every"]))
-        if run.folder and now.round and complete and _is_good(run):
+        if run.folder and now.round and complete and is_good(run):
             save_checkpoint(run.folder, now, identity)
         raise
     except DivergenceError as error:
@@ -88,12 +123,6 @@ def _close_at_end(run: Run, identity: dict[str, Any]) -> Iterator[None]:
         raise DivergenceError(f"{error} There is {kept} in {run.folder}.") from None
     finally:
         loop.close()
-
-
-def _is_good(run: Run) -> bool:
-    """Whether nothing speaks against a checkpoint now. A run that may be about to stop keeps the one it has."""
-    loop = run._loop
-    return loop.on_divergence == "warn" or not (loop.progress.barren or is_too_large(run.history))
 
 
 def _is_due(loop: Loop, every: int) -> bool:
@@ -111,6 +140,7 @@ def _write_engine(run: Run, engine: Engine) -> None:
     before = dict(options)
     if options["engine"] != loop.engine_name or "engine_reason" not in options:
         options.update(engine=loop.engine_name, engine_reason=loop.reason)
+        log.info("engine %s: %s", loop.engine_name, loop.reason)
     if isinstance(engine, Processes) or (isinstance(engine, Ray) and engine.name.endswith("vectorised")):
         options["workers"] = engine.count
     if run.folder and options != before:

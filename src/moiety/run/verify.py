@@ -18,6 +18,7 @@ from moiety.data.folder import META
 from moiety.errors import MoietyError, kind, message, must
 from moiety.files import CONFIG, PIPELINE, RECIPE, TABLE, TABLE_FORMAT, read_sealed, report_unreadable
 from moiety.run import folder as files
+from moiety.run.best import find_kept, place_of
 from moiety.run.build import own_part
 from moiety.run.checkpoint import INDEX, check_newest, find_checkpoint, read_checkpoint, read_tensors
 
@@ -138,8 +139,19 @@ def _verify_run(folder: Path, check: _Check) -> None:
     if (folder / files.LEDGER).exists():  # without it the run has not ended, and its results are written again
         check.ask(files.read_results, folder, run)
         check.ask(files.read_unseen, folder, run)
+    for round in find_kept(folder):
+        check.ask(_verify_kept, place_of(folder, round), run, check)
     if (folder / files.COMMAND).exists():
         check.ask(read_sealed, folder / files.COMMAND, run)
+
+
+def _verify_kept(place: Path, run: str, check: _Check) -> None:
+    """Compare the models of a best round with their checksums."""
+    newest = find_checkpoint(place)
+    assert newest is not None
+    state, tensors = read_checkpoint(newest, run)
+    if state["index"]:
+        _verify_clients(place, run, state, tensors[INDEX]["changes"].numpy(), check)
 
 
 def _verify_data(folder: Path, identity: dict[str, Any], config: dict[str, Any], check: _Check) -> None:

@@ -1,0 +1,39 @@
+"""What the shell completes: recipes, files, kinds, and the names of algorithms. Nothing heavy is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from moiety import _algorithm_names
+from moiety.cli.listing import ENGINES, KINDS
+
+
+def complete_target(incomplete: str) -> list[str]:
+    """Recipes, and TOML files and folders on the way to them."""
+    recipes = {entry.name for entry in entry_points(group="moiety.recipes")}
+    folder, _, begun = incomplete.rpartition("/")
+    files = []
+    place = Path(folder or ("/" if incomplete.startswith("/") else "."))
+    for path in place.iterdir() if place.is_dir() else ():
+        shown = f"{folder}/{path.name}" if "/" in incomplete else path.name
+        if path.name.startswith(begun) and (path.suffix == ".toml" or path.is_dir()):
+            files.append(f"{shown}/" if path.is_dir() else shown)
+    return [*_matching(recipes, incomplete), *sorted(files)]
+
+
+def complete_kind(incomplete: str) -> list[str]:
+    """What ``moiety list`` can list."""
+    return _matching(KINDS, incomplete)
+
+
+def complete_set(incomplete: str) -> list[str]:
+    """``algorithm.name=fedalt`` and the like."""
+    known = [f"algorithm.name={name}" for name in _algorithm_names()]
+    known += [f"run.engine={name}" for name in ENGINES]
+    return _matching(known, incomplete)
+
+
+def _matching(names: Iterable[str], incomplete: str) -> list[str]:
+    return sorted(name for name in names if name.startswith(incomplete))

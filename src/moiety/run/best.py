@@ -1,0 +1,94 @@
+"""The models of a run's best round, kept besides those of its last.
+
+``best/round-00000007/`` is laid out as a run's folder is: ``clients/`` has the personal states, ``checkpoint/`` a
+checkpoint. A run's own checkpoint of a later round, or of that one, is always there too, so what the history says
+about the best round and what is kept agree after a kill at any moment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moiety.clients import Store
+from moiety.files import make_folder, remove_folder
+from moiety.loop.divergence import is_too_large
+from moiety.loop.round import Loop, Progress, begin_progress
+from moiety.run import folder as files
+from moiety.run.checkpoint import find_checkpoint, load_checkpoint, round_of, save_checkpoint
+
+if TYPE_CHECKING:
+    from moiety.run.result import Run
+
+
+def is_good(run: Run) -> bool:
+    """Whether nothing speaks against a checkpoint now. A run that may be about to stop keeps the one it has."""
+    loop = run._loop
+    return loop.on_divergence == "warn" or not (loop.progress.barren or is_too_large(run.history))
+
+
+def keep_round(run: Run) -> None:
+    """Keep the models of the round that has just ended, in the place of those of an earlier one."""
+    now = run._loop.progress
+    if run.folder is None:
+        run._kept = {now.round: _copy_in_memory(now)}
+        return
+    place, identity = place_of(run.folder, now.round), files.read_identity(run.folder)
+    remove_folder(place)  # what a kill cut short, or a sitting that went on otherwise
+    make_folder(place.parent)
+    make_folder(place)
+    copy = begin_progress(run._loop.problem, run._loop.algorithm, place, run._loop.clock, now.run)
+    for client in now.store.owners():
+        copy.store.put([client], now.store.get([client]))
+    copy = replace(now, store=copy.store)
+    save_checkpoint(place, copy, identity)
+    if is_good(run):
+        save_checkpoint(run.folder, now, identity)
+        for round in list_kept(run):
+            if round != now.round:
+                remove_folder(place_of(run.folder, round))
+
+
+def _copy_in_memory(now: Progress) -> Progress:
+    """The same progress, which later rounds do not move: they replace states, and write into none."""
+    store = Store(now.store.first)
+    store.states = dict(now.store.states)
+    transit = now.in_transit and now.in_transit.copy()
+    return replace(now, store=store, ledger=replace(now.ledger), dropped=list(now.dropped), in_transit=transit)
+
+
+def list_kept(run: Run) -> list[int]:
+    """The rounds whose models are kept."""
+    return sorted(run._kept) if run.folder is None else find_kept(run.folder)
+
+
+def find_kept(folder: Path) -> list[int]:
+    """The rounds whose models are kept in a run's folder, whole."""
+    places = (folder / "best").glob("round-*")
+    return sorted(round_of(newest) for place in places if (newest := find_checkpoint(place)) is not None)
+
+
+def place_of(folder: Path, round: int) -> Path:
+    """Where the models of a round are kept."""
+    return folder / "best" / f"round-{round:08d}"
+
+
+def restore_round(run: Run, round: int) -> None:
+    """Go back to the models of a round that was kept; the ledger stays that of all rounds."""
+    now = run._loop.progress
+    if run.folder is None:
+        kept = run._kept[round]
+    else:
+        kept = open_kept(run._loop, place_of(run.folder, round), files.read_identity(run.folder))
+    run._loop.progress = replace(kept, ledger=now.ledger, dropped=[])
+
+
+def open_kept(loop: Loop, place: Path, identity: dict[str, Any]) -> Progress:
+    """What was kept in a place, read and compared with its checksums."""
+    newest = find_checkpoint(place)
+    progress = begin_progress(loop.problem, loop.algorithm, place, loop.clock, loop.progress.run, resumed=True)
+    assert newest is not None
+    load_checkpoint(newest, progress, identity)
+    progress.store.check_states()
+    return progress

@@ -1,0 +1,104 @@
+"""``load``: a run opens from its folder, to predict, export, onboard and evaluate, without training."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from moiety import task as tasks
+from moiety.data import FederatedData, Preprocessing
+from moiety.data.federated import Numbered
+from moiety.errors import kind, must
+from moiety.run import folder as files
+from moiety.run.best import find_kept, restore_round
+from moiety.run.build import own_part
+from moiety.run.checkpoint import find_checkpoint
+from moiety.run.reopen import Given, read_stored_options, reopen
+from moiety.run.result import Run
+from moiety.split import Split
+from moiety.types import Algorithm, Task
+
+
+def load(
+    folder: str | os.PathLike[str],
+    *,
+    model: nn.Module | Task | None = None,
+    data: FederatedData | None = None,
+    algorithm: Algorithm | None = None,
+    split: Split | None = None,
+    loss: tasks.Loss | None = None,
+    metric: tasks.Metrics | None = None,
+    best: bool = False,
+) -> Run:
+    """Open a run from its folder without training: it predicts, exports, onboards and evaluates.
+
+    What the folder can name (models, splits, algorithms and data sets of the library) is made again; what was the
+    user's own must be given again, and is checked against the folder. Data of the user's own may be left out: the run
+    then predicts, exports and onboards, and refuses only what needs rows of its clients, such as ``evaluate``.
+
+    Args:
+        folder: the folder of a run that has ended, or that has a checkpoint.
+        model: as given to ``fit``, where it was of the user's own.
+        data: likewise, to evaluate.
+        algorithm: likewise.
+        split: likewise.
+        loss: likewise.
+        metric: likewise.
+        best: open the models of the best round, which ``BestCheckpoint`` or ``EarlyStopping`` kept. By default those
+            that the run ended with; of a run under way, those of its last checkpoint.
+    """
+    kind("folder", folder, (str, os.PathLike), "the folder of a run")
+    kind("best", best, bool, "true or false")
+    path = Path(folder)
+    run = open_run(path, Given(model, data, algorithm, split, loss, metric))
+    if best:
+        kept = find_kept(path)
+        hint = "Train with callbacks=[moiety.callbacks.BestCheckpoint()]."
+        must(bool(kept), "best", "left out where no best round was kept", f"none in {path}", hint)
+        restore_round(run, kept[-1])
+        run.clients = run.clients if kept[-1] == run.restored else []
+    return run
+
+
+def open_run(path: Path, given: Given) -> Run:
+    """The run in a folder as it ended, or as its newest checkpoint left it."""
+    config = files.read_config(path)
+    options, identity = read_stored_options(config, path, given), files.read_id(path)
+    hint = "Resume it, or begin another run."
+    must(find_checkpoint(path) is not None, "folder", "that of a run with a checkpoint", f"none in {path}", hint)
+    without_data = given.data is None and own_part(config, "data") is not None
+    if without_data:
+        given = given._replace(data=stand_in(path, identity))
+    run = reopen(path, config, options, given, to_train=False, any_data=without_data)
+    run._without_data = without_data
+    done = run._loop.progress.ledger.rounds
+    run.history, lost = files.read_history_until(path, identity, done, config["run"])
+    files.warn_of_lost_rows(path, lost)
+    if (path / files.LEDGER).exists():
+        run.clients, run.ledger = files.read_results(path, identity)
+        run.unseen = files.read_unseen(path, identity)
+        run.stopped = str(files.read_notes(path, identity).get("stopped", ""))
+    return run
+
+
+def stand_in(path: Path, run: str) -> FederatedData:
+    """Data with the clients and the columns of the run's own, and a row of zeros in the place of all rows."""
+    schema = files.read_schema(path)
+    hint = "Give the data that the run began with."
+    must(schema is not None, "data", "given for a run whose folder does not describe it", "nothing", hint)
+    assert schema is not None
+    ids: Any = schema["ids"]
+    count = ids if isinstance(ids, int) else len(ids)
+    columns = {name: np.zeros((1, *shape), dtype=dtype) for name, (dtype, shape) in schema["columns"].items()}
+    bounds = np.zeros((count, 4), dtype=np.int64)
+    bounds[0, 1:], bounds[1:] = 1, 1
+    names = Numbered(count) if isinstance(ids, int) else np.asarray(ids, dtype=np.str_)
+    fed = FederatedData(columns, bounds, names, classes=schema["classes"])
+    fitted = files.read_identity(path)["data"].get("preprocessing")
+    recipe: Preprocessing | None = None if fitted is None else files.read_preprocessing(path, run, fitted)
+    return replace(fed, preprocessing=recipe)
