@@ -89,11 +89,13 @@ def timm_vit() -> nn.Module:
 
 
 class Case(NamedTuple):
-    """A model, the column that goes into it, and the layers that PEFT adapts."""
+    """A model, the column that goes into it, the layers that PEFT adapts, and targets where none are recognised."""
 
     model: Callable[[], nn.Module]
     column: str
     peft: list[str]
+    lora: str = "*"
+    adapters: str = ""
 
 
 CASES = {
@@ -102,9 +104,9 @@ CASES = {
     "DistilBERT": Case(distilbert, "input_ids", ["q_lin", "v_lin"]),
     "GPT-2": Case(gpt2, "input_ids", ["c_attn"]),
     "Llama": Case(llama, "input_ids", ["q_proj", "v_proj"]),
-    "ViT": Case(vit, "pixel_values", ["query", "value"]),
-    "resnet18": Case(resnet18, "x", ["layer1.0.conv1"]),
-    "MobileNet": Case(mobilenet, "x", ["conv.0.0"]),
+    "ViT": Case(vit, "pixel_values", ["q_proj", "v_proj"]),
+    "resnet18": Case(resnet18, "x", ["layer1.0.conv1"], lora="layer1"),
+    "MobileNet": Case(mobilenet, "x", ["features.18.0"], lora="features.18", adapters="features.18.0"),
     "timm ViT": Case(timm_vit, "x", ["qkv"]),
 }
 
@@ -116,7 +118,7 @@ def make(name: str, seed: int = 0) -> nn.Module:
         return CASES[name].model()
 
 
-def data(column: str, clients: int = 3, rows: int = 4) -> mo.data.FederatedData:
+def data(column: str, clients: int = 3, rows: int = 5) -> mo.data.FederatedData:
     """A few rows of each client, tokens with an attention mask or pictures, whose labels can be learnt."""
     rng = np.random.default_rng(0)
     count = clients * rows
@@ -127,5 +129,5 @@ def data(column: str, clients: int = 3, rows: int = 4) -> mo.data.FederatedData:
         columns["attention_mask"] = np.ones((count, LENGTH), dtype=np.int64)
         columns["attention_mask"][::3, -2:] = 0
     else:
-        columns[column] = rng.normal(size=(count, 3, SIDE, SIDE)).astype(np.float32) + y[:, None, None, None]
-    return mo.data.from_arrays(columns, client=np.repeat(np.arange(clients), rows), test=0.25, seed=0)
+        columns[column] = (rng.normal(size=(count, 3, SIDE, SIDE)) + y[:, None, None, None]).astype(np.float32)
+    return mo.data.from_arrays(columns, client=np.repeat(np.arange(clients), rows), test=0.2, seed=0)

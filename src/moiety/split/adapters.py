@@ -149,7 +149,9 @@ def lora(
             yield Spot(name, layer, add_branch, partial(LowRank, layer, own, 1.0 if alpha is None else alpha / own))
         if small:
             layers = list_first([f"{name} {own}" for name, own in small.items()])
-            warnings.warn(f"`rank` {rank} is more than the smaller side of some layers, which get less: {layers}.")
+            warnings.warn(
+                f"`rank` {rank} is more than the smaller side of some layers, which get less: {layers}.", stacklevel=4
+            )
 
     return graft(model, find, seed, "lora", frozen=frozen, shared=shared, running_stats=running_stats)
 
@@ -274,7 +276,8 @@ def _find_low_rank_layers(model: nn.Module, targets: Patterns) -> dict[str, nn.M
     head = {id(layer.module) for layer in find_head(model)}
     hint = f"Name the layers to adapt, for instance targets=[{_list_candidates(model, (nn.Conv2d,))}]."
     got = f"{', '.join(linear) or 'no linear layer'} alone in {type(model).__name__}"
-    enough = not convs or any(id(layer) not in head for layer in linear.values())
+    others = [layer for layer in list_layers(model) if not is_norm(layer.module) and id(layer.module) not in head]
+    enough = not others or any(id(layer) not in head for layer in linear.values())
     must(bool(linear) and enough, "targets", "given where only an output layer is linear, or nothing", got, hint)
     return linear
 
