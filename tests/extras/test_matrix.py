@@ -73,21 +73,23 @@ def test_engines_agree(name: str, method: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_is_that_of_torch(name: str) -> None:
-    """One client, one batch: the model after a round is that of torch's SGD on the library's own loss."""
-    fed, model, case = data(case_column := CASES[name].column, clients=1), make(name), CASES[name]
+    """One client, one batch, float64: the model after a round is that of torch's SGD on the library's own loss."""
+    case, model = CASES[name], make(name).double()
+    fed = data(case.column, clients=1)
     split = mo.split.nothing(model, running_stats="shared")
     run = mo.fit(model, fed, mo.fedavg(shared=mo.sgd(0.1)), split=split, rounds=1, engine="sequential")
     rows = fed.at(0, "train")
-    columns = {n: torch.from_numpy(rows[n]) for n in (case_column, "attention_mask") if n in rows}
+    columns = {n: torch.from_numpy(rows[n]) for n in (case.column, "attention_mask") if n in rows}
+    columns = {n: c.double() if c.is_floating_point() else c for n, c in columns.items()}
     y = torch.from_numpy(rows["y"])
-    oracle = make(name).train()
+    oracle = make(name).double().train()
     optimiser = torch.optim.SGD(oracle.parameters(), lr=0.1)
     loss = functional.cross_entropy(oracle(columns["x"]), y) if case.column == "x" else oracle(**columns, labels=y).loss
     loss.backward()
     optimiser.step()
     ours = run.shared_parameters()
     for n, p in {**dict(oracle.named_parameters()), **dict(oracle.named_buffers())}.items():
-        torch.testing.assert_close(ours[n], p.detach(), rtol=1e-4, atol=1e-6, msg=lambda text, n=n: f"{n}: {text}")
+        torch.testing.assert_close(ours[n], p.detach(), rtol=1e-9, atol=1e-10, msg=lambda text, n=n: f"{n}: {text}")
 
 
 def test_layers_that_are_reached() -> None:
@@ -146,6 +148,6 @@ def test_adapters_sit_before_the_sums(name: str) -> None:
             torch.testing.assert_close(a, b)
         for n, p in adapted.named_parameters():
             if ".adapter.up." in n:
-                p.fill_(0.5)
+                p.copy_(torch.linspace(-3, 2, p.numel()).sin().reshape(p.shape))
         other = adapted(column)
     assert not torch.allclose(getattr(other, "logits", other), getattr(wanted, "logits", wanted))

@@ -134,8 +134,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "seed": ({"rank": 1, "seed": -3}, "`seed` must be >= 0, got -3."),
     "no layer": (
         {"rank": 1, "targets": "hed"},
-        "`targets` must be globs that each match a linear layer or an nn.Conv2d that is called, got 'hed'. Did you mean "
-        "head?",
+        "`targets` must be globs that each match a linear layer or an nn.Conv2d that is called, got 'hed'. "
+        "Did you mean head?",
     ),
     "no glob": ({"rank": 1, "targets": ()}, "`targets` must be at least one glob, got ()."),
 }
