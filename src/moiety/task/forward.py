@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-NO_INPUTS = ("y", "labels", "weight", "mask", "counted", "frames")
+NO_INPUTS = ("y", "labels", "weight", "counted", "frames")
 """Columns that say something about an example, and are no inputs unless the user names them."""
 
 
@@ -68,10 +68,11 @@ def find_output(output: Any) -> Any:
     """The tensor that a model's output stands for: itself, its ``logits``, or its first tensor; else the output."""
     if isinstance(output, Tensor | fx.Node):
         return output
-    parts = output if isinstance(output, Mapping) else vars(output) if hasattr(output, "logits") else None
-    if parts is not None:
-        named = {name: value for name, value in parts.items() if name != "loss"}
+    if isinstance(output, Mapping):
+        named = {name: value for name, value in output.items() if name != "loss"}
         return named["logits"] if "logits" in named else find_output(tuple(named.values()))
+    if hasattr(output, "logits"):
+        return output.logits
     if isinstance(output, tuple | list):
         return next((part for part in output if isinstance(part, Tensor | fx.Node)), output)
     return output
