@@ -12,7 +12,7 @@ NIGHTLY := tests/engines/test_storage_faults.py tests/engines/test_storage_damag
 	tests/engines/test_resume.py tests/conformance/test_conformance_engines.py \
 	tests/conformance/test_conformance_processes.py tests/data/test_folder.py tests/engines/test_estimator.py tests/fuzz
 
-.PHONY: demo test mypy pytest nightly pins deviations bench bench-quick install format clean
+.PHONY: demo test test-extras mypy pytest nightly pins deviations bench bench-quick install format clean
 
 demo: install
 	$(BIN)/moiety run quickstart
@@ -31,6 +31,14 @@ mypy: install
 
 pytest: install
 	$(BIN)/pytest -n 2
+
+# Tests that need heavy libraries (transformers, peft, timm, torchvision), which are installed first.
+test-extras: .venv/extras
+	MOIETY_EXTRAS=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist=load tests/extras
+
+.venv/extras: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,extras]'
+	touch $@
 
 # What is too long for the gate: planted faults; every call of the disk fails once; a thousand flipped bits and cut
 # files; runs that are killed at every change of their folder, and again and again; eight thousand fuzzed inputs

@@ -373,9 +373,8 @@ NET = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2, 2)
 BAD = {
     "no blocks": (
         {},
-        "`model` must be a module with transformer blocks (with attention and feed_forward, or "
-        "nn.TransformerEncoderLayer) or residual blocks of 3 x 3 convolutions and norms, got Sequential. Name the "
-        "modules to adapt with targets=[...].",
+        "`model` must be a module with transformer blocks, or with residual blocks of 3 x 3 convolutions and norms, "
+        "got Sequential. Name the modules to adapt with targets=[...], for instance '0', '3'.",
     ),
     "width": ({"width": 0, "targets": "3"}, "`width` must be >= 1, got 0."),
     "half a width": ({"width": 1.5, "targets": "3"}, "`width` must be a whole number, got 1.5."),

@@ -63,8 +63,8 @@ def test_a_block_with_a_tied_parameter_is_refused() -> None:
 @pytest.mark.parametrize("builder", [first_block, last_block, last_feed_forward])
 def test_a_model_without_blocks(builder) -> None:  # type: ignore[no-untyped-def]
     text = (
-        "`model` must be a module with transformer blocks (with children attention and feed_forward, or "
-        "nn.TransformerEncoderLayer), got Sequential. Say with by_name what is personal."
+        "`model` must be a module with transformer blocks (with children such as attention and feed_forward, or attn "
+        "and mlp), got Sequential. Say with by_name what is personal."
     )
     with pytest.raises(MoietyError, match="^" + re.escape(text) + "$"):
         builder(nn.Sequential(nn.Linear(2, 2)))

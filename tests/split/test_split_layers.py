@@ -8,7 +8,6 @@ from example_models import ResNet18, SmallResNet, SmallTransformer, expect_error
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from moiety.errors import MoietyError
 from moiety.models import cnn
 from moiety.spec import build
 from moiety.split import SPLITS, input_layer, norms, output_layer
@@ -108,8 +107,7 @@ def test_the_transformer() -> None:
     assert [layer.name for layer in list_layers(model)] == ["embed", "attention", "norm", "head"]
     assert input_layer(model, frozen="mask").personal == ("embed.weight",)
     assert output_layer(model, shared="mask").personal == ("head.weight", "head.bias")
-    with pytest.raises(MoietyError, match=r"^`frozen` must be set for buffers .* Add frozen=\['mask'\]"):
-        output_layer(model)
+    assert output_layer(model).frozen == ("mask",)
 
 
 def test_parametrised_layers_are_whole() -> None:

@@ -103,28 +103,39 @@ def test_a_module_pattern_takes_all_below_it_and_no_namesake() -> None:
     )
 
 
-def test_other_buffers_have_to_be_named() -> None:
-    """The mask is not in the state dict, but the module reads it all the same."""
+def test_constants_are_frozen_without_being_named() -> None:
+    """Whole numbers, booleans, and what is not in the state dict (the module reads it all the same)."""
     model = SmallTransformer()
+    model.register_buffer("positions", torch.arange(3))
+    model.register_buffer("angles", torch.ones(2), persistent=False)
     assert "mask" not in model.state_dict()
-    text = "`frozen` must be set for buffers that are no running statistics, got nothing for mask."
-    for split in (by_name, nothing):
-        with expect_error(f"{text} Add frozen=['mask'], or share them."):
-            split(model)
-    split = by_name(model, frozen=["mask"])
-    assert (split.shared, split.personal, split.frozen) == (TRANSFORMER_PARAMETERS, (), ("mask",))
-    assert split.buffers == {"mask"}
+    split = by_name(model)
+    constants = ("mask", "positions", "angles")
+    assert (split.shared, split.personal, split.frozen) == (TRANSFORMER_PARAMETERS, (), constants)
+    assert split.buffers == set(constants)
     assert split.statistics == frozenset()
+    assert nothing(model).frozen == everything(model).frozen == constants
     assert by_name(model, personal=["mask"]).personal == ("mask",)
     assert nothing(model, shared="mask").shared == (*TRANSFORMER_PARAMETERS, "mask")
+
+
+def test_other_buffers_have_to_be_named() -> None:
+    model = nn.Linear(1, 1)
+    model.register_buffer("scale", torch.ones(1))
+    text = "`frozen` must be set for floating buffers that are no running statistics, got nothing for scale."
+    for split in (by_name, nothing):
+        with expect_error(f"{text} Add frozen=['scale'], or share them."):
+            split(model)
+    assert by_name(model, frozen=["scale"]).frozen == ("scale",)
+    assert everything(model).personal == ("weight", "bias", "scale")
 
 
 def test_many_unnamed_buffers_make_a_short_message() -> None:
     model = nn.Linear(1, 1)
     for place in range(6):
         model.register_buffer(f"b{place}", torch.zeros(1))
-    got = "`frozen` must be set for buffers that are no running statistics, got nothing for b0, b1, b2, b3 and 2 more."
-    with expect_error(f"{got} Add frozen=['b0', 'b1', 'b2', ...], or share them."):
+    text = "`frozen` must be set for floating buffers that are no running statistics, got nothing for"
+    with expect_error(f"{text} b0, b1, b2, b3 and 2 more. Add frozen=['b0', 'b1', 'b2', ...], or share them."):
         by_name(model)
 
 
@@ -236,10 +247,10 @@ def test_everything_and_nothing() -> None:
     assert (split.shared, split.personal) == (RESNET_PARAMETERS, RESNET_STATISTICS)
 
 
-def test_everything_keeps_other_buffers_unless_frozen() -> None:
+def test_everything_leaves_constants_frozen() -> None:
     model = SmallTransformer()
-    assert everything(model).personal == (*TRANSFORMER_PARAMETERS, "mask")
-    assert everything(model, frozen=["mask"]).frozen == ("mask",)
+    assert everything(model).personal == TRANSFORMER_PARAMETERS
+    assert everything(model).frozen == ("mask",)
 
 
 def test_the_spec_makes_the_split_again() -> None:

@@ -140,6 +140,8 @@ class Vectorised(Engine):
         except RuntimeError as error:
             if "randomness" in str(error):
                 got = "random numbers drawn while training (dropout)"
+            elif "data-dependent control flow" in str(error):
+                got = "code in it that depends on values (as that of attention masks in transformers)"
             else:
                 got = f"an operation that cannot be vectorised: {' '.join(str(error).split())[:200]}"
             raise MoietyError(f"`engine` must be able to vectorise this model, got {got}. {INSTEAD}") from error

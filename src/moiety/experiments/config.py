@@ -209,7 +209,7 @@ def make_parts(config: Config) -> Parts:
     choice("model.name", tables["model"].get("name"), MODELS)
     data = from_spec(tables["data"])
     check_part(data, options.settings.evaluate_on)
-    check_inputs(options.settings.inputs, data.columns)
+    check_inputs(options.settings.inputs or ("x",), data.columns)
     model = model_from(fill_sizes(tables["model"], data, options))
     split = split_from(tables["split"], model) if "split" in tables else None
     return Parts(model, data, algorithm, split, stages)
@@ -217,7 +217,7 @@ def make_parts(config: Config) -> Parts:
 
 def fill_sizes(model: Table, data: FederatedData, options: Options) -> Table:
     """The model's table with the sizes that follow from the data, where the file leaves them out."""
-    shape = [int(side) for side in data.columns[options.settings.inputs[0]].shape[1:]]
+    shape = [int(side) for side in data.columns[(options.settings.inputs or ("x",))[0]].shape[1:]]
     sizes: Table = {"inputs": math.prod(shape)}
     if len(shape) == 3:
         sizes["image"] = shape

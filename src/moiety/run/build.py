@@ -111,6 +111,7 @@ def make_problem(
     if isinstance(model, Task):
         task = model
     else:
+        assert settings.inputs is not None
         inputs, loss = tuple(settings.inputs), options.loss
         assert loss is not None
         module = split.module_for(model)

@@ -19,7 +19,7 @@ from moiety.random import torch_seed
 from moiety.run.raw import RawModel
 from moiety.split import Split
 from moiety.task.losses import WITH_OPTIONS, LabelLoss
-from moiety.task.scores import BLANK, IGNORED, LOSSES, METRICS
+from moiety.task.scores import BLANK, IGNORED, LOSSES, METRICS, next_labels
 from moiety.types import Algorithm, Batch, Phase, Task
 
 OF_CLASSES = tuple(METRICS[name] for name in ("accuracy", "token_accuracy", "one_versus_all_accuracy"))
@@ -91,7 +91,7 @@ def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None
     with torch.no_grad(), torch_seed(problem.seed, "check"):
         with report_errors("model", f"one that takes the data's columns ({shapes})"):
             output = task.predict(task.init, batch)
-        kind("model", output, torch.Tensor, "one whose output is a tensor")
+        kind("model", output, torch.Tensor, "one whose output is a tensor, or holds one (as logits)")
         check_targets(loss, columns, problem.data, output)
         if task.metric in OF_CLASSES and "y" in columns:  # the loss may be the user's own
             check_positions(columns["y"], output)
@@ -189,6 +189,9 @@ def check_targets(loss: object, columns: Batch, data: FederatedData, output: tor
     name = loss.name if isinstance(loss, LabelLoss) else loss
     if not isinstance(name, str) or name not in {*LOSSES, *WITH_OPTIONS}:
         return
+    if name == "next_token":
+        check_tokens(columns)
+        columns = next_labels(columns)
     must("y" in columns, "data", f"given with a column y for loss {name}", ", ".join(columns))
     y = columns["y"]
     targets = loss.targets if isinstance(loss, LabelLoss) else "numbers" if loss == "mse" else "classes"
@@ -206,6 +209,14 @@ def check_targets(loss: object, columns: Batch, data: FederatedData, output: tor
         must(fits, "weight", f"{classes} numbers, one for each output of the model", len(weights or ()))
     if loss == "ctc":
         check_transcripts(columns, output)
+
+
+def check_tokens(columns: Batch) -> None:
+    """Raise unless there are tokens of sequences, of which a causal language model predicts the next."""
+    tokens = next((columns[name] for name in ("y", "input_ids", "x") if name in columns), None)
+    got = "none" if tokens is None else f"{tokens.dtype} of shape {tuple(tokens.shape[1:])}"
+    fits = tokens is not None and tokens.dim() == 2 and not tokens.is_floating_point()
+    must(fits, "data", "whole-numbered tokens [rows, positions] in input_ids (or y) for loss next_token", got)
 
 
 def check_positions(y: torch.Tensor, output: torch.Tensor) -> None:

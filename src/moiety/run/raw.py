@@ -160,7 +160,7 @@ def name_outputs(data: FederatedData, outputs: Predictive, loss: str | None) -> 
     """What a model's outputs say: names of classes, labels where these have no names, or numbers."""
     y, mean, names = data.columns.get("y"), outputs.mean, data.class_names
     labels = None
-    if loss == "cross_entropy":
+    if loss in ("cross_entropy", "next_token"):
         flat = outputs.outputs.ndim == 3 and outputs.outputs.shape[2] > 1
         labels = (outputs.probabilities if flat else mean).argmax(-1)
     elif loss == "one_versus_all":

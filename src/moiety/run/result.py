@@ -27,6 +27,7 @@ from moiety.reports.summary import html_of, summarise_end
 from moiety.run.predict import current_state, input_columns, newcomer_state, predict_draws, predicting_state
 from moiety.run.raw import is_table, name_outputs, prepare_examples, prepare_inputs, wrap_model
 from moiety.run.settings import check_part
+from moiety.split.grafts import merge_updates, remove_hooks
 from moiety.types import Params, Tree
 
 if TYPE_CHECKING:
@@ -130,14 +131,25 @@ class Run:
         """
         return self._loop.problem.broadcast(self._loop.algorithm, self._loop.progress.server)
 
-    def export(self, client: int | str | None = None) -> nn.Module:
+    def export(self, client: int | str | None = None, *, merge: bool = False) -> nn.Module:
         """A copy of the model with that client's parameters in it, in evaluation mode; the shared model without one.
 
         Where the data come from a table, it is a ``RawModel`` that takes raw rows of numbers; its ``model`` is the
         model alone.
+
+        Args:
+            client: one of the run; None for the shared model.
+            merge: add the updates of ``split.lora``, or those that PEFT made, to the weights of their layers: the model
+                is then one like the first, without adapters.
         """
-        params = self.shared_parameters() if client is None else self.parameters(client)
-        return wrap_model(self._module(params), self._loop.problem.data, self._inputs())
+        kind("merge", merge, bool, "true or false")
+        module = self._module(self.shared_parameters() if client is None else self.parameters(client))
+        unload: Any = getattr(module, "merge_and_unload", None)  # of a model that PEFT made
+        if merge and unload is not None:
+            module = unload()
+        elif merge:
+            must(merge_updates(module) > 0, "merge", "false for a model without updates of low rank", merge)
+        return wrap_model(remove_hooks(module), self._loop.problem.data, self._inputs())
 
     def shared_module(self) -> nn.Module:
         """The shared model alone, without the preprocessing of a table in front: what a next stage starts from."""

@@ -26,6 +26,7 @@ from moiety.server.aggregators import aggregator_from
 from moiety.server.attacks import ATTACKS, Attack
 from moiety.server.robust import Aggregator
 from moiety.spec import Spec, build, check_table, plain, spec_of, table_of, writable
+from moiety.task.forward import choose_inputs, forward_names
 from moiety.task.losses import loss_from
 from moiety.task.precision import PRECISIONS
 from moiety.transport import CODECS
@@ -63,7 +64,8 @@ class Settings:
     Args:
         participation: ``fixed`` cohorts, drawn without replacement, or ``bernoulli``: each client takes part by itself
             with the probability cohort / clients, so that ``cohort`` is the expected number and a round may be empty.
-        inputs: the columns that go into the model, in order.
+        inputs: the columns that go into the model, by name where its forward pass has an argument of that name, else
+            in order. By default ``x``; where the data have no such column, those that the forward pass names.
         evaluate_on: ``test``, ``validation`` or ``train``; by default the first of these that has rows.
         evaluate_every: rounds between evaluations; by default a twentieth of the run. The last round always has one.
         checkpoint_every: rounds between checkpoints; by default as evaluations. The last round always has one.
@@ -97,7 +99,7 @@ class Settings:
     """
 
     participation: str = "fixed"
-    inputs: Sequence[str] = ("x",)
+    inputs: Sequence[str] | None = None
     evaluate_on: str | None = None
     evaluate_every: int | None = None
     checkpoint_every: int | None = None
@@ -118,10 +120,11 @@ class Settings:
         """Check what can be checked without the data."""
         choice("participation", self.participation, PARTICIPATION)
         choice("on_divergence", self.on_divergence, ON_DIVERGENCE)
-        kind("inputs", self.inputs, (list, tuple), "a list of column names")
-        must(len(self.inputs) > 0, "inputs", "at least one column of the data", "none")
-        for name in self.inputs:
-            kind("inputs", name, str, "a list of column names")
+        if self.inputs is not None:
+            kind("inputs", self.inputs, (list, tuple), "a list of column names")
+            must(len(self.inputs) > 0, "inputs", "at least one column of the data", "none")
+            for name in self.inputs:
+                kind("inputs", name, str, "a list of column names")
         if self.evaluate_on is not None:
             choice("evaluate_on", self.evaluate_on, PARTS)
         for name in ("evaluate_every", "checkpoint_every", "evaluate_clients", "workers"):
@@ -248,6 +251,7 @@ def complete_options(options: Options, model: nn.Module | Task, data: FederatedD
     must(device == "cpu" or not forks, "device", f"cpu for the engine {options.engine}", device, hint)
     settings = replace(
         settings,
+        inputs=list(settings.inputs or default_inputs(model, data)),
         device=device,
         evaluate_on=check_part(data, settings.evaluate_on),
         evaluate_every=every,
@@ -260,12 +264,24 @@ def complete_options(options: Options, model: nn.Module | Task, data: FederatedD
 def default_loss(model: nn.Module | Task, data: FederatedData) -> str:
     """The loss that goes with the labels ``y``: cross-entropy for whole numbers, else mean squared error.
 
-    A task of plain functions has its own.
+    Tokens (``input_ids``) without labels are for a causal language model. A task of plain functions has its own loss.
     """
     if isinstance(model, Task):
         return "its own"
-    must("y" in data.columns, "data", "columns with y, or a loss of your own", ", ".join(data.columns))
+    if "y" not in data.columns and "input_ids" in data.columns and "labels" not in data.columns:
+        return "next_token"
+    hint = "Call the column labels y." if "labels" in data.columns else ""
+    must("y" in data.columns, "data", "columns with y, or a loss of your own", ", ".join(data.columns), hint)
     return "cross_entropy" if data.columns["y"].dtype.kind in "iub" else "mse"
+
+
+def default_inputs(model: nn.Module | Task, data: FederatedData) -> tuple[str, ...]:
+    """The columns that go into the model where none are named: ``x``, else those that its forward pass names."""
+    names = ("x",) if isinstance(model, Task) else choose_inputs(model, data.columns)
+    if not names:
+        takes = "" if isinstance(model, Task) else f"The model takes {', '.join(forward_names(model)[:8])}."
+        refuse("inputs", "given, as the data have no column x or of a name that the model takes", "nothing", takes)
+    return names
 
 
 def _cohort_with_clock(settings: Settings, cohort: int | None, data: FederatedData, algorithm: Algorithm) -> int | None:

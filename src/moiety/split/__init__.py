@@ -17,6 +17,7 @@ from moiety.split.layers import (
     representation,
 )
 from moiety.split.names import by_name, everything, nothing
+from moiety.split.peft import peft
 from moiety.split.two_parts import additive, full, horizontal
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "norms",
     "nothing",
     "output_layer",
+    "peft",
     "representation",
 ]
 
@@ -56,6 +58,7 @@ _BUILDERS: tuple[Callable[..., Split], ...] = (
     norms,
     nothing,
     output_layer,
+    peft,
     representation,
 )
 SPLITS = {builder.__name__: builder for builder in _BUILDERS}

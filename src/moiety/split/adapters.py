@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from moiety.errors import must, near, positive, whole
 from moiety.spec import recorded
-from moiety.split.base import Split
-from moiety.split.grafts import CONVS, Bottleneck, Conv, LowRank, Residual, Spot, adapt_output, add_branch, graft
-from moiety.split.layers import Layer, find_transformer_blocks, is_norm, join_names, list_layers
+from moiety.split.base import Split, list_first
+from moiety.split.grafts import (
+    CONVS,
+    Bottleneck,
+    Conv,
+    LowRank,
+    Residual,
+    Spot,
+    adapt_output,
+    add_branch,
+    graft,
+    layer_sides,
+)
+from moiety.split.layers import (
+    Layer,
+    find_head,
+    find_transformer_blocks,
+    is_conv1d,
+    is_norm,
+    join_names,
+    list_layers,
+)
 from moiety.split.names import Patterns, as_list, matches, read_names
 
 M = TypeVar("M", bound=nn.Module)
@@ -39,9 +59,10 @@ def adapters(
     put into the copy, ``split.model``; names and values of the model's own parameters stay as they are. Give ``fit``
     the model itself, or ``split.model``.
 
-    - Transformer blocks (modules with children ``attention`` and ``feed_forward``) get two bottleneck adapters of
-      Houlsby et al. (2019): one on the output of ``attention``, one parallel to ``feed_forward``, on the same input.
-      ``nn.TransformerEncoderLayer`` has no such module for the second: there it follows ``linear2``.
+    - Transformer blocks get two bottleneck adapters of Houlsby et al. (2019), each before what the part gives is added
+      to its input: one on the output of attention, one on that of the feed-forward part. In blocks with a child
+      ``feed_forward``, as moiety's own, the second is parallel to it, on the same input. Known are the blocks of torch,
+      transformers (BERT, RoBERTa, DistilBERT, GPT-2, Llama, ViT and their like), timm and torchvision.
     - Residual blocks get a residual adapter of Rebuffi et al. (2017) after every 3 x 3 convolution. Its normalisation
       is like the one that follows the convolution; where none follows, it has one group.
 
@@ -69,11 +90,9 @@ def adapters(
         if targets:
             return _find_spots(copied, targets, width)
         spots = [*_find_in_transformer_blocks(copied, width), *_find_in_residual_blocks(copied)]
-        blocks = (
-            "transformer blocks (with attention and feed_forward, or nn.TransformerEncoderLayer) or residual blocks"
-        )
-        constraint = f"a module with {blocks} of 3 x 3 convolutions and norms"
-        must(bool(spots), "model", constraint, type(model).__name__, "Name the modules to adapt with targets=[...].")
+        constraint = "a module with transformer blocks, or with residual blocks of 3 x 3 convolutions and norms"
+        hint = f"Name the modules to adapt with targets=[...], for instance {_list_candidates(copied, CONVS)}."
+        must(bool(spots), "model", constraint, type(model).__name__, hint)
         return spots
 
     patterns = {"frozen": frozen, "shared": shared}
@@ -93,7 +112,7 @@ def lora(
     shared: Patterns = (),
     running_stats: str = "personal",
 ) -> Split:
-    """Give linear layers a personal update of low rank: W x + (alpha / rank) B A x.
+    """Give layers a personal update of low rank: W x + (alpha / rank) B A x.
 
     Hu et al. (2021). A starts from N(0, 1/inputs) and B at 0, so the model's outputs do not change at first. The model
     is copied and the updates are put into the copy, ``split.model``; names and values of the model's own parameters
@@ -102,9 +121,11 @@ def lora(
 
     Args:
         model: the module to split; it is not changed.
-        rank: rank of the update; at most the smaller side of each layer.
-        targets: globs on the names of ``nn.Linear`` layers or of modules that hold some; all by default. The layers
-            inside ``nn.MultiheadAttention`` are not adapted, since torch uses their weights without calling them.
+        rank: rank of the update. A layer whose smaller side is less gets an update of that rank, with a warning.
+        targets: globs on the names of layers or of modules that hold some; by default all linear layers (``nn.Linear``,
+            and ``Conv1D`` of GPT-2), of which some must be no output layer. ``nn.Conv2d`` layers are adapted only where
+            named: A is then a convolution of the same kernel to ``rank`` channels and B one of 1 x 1. The layers inside
+            ``nn.MultiheadAttention`` are not adapted, since torch uses their weights without calling them.
         alpha: the update is scaled by alpha / rank; by default by 1.
         seed: seed of the first A.
         frozen: what nobody trains, by patterns on the given model's names.
@@ -120,26 +141,31 @@ def lora(
         positive("alpha", alpha)
 
     def find(copied: nn.Module) -> Iterator[Spot]:
-        for name, layer in _find_linear_layers(copied, targets).items():
-            side = min(layer.in_features, layer.out_features)
-            must(rank <= side, "rank", f"<= {side}, the smaller side of {name}", rank)
-            make = partial(LowRank, layer, rank, 1.0 if alpha is None else alpha / rank)
-            yield Spot(name, layer, add_branch, make)
+        small: dict[str, int] = {}
+        for name, layer in _find_low_rank_layers(copied, targets).items():
+            own = min(rank, *layer_sides(layer))
+            if own < rank:
+                small[name] = own
+            yield Spot(name, layer, add_branch, partial(LowRank, layer, own, 1.0 if alpha is None else alpha / own))
+        if small:
+            layers = list_first([f"{name} {own}" for name, own in small.items()])
+            warnings.warn(
+                f"`rank` {rank} is more than the smaller side of some layers, which get less: {layers}.", stacklevel=4
+            )
 
     return graft(model, find, seed, "lora", frozen=frozen, shared=shared, running_stats=running_stats)
 
 
 def _find_in_transformer_blocks(model: nn.Module, width: int) -> Iterator[Spot]:
     """The two places in every transformer block."""
-    for name, block in find_transformer_blocks(model):
-        if isinstance(block, nn.TransformerEncoderLayer):
-            hooks = {"self_attn": adapt_output, "linear2": adapt_output}
-            size = block.linear2.out_features
-        else:
-            hooks = {"attention": adapt_output, "feed_forward": add_branch}
-            size = _get_output_width(join_names(name, "feed_forward"), block.get_submodule("feed_forward"))
+    for block in find_transformer_blocks(model):
+        size = _get_output_width(join_names(block.name, block.last), block.module.get_submodule(block.last))
+        hooks = {block.attention: adapt_output, block.last: adapt_output}
+        if block.last == "feed_forward":
+            hooks[block.last] = add_branch
         for child, hook in hooks.items():
-            yield Spot(join_names(name, child), block.get_submodule(child), hook, partial(Bottleneck, size, width))
+            place = join_names(block.name, child)
+            yield Spot(place, block.module.get_submodule(child), hook, partial(Bottleneck, size, width))
 
 
 def _find_in_residual_blocks(model: nn.Module) -> Iterator[Spot]:
@@ -211,13 +237,16 @@ def _match_targets(
 
 def _get_output_width(name: str, module: nn.Module) -> int:
     """The width of a module's output: that of its last linear layer, embedding or layer norm, as registered."""
-    known = [m for m in module.modules() if isinstance(m, nn.Linear | nn.Embedding | nn.LayerNorm)]
+    kinds = (nn.Linear, nn.Embedding, nn.LayerNorm)
+    known = [m for m in module.modules() if isinstance(m, kinds) or is_conv1d(m)]
     hint = "Give a convolution, or a module with a linear layer."
     must(bool(known), "targets", "modules with an output of known width", f"{name} ({type(module).__name__})", hint)
     last = known[-1]
     if isinstance(last, nn.Linear):
         return last.out_features
-    return last.embedding_dim if isinstance(last, nn.Embedding) else int(last.normalized_shape[-1])
+    if is_conv1d(last):
+        return layer_sides(last)[1]
+    return last.embedding_dim if isinstance(last, nn.Embedding) else int(cast(nn.LayerNorm, last).normalized_shape[-1])
 
 
 def _find_personal_norms(model: nn.Module) -> set[str]:
@@ -233,11 +262,27 @@ def _find_personal_norms(model: nn.Module) -> set[str]:
     return read_names(model).names_of(value for norm in norms for value in norm.parameters() if value.requires_grad)
 
 
-def _find_linear_layers(model: nn.Module, targets: Patterns) -> dict[str, nn.Linear]:
-    """The linear layers that the globs match."""
+def _find_low_rank_layers(model: nn.Module, targets: Patterns) -> dict[str, nn.Module]:
+    """The layers that the globs match. By default all linear ones, where these are more than the output layer."""
     attention = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
     inside = {id(m) for module in attention for m in module.modules()}
-    known = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and id(m) not in inside}
-    layers = _match_targets(known, targets, matches, "an nn.Linear that is called")
-    must(bool(layers), "targets", "at least one glob", repr(targets))
-    return layers
+    known = {n: m for n, m in model.named_modules() if id(m) not in inside}
+    linear = {n: m for n, m in known.items() if isinstance(m, nn.Linear) or is_conv1d(m)}
+    convs = {n: m for n, m in known.items() if isinstance(m, nn.Conv2d) and m.groups == 1}
+    if targets != "*":
+        layers = _match_targets({**linear, **convs}, targets, matches, "a linear layer or an nn.Conv2d that is called")
+        must(bool(layers), "targets", "at least one glob", repr(targets))
+        return layers
+    head = {id(layer.module) for layer in find_head(model)}
+    hint = f"Name the layers to adapt, for instance targets=[{_list_candidates(model, (nn.Conv2d,))}]."
+    got = f"{', '.join(linear) or 'no linear layer'} alone in {type(model).__name__}"
+    others = [layer for layer in list_layers(model) if not is_norm(layer.module) and id(layer.module) not in head]
+    enough = not others or any(id(layer) not in head for layer in linear.values())
+    must(bool(linear) and enough, "targets", "given where only an output layer is linear, or nothing", got, hint)
+    return linear
+
+
+def _list_candidates(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> str:
+    """Names of layers that could be adapted, the first few."""
+    names = [n for n, m in model.named_modules() if isinstance(m, (nn.Linear, *kinds)) and getattr(m, "groups", 1) == 1]
+    return list_first([repr(name) for name in names if name], 6) or "none"

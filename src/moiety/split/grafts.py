@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -59,19 +60,84 @@ class Residual(nn.Module):
 
 
 class LowRank(nn.Module):
-    """scale B A x: A is ``down``, from N(0, 1/inputs), and B is ``up``, which starts at 0 (Hu et al. 2021)."""
+    """scale B A x: A is ``down``, from N(0, 1/inputs), and B is ``up``, which starts at 0 (Hu et al. 2021).
 
-    def __init__(self, layer: nn.Linear, rank: int, scale: float) -> None:
+    For a convolution, A is one of the same kernel to ``rank`` channels, and B one of 1 x 1.
+    """
+
+    def __init__(self, layer: nn.Module, rank: int, scale: float) -> None:
         super().__init__()
         self.scale = scale
-        self.down = nn.Linear(layer.in_features, rank, bias=False)
-        self.up = nn.Linear(rank, layer.out_features, bias=False)
-        nn.init.normal_(self.down.weight, std=layer.in_features**-0.5)
+        inputs, outputs = layer_sides(layer)
+        if isinstance(layer, nn.Conv2d):
+            how: dict[str, Any] = {name: getattr(layer, name) for name in ("stride", "padding", "dilation")}
+            self.down: nn.Conv2d | nn.Linear = nn.Conv2d(
+                layer.in_channels, rank, cast(Any, layer.kernel_size), bias=False, **how
+            )
+            self.up: nn.Conv2d | nn.Linear = nn.Conv2d(rank, outputs, 1, bias=False)
+        else:
+            self.down, self.up = nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs, bias=False)
+        nn.init.normal_(self.down.weight, std=inputs**-0.5)
         nn.init.zeros_(self.up.weight)
 
     def branch(self, x: Tensor) -> Tensor:
         """What is added to the layer's output."""
         return self.scale * self.up(self.down(x))  # type: ignore[no-any-return]
+
+    def change(self) -> Tensor:
+        """scale B A, as it is added to the layer's weight [outputs, inputs]."""
+        down, up = self.down.weight, self.up.weight
+        product = up.reshape(len(up), -1) @ down.reshape(len(down), -1)
+        return self.scale * product.reshape(len(up), *down.shape[1:])
+
+
+def layer_sides(layer: nn.Module) -> tuple[int, int]:
+    """How many inputs each output of a layer has, and how many outputs there are."""
+    weight = cast(Tensor, layer.weight)
+    if isinstance(layer, nn.Linear | nn.Conv2d):
+        return weight[0].numel(), len(weight)
+    return int(weight.shape[0]), int(weight.shape[1])  # the Conv1D of GPT-2
+
+
+class LinearWithUpdate(nn.Linear):
+    """A linear layer with an update of low rank, without a hook: ``torch.jit.script`` takes it."""
+
+    if TYPE_CHECKING:  # torch.jit.script reads what is annotated
+        adapter: LowRank
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's output and the update's."""
+        return functional.linear(x, self.weight, self.bias) + self.adapter.branch(x)
+
+
+def remove_hooks(model: nn.Module) -> nn.Module:
+    """Let the linear layers of a model with updates of low rank call these themselves; names stay as they are."""
+    for module in model.modules():
+        if type(module) is nn.Linear and isinstance(module._modules.get("adapter"), LowRank):
+            _drop_hook(module)
+            module.__class__ = LinearWithUpdate
+    return model
+
+
+def merge_updates(model: nn.Module) -> int:
+    """Add updates of low rank to the weights of their layers and remove them; how many there were."""
+    layers = [module for module in model.modules() if isinstance(module._modules.get("adapter"), LowRank)]
+    for layer in layers:
+        change = cast(LowRank, layer.adapter).change()
+        with torch.no_grad():
+            weight = cast(Tensor, layer.weight)
+            weight += change if isinstance(layer, nn.Linear | nn.Conv2d) else change.t()
+        if isinstance(layer, LinearWithUpdate):
+            layer.__class__ = nn.Linear  # type: ignore[assignment]
+        _drop_hook(layer)
+        del layer.adapter
+    return len(layers)
+
+
+def _drop_hook(module: nn.Module) -> None:
+    for key in [key for key, hook in module._forward_hooks.items() if hook is add_branch]:
+        del module._forward_hooks[key]
+        module._forward_hooks_with_kwargs.pop(key, None)
 
 
 def adapt_output(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:

@@ -31,8 +31,9 @@ class Layer(NamedTuple):
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is one of torch's normalisation layers, or derived from one."""
-    return isinstance(module, NORMS)
+    """Whether a module is one of torch's normalisation layers, derived from one, or a library's own (LlamaRMSNorm)."""
+    own = type(module).__name__.endswith(("RMSNorm", "LayerNorm")) and not any(True for _ in module.children())
+    return isinstance(module, NORMS) or (own and _has_parameters(module))
 
 
 def list_layers(model: nn.Module) -> list[Layer]:
@@ -53,6 +54,11 @@ def list_layers(model: nn.Module) -> list[Layer]:
     return list(visit("", model))
 
 
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether a module is the linear layer of GPT-2, whose weight is [inputs, outputs]."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
 def join_names(module: str, name: str) -> str:
     """The dotted name of what a module calls ``name``."""
     return f"{module}.{name}" if module else name
@@ -67,14 +73,61 @@ def _is_one_layer(module: nn.Module) -> bool:
     return is_norm(module) or isinstance(module, nn.MultiheadAttention) or is_parametrized(module)
 
 
-def find_transformer_blocks(model: nn.Module) -> list[Layer]:
-    """The modules with children ``attention`` and ``feed_forward``, and torch's own, in the order of registration."""
+ATTENTION = ("attention", "attn", "self_attn", "self_attention")
+"""What libraries call the attention of a transformer block."""
+FEED_FORWARD = ("feed_forward", "ffn", "mlp")
+"""What they call its feed-forward part, where that is one module."""
+HEADS = ("classifier", "score", "fc", "head", "lm_head", "qa_outputs")
+"""What they call the last layer, or the small module that holds it."""
 
-    def is_block(module: nn.Module) -> bool:
-        children = {name for name, _ in module.named_children()}
-        return isinstance(module, nn.TransformerEncoderLayer) or {"attention", "feed_forward"} <= children
 
-    return [Layer(name, module) for name, module in model.named_modules() if is_block(module)]
+class TransformerBlock(NamedTuple):
+    """A transformer block: the names of the modules whose outputs are those of its two parts, seen from the block.
+
+    ``feed_forward`` names what holds the second part, which is the whole block where it is no module by itself.
+    """
+
+    name: str
+    module: nn.Module
+    attention: str
+    last: str
+    feed_forward: str
+
+
+def find_transformer_blocks(model: nn.Module) -> list[TransformerBlock]:
+    """The transformer blocks of torch, moiety, transformers, timm and torchvision, in the order of registration.
+
+    A block has a child called as in ``ATTENTION``, and for its feed-forward part one called as in ``FEED_FORWARD``, or
+    ``intermediate`` and ``output`` (BERT, ViT), or two linear layers (``linear2`` of torch, ``fc2`` of OPT).
+    """
+    blocks = (_read_block(name, module) for name, module in model.named_modules())
+    return [block for block in blocks if block is not None]
+
+
+def _read_block(name: str, module: nn.Module) -> TransformerBlock | None:
+    children = {child for child, inside in module.named_children() if _has_parameters(inside)}
+    attention = next((child for child in ATTENTION if child in children), None)
+    if attention is None:
+        return None
+    if hasattr(getattr(module.get_submodule(attention), "output", None), "dense"):  # BERT adds and normalises there
+        attention += ".output.dense"
+    whole = next((child for child in FEED_FORWARD if child in children), None)
+    if whole is not None:
+        return TransformerBlock(name, module, attention, whole, whole)
+    if {"intermediate", "output"} <= children:
+        return TransformerBlock(name, module, attention, "output.dense", "output")
+    pairs = (("linear1", "linear2"), ("fc1", "fc2"))
+    last = next((second for first, second in pairs if {first, second} <= children), None)
+    return None if last is None else TransformerBlock(name, module, attention, last, "")
+
+
+def find_head(model: nn.Module) -> list[Layer]:
+    """The last layer that is no normalisation, within the head where the model has one of a known name."""
+    every = _list_proper_layers(model)
+    heads = [name for name, _ in model.named_children() if name in HEADS]
+    within = [layer for layer in every if heads and layer.name.split(".")[0] == heads[-1]]
+    layers = [layer for layer in within if not is_norm(layer.module)]
+    return (layers or [layer for layer in every if not is_norm(layer.module)])[-1:]
 
 
 class LayerSplit(Protocol):
@@ -128,13 +181,14 @@ def check_not_tied(model: nn.Module, personal: list[Layer], builder: str) -> Non
 def output_layer(model: nn.Module) -> list[Layer]:
     """Keep the last layer that is no normalisation personal, and share what comes before.
 
-    Output-layer personalisation of Collins et al. (2021) and Table 7 of Pillutla et al. (2022). ``frozen``,
-    ``shared`` and ``running_stats`` are as in ``by_name``.
+    Output-layer personalisation of Collins et al. (2021) and Table 7 of Pillutla et al. (2022). Where the model has a
+    child called ``classifier``, ``score``, ``fc`` or ``head``, it is the last layer in there. ``frozen``, ``shared``
+    and ``running_stats`` are as in ``by_name``.
 
     >>> output_layer(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))).personal
     ('2.weight', '2.bias')
     """
-    return [layer for layer in _list_proper_layers(model) if not is_norm(layer.module)][-1:]
+    return find_head(model)
 
 
 @keep_personal
@@ -167,7 +221,7 @@ def first_block(model: nn.Module) -> list[Layer]:
     Input-layer personalisation of a language model, whose embedding is too large for it (Table 5 of Pillutla et al.
     2022). ``frozen``, ``shared`` and ``running_stats`` are as in ``by_name``.
     """
-    return _require_blocks(model)[:1]
+    return [Layer(*block[:2]) for block in _require_blocks(model)[:1]]
 
 
 @keep_personal
@@ -177,7 +231,7 @@ def last_block(model: nn.Module) -> list[Layer]:
     Output-layer personalisation of a language model (Table 5 of Pillutla et al. 2022). ``frozen``, ``shared`` and
     ``running_stats`` are as in ``by_name``.
     """
-    return _require_blocks(model)[-1:]
+    return [Layer(*block[:2]) for block in _require_blocks(model)[-1:]]
 
 
 @keep_personal
@@ -188,18 +242,17 @@ def last_feed_forward(model: nn.Module) -> list[Layer]:
     in ``feed_forward``, in the order of registration. ``frozen``, ``shared`` and ``running_stats`` are as in
     ``by_name``.
     """
-    name, block = _require_blocks(model)[-1]
-    part = "" if isinstance(block, nn.TransformerEncoderLayer) else "feed_forward"
+    name, block, _, _, part = _require_blocks(model)[-1]
     inside = [Layer(join_names(join_names(name, part), n), m) for n, m in block.get_submodule(part).named_modules()]
-    linear = [layer for layer in inside if isinstance(layer.module, nn.Linear)]
+    linear = [layer for layer in inside if isinstance(layer.module, nn.Linear) or is_conv1d(layer.module)]
     must(bool(linear), "model", f"one with a linear layer in {join_names(name, part)}", type(model).__name__)
     return linear[-1:]
 
 
-def _require_blocks(model: nn.Module) -> list[Layer]:
+def _require_blocks(model: nn.Module) -> list[TransformerBlock]:
     """The transformer blocks; raise where there are none."""
     blocks = find_transformer_blocks(model)
-    kinds = "with children attention and feed_forward, or nn.TransformerEncoderLayer"
+    kinds = "with children such as attention and feed_forward, or attn and mlp"
     hint = "Say with by_name what is personal."
     must(bool(blocks), "model", f"a module with transformer blocks ({kinds})", type(model).__name__, hint)
     return blocks
@@ -236,7 +289,7 @@ def norms(model: nn.Module, *, frozen: Patterns = (), shared: Patterns = (), run
     ('1.weight', '1.bias')
     """
     kinds = "BatchNorm, InstanceNorm, GroupNorm, LayerNorm or RMSNorm"
-    return _split_norms(model, NORMS, kinds, frozen, shared, running_stats)
+    return _split_norms(model, is_norm, kinds, frozen, shared, running_stats)
 
 
 @recorded
@@ -250,12 +303,16 @@ def fedbn(model: nn.Module, *, frozen: Patterns = (), shared: Patterns = ()) -> 
     >>> fedbn(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.LayerNorm(3))).trained_personal
     ('1.weight', '1.bias')
     """
-    return _split_norms(model, (_BatchNorm,), "BatchNorm", frozen, shared, "personal")
+    return _split_norms(model, _is_batch_norm, "BatchNorm", frozen, shared, "personal")
+
+
+def _is_batch_norm(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm)
 
 
 def _split_norms(
     model: nn.Module,
-    kinds: tuple[type[nn.Module], ...],
+    is_one: Callable[[nn.Module], bool],
     described: str,
     frozen: Patterns,
     shared: Patterns,
@@ -263,7 +320,7 @@ def _split_norms(
 ) -> Split:
     """The split in which the normalisation layers of these kinds are personal."""
     listing = read_names(model)
-    norms = [Layer(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
+    norms = [Layer(name, module) for name, module in model.named_modules() if is_one(module)]
     split = _split_layers(listing, norms, "this split", frozen, shared, running_stats)
     got, hint = f"none in {type(model).__name__}", "Name a normalisation of another kind with by_name."
     must(bool(norms and split.personal), "model", f"a module with {described} to keep", got, hint)

@@ -25,12 +25,17 @@ RUNNING_STATS = ("running_mean", "running_var", "num_batches_tracked")
 
 @dataclass(frozen=True)
 class Listing:
-    """A model's parameters and buffers by name; ``aliases`` maps every name of a tied tensor to its one name."""
+    """A model's parameters and buffers by name; ``aliases`` maps every name of a tied tensor to its one name.
+
+    ``statistics`` are the buffers in which normalisations store what they have seen. ``constants`` are the others that
+    hold no floating numbers (positions, masks) or are not saved with the model: they are frozen unless named.
+    """
 
     module: nn.Module
     parameters: dict[str, nn.Parameter]
     buffers: dict[str, Tensor]
     statistics: frozenset[str]
+    constants: frozenset[str]
     aliases: dict[str, str]
 
     @property
@@ -45,8 +50,8 @@ class Listing:
 
     @property
     def other_buffers(self) -> set[str]:
-        """The buffers that are no running statistics."""
-        return set(self.buffers) - self.statistics
+        """The buffers that are neither running statistics nor constants."""
+        return set(self.buffers) - self.statistics - self.constants
 
     def names_of(self, tensors: Iterable[Tensor]) -> set[str]:
         """The names of some of the model's parameters, given as tensors."""
@@ -94,10 +99,12 @@ class Listing:
             group_of.setdefault(name, "shared" if value.requires_grad else "frozen")
         for name in self.statistics:
             group_of.setdefault(name, running_stats)
+        for name in self.constants:
+            group_of.setdefault(name, "frozen")
         loose = [name for name in self.buffers if name not in group_of]
         hint = f"Add frozen=[{', '.join(map(repr, loose[:3]))}{', ...' if len(loose) > 3 else ''}], or share them."
         got = f"nothing for {list_first(loose)}"
-        must(not loose, "frozen", "set for buffers that are no running statistics", got, hint)
+        must(not loose, "frozen", "set for floating buffers that are no running statistics", got, hint)
         personal, frozen, shared = (tuple(name for name in self.names if group_of[name] == g) for g in GROUPS)
         split = Split(
             shared=shared,
@@ -137,7 +144,8 @@ def read_names(model: nn.Module) -> Listing:
     every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     aliases = {name: name_of[id(value)] for name, value in every}
     statistics = frozenset(name_of[id(value)] for value in _running_statistics(model))
-    return Listing(model, parameters, buffers, statistics, aliases)
+    constants = frozenset(name_of[id(value)] for value in _constant_buffers(model)) - statistics
+    return Listing(model, parameters, buffers, statistics, constants, aliases)
 
 
 def _running_statistics(model: nn.Module) -> Iterator[Tensor]:
@@ -146,6 +154,15 @@ def _running_statistics(model: nn.Module) -> Iterator[Tensor]:
         if isinstance(module, _NormBase):
             values = (module._buffers.get(name) for name in RUNNING_STATS)
             yield from (value for value in values if value is not None)
+
+
+def _constant_buffers(model: nn.Module) -> Iterator[Tensor]:
+    """The buffers that hold no floating numbers, and those that are not saved with the model."""
+    for module in model.modules():
+        for name, value in module._buffers.items():
+            saved = name not in module._non_persistent_buffers_set
+            if value is not None and not (saved and (value.is_floating_point() or value.is_complex())):
+                yield value
 
 
 def as_list(name: str, patterns: Patterns) -> Sequence[str]:
@@ -183,7 +200,8 @@ def by_name(
     parameter: any of its names will do, and it goes into one group.
 
     Parameters with ``requires_grad=False`` are frozen. Running statistics of batch and instance normalisation follow
-    ``running_stats`` unless a pattern names them. Every other buffer has to be named.
+    ``running_stats`` unless a pattern names them. Buffers of whole numbers and booleans, and those that are not saved
+    with the model, are constants: frozen unless named. Every other buffer has to be named.
 
     Args:
         model: the module to split.
@@ -211,7 +229,7 @@ def by_name(
 def everything(model: nn.Module, *, frozen: Patterns = (), running_stats: str = "personal") -> Split:
     """Keep the whole model personal: clients share nothing.
 
-    Buffers that are no running statistics are personal too; frozen patterns and ``running_stats`` are as in
+    Floating buffers that are saved with the model are personal too; frozen patterns and ``running_stats`` are as in
     ``by_name``.
 
     >>> everything(nn.Linear(3, 2)).counts()
@@ -228,7 +246,8 @@ def nothing(
 ) -> Split:
     """Share the whole model, as federated averaging does.
 
-    Running statistics follow ``running_stats`` all the same, and other buffers have to be named, as in ``by_name``.
+    Running statistics follow ``running_stats`` all the same, and other floating buffers have to be named, as in
+    ``by_name``.
 
     >>> nothing(nn.Linear(3, 2)).counts()
     {'total': 8, 'shared': 8, 'personal': 0, 'frozen': 0}

@@ -48,14 +48,16 @@ def as_columns(features: Sequence[int]) -> Columns:
 @fx.wrap
 def add_outputs(h: Tensor, h_i: Tensor) -> Tensor:
     """h + h_i, of one shape. One operation to ``torch.fx``, which cannot look at shapes."""
-    _check_shapes(h, h_i)
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        _check_shapes(h, h_i)
     return h + h_i
 
 
 @fx.wrap
 def mix_outputs(h: Tensor, h_i: Tensor, logit: Tensor) -> Tensor:
     """log(theta softmax(h) + (1 - theta) softmax(h_i)) with theta the sigmoid of ``logit``, without underflow."""
-    _check_shapes(h, h_i)
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        _check_shapes(h, h_i)
     first = h.log_softmax(-1) + functional.logsigmoid(logit)
     return torch.logaddexp(first, h_i.log_softmax(-1) + functional.logsigmoid(-logit))
 
@@ -65,10 +67,26 @@ def _check_shapes(h: Tensor, h_i: Tensor) -> None:
     must(h.shape == h_i.shape, "local_model", "one whose output has the shared model's shape", got)
 
 
+class Selection(nn.Module):
+    """Some columns of the input."""
+
+    def __init__(self, features: Sequence[int]) -> None:
+        super().__init__()
+        self.features = list(features)
+        self.first, self.stop = features[0], features[0] + len(features)
+        self.neighbours = isinstance(as_columns(features), slice)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A view of columns next to each other, else a copy."""
+        if self.neighbours:
+            return x[..., self.first : self.stop]
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return x.index_select(-1, torch.tensor(self.features, device=x.device))
+        return x[..., self.features]
+
+
 class Additive(nn.Module):
     """h(u, x) and h_i(v_i, x), fused; with ``theta`` as a convex mixture of probabilities, else as a sum."""
-
-    theta_logit: nn.Parameter | None
 
     def __init__(
         self,
@@ -79,14 +97,17 @@ class Additive(nn.Module):
     ) -> None:
         super().__init__()
         self.shared, self.personal = shared, personal
-        self.shared_columns, self.personal_columns = (None if each is None else as_columns(each) for each in features)
+        self.shared_columns, self.personal_columns = (
+            nn.Identity() if each is None else Selection(each) for each in features
+        )
         self.register_parameter("theta_logit", theta)
 
     def forward(self, x: Tensor) -> Tensor:
         """The fused output: log-probabilities for a mixture."""
-        h = self.shared(x if self.shared_columns is None else x[..., self.shared_columns])
-        h_i = self.personal(x if self.personal_columns is None else x[..., self.personal_columns])
-        return add_outputs(h, h_i) if self.theta_logit is None else mix_outputs(h, h_i, self.theta_logit)
+        h, h_i = self.shared(self.shared_columns(x)), self.personal(self.personal_columns(x))
+        if self.theta_logit is None:
+            return add_outputs(h, h_i)
+        return mix_outputs(h, h_i, self.theta_logit)  # type: ignore[arg-type]
 
 
 @recorded

@@ -25,6 +25,7 @@ from torch.random import fork_rng
 
 from moiety import tree
 from moiety.task.block import leave_block
+from moiety.task.forward import Named, find_output, own_module
 from moiety.task.held import after_backward
 from moiety.types import Params
 
@@ -79,7 +80,7 @@ def restore(before: Sequence[tuple[dict[str, Any], str, Tensor]]) -> None:
 
 def tensor_names(module: nn.Module) -> dict[int, str]:
     """The one name of every parameter and buffer, by the tensor's identity."""
-    return {id(p): n for n, p in tree.module_tensors(module).items()}
+    return {id(p): n for n, p in tree.module_tensors(own_module(module)).items()}
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,10 @@ def divide(
     traced = _trace(module, params, inputs, quick=quick)
     if isinstance(traced, str):
         return traced
-    cut = _cut_graph(*traced, trained)
+    names = tensor_names(module)
+    cut = _cut_graph(*traced, trained, names)
     if cut is None:
         return None
-    names = tensor_names(module)
     prefix, suffix = (Call(fx.GraphModule(traced[0], part), names) for part in cut)
 
     def features(params: Params, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -129,7 +130,7 @@ def _trace(
     """The graph of a module, and what holds the tensors its nodes name; or why there is none."""
     with fork_rng(devices=()):  # what runs within may draw
         try:
-            return module, fx.Tracer().trace(module)
+            return module, _pick_output(fx.Tracer().trace(module))
         except Exception as error:  # tracing runs the user's code, which may raise anything
             if quick:
                 return f"the model cannot be traced ({_shorten(error)})"
@@ -163,26 +164,34 @@ def _export(module: nn.Module, params: Params, inputs: Sequence[Tensor]) -> tupl
     rows = Dim("rows", min=2)
     # One row alone would be taken for a constant.
     several = tuple(column.repeat(3, *[1] * (column.dim() - 1)) for column in inputs)
-    program = export(module, several, dynamic_shapes=tuple({0: rows} for _ in several), strict=False)
+    whole = module if isinstance(module, Named) else Named(module, [f"column {k}" for k in range(len(inputs))])
+    program = export(whole, several, dynamic_shapes=(tuple({0: rows} for _ in several),), strict=False)
     exported = program.module(check_guards=False)  # with the very parameters of the module, and constants
     for node in exported.graph.nodes:
         if node.target is torch.ops.aten.sym_size.int:  # which cannot run for a block of clients
             node.op, node.target = "call_method", "size"
-    end = exported.graph.output_node()
-    (results,) = end.args
-    if isinstance(results, tuple) and len(results) == 1:
-        end.args = results  # the one tensor itself, as the module gives it
-    return exported, exported.graph
+    return exported, _pick_output(exported.graph)
 
 
-def _cut_graph(module: nn.Module, graph: fx.Graph, trained: frozenset[str]) -> tuple[fx.Graph, fx.Graph] | None:
-    """The two graphs; None where nothing is computed before the trained parameters, or they do not reach the output."""
-    names = {id(p): n for n, p in module.named_parameters()}
+def _pick_output(graph: fx.Graph) -> fx.Graph:
+    """Let a graph give the one tensor that its output stands for."""
+    end = graph.output_node()
+    end.args = (find_output(end.args[0]),)
+    return graph
+
+
+def _cut_graph(
+    module: nn.Module, graph: fx.Graph, trained: frozenset[str], names: Mapping[int, str]
+) -> tuple[fx.Graph, fx.Graph] | None:
+    """The two graphs; None where nothing is computed before the trained parameters, or they do not reach the output.
+
+    ``names`` are those of the user's model, by tensor identity.
+    """
     reached: set[fx.Node] = set()  # by a trained parameter
     fed: set[fx.Node] = set()  # by an input
     owns: set[fx.Node] = set()  # parameters that are not trained
     for node in graph.nodes:
-        parameters = [names[id(p)] for p in _parameters(module, node)]
+        parameters = [names[id(p)] for p in _parameters(module, node) if id(p) in names]
         if any(n in trained for n in parameters) or any(a in reached for a in node.all_input_nodes):
             reached.add(node)
         elif parameters:
@@ -246,7 +255,7 @@ def _find_difference(module: nn.Module, divided: Divided, params: Params, inputs
             own = {n: p.clone() for n, p in params.items()}
             with torch.no_grad(), fork_rng(devices=()):
                 torch.default_generator.manual_seed(seed)
-                wanted = whole(own, [column.clone() for column in inputs])[0]
+                wanted = find_output(whole(own, [column.clone() for column in inputs])[0])
                 torch.default_generator.manual_seed(seed)
                 got = divided.rest(params, divided.features(params, [column.clone() for column in inputs]))[0]
             if not (isinstance(wanted, Tensor) and torch.allclose(wanted, got, rtol=1e-4, atol=1e-5)):

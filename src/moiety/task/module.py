@@ -13,10 +13,11 @@ from moiety import tree
 from moiety.errors import must
 from moiety.task import block
 from moiety.task.cut import Call, Divided, divide
+from moiety.task.forward import call_by_name, find_output, own_module
 from moiety.task.losses import LabelLoss, find_loss
 from moiety.task.metrics import as_set, find_metrics
 from moiety.task.precision import in_full_precision
-from moiety.task.scores import METRIC_OF_LOSS, METRICS, OF_LABELS_ALONE, UNVECTORISED
+from moiety.task.scores import METRIC_OF_LOSS, METRICS, OF_LABELS_ALONE, UNVECTORISED, next_labels
 from moiety.types import Batch, Metric, Params, Partial, PartialScores, SetMetric, Task
 
 Loss = str | Callable[[Tensor, Batch], Tensor]
@@ -40,13 +41,14 @@ def from_module(
         loss: by name, as ``moiety.loss`` makes it, or a function of (output, batch) that gives one loss per example.
         metric: by name, a ``Metric``, a ``SetMetric``, a metric of torchmetrics, or a list of these, of which the first
             decides gains; by default the one that goes with the loss.
-        inputs: the columns given to ``forward``, in order.
+        inputs: the columns given to ``forward``: by name where it has an argument of that name, else in order.
         penalty: a term of all parameters that is added to every example's training loss, never to a score.
         weight: the column that says how much each example counts: its loss is multiplied by it, and the metric weighs
             by it.
     """
     must(isinstance(model, nn.Module), "model", "an nn.Module", type(model).__name__)
-    training, evaluating = (Call(block.for_blocks(copy.deepcopy(model)).train(mode)) for mode in (True, False))
+    copies = (block.for_blocks(copy.deepcopy(model)).train(mode) for mode in (True, False))
+    training, evaluating = (Call(call_by_name(each, inputs)) for each in copies)
     init = {n: t.detach().clone() for n, t in tree.module_tensors(model).items()}
     buffers = frozenset(n for n, _ in model.named_buffers())
     per_example = find_loss(loss)
@@ -62,11 +64,11 @@ def from_module(
         return losses if penalty is None else losses + penalty(params)
 
     def predict(params: Params, batch: Batch) -> Tensor:
-        return evaluating(params, [batch[c] for c in inputs])[0]  # type: ignore[no-any-return]
+        return find_output(evaluating(params, [batch[c] for c in inputs])[0])  # type: ignore[no-any-return]
 
     def train(params: Params, batch: Batch) -> tuple[Tensor, Params]:
         output, changed = training.on_copies(params, [batch[c] for c in inputs])
-        return add_penalty(per_example(output, batch), params), changed
+        return add_penalty(per_example(find_output(output), batch), params), changed
 
     def score(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         return per_example(output, batch), metric.per_example(output, batch)
@@ -127,7 +129,7 @@ def _partial_scores(
     module: nn.Module, inputs: Sequence[str], score: Callable[[Tensor, Batch], tuple[Tensor, Tensor]]
 ) -> Callable[[frozenset[str], Params, Batch], PartialScores | None]:
     """The same for scores, where only a cut that takes milliseconds to find pays."""
-    known, buffers = _Cuts(), {name for name, _ in module.named_buffers()}
+    known, buffers = _Cuts(), {name for name, _ in own_module(module).named_buffers()}
 
     def make(divided: Divided) -> PartialScores:
         features, rest = _by_column(divided, inputs)
@@ -191,12 +193,25 @@ def _metrics(
     else:
         default = METRICS[METRIC_OF_LOSS[loss]] if isinstance(loss, str) else Metric("loss", False, per_example)
     metrics = [default] if metric is None else find_metrics(metric)
+    if loss == "next_token":
+        default, *metrics = (_score_next_tokens(each) for each in (default, *metrics))
     if weight is not None:
         default = _weigh_metric(default, weight)
         metrics = [_weigh_metric(each, weight) if isinstance(each, Metric) else each for each in metrics]
     first, *others = metrics
     sets = tuple(map(as_set, others))
     return (first, sets, False) if isinstance(first, Metric) else (default, (first, *sets), True)
+
+
+def _score_next_tokens(metric: Any) -> Any:
+    """The metric of a causal language model's output at each position against the token that comes next."""
+    if isinstance(metric, SetMetric):
+        return metric._replace(compute=lambda output, batch: metric.compute(output, next_labels(batch)))
+    own = metric.weight
+    return metric._replace(
+        per_example=lambda output, batch: metric.per_example(output, next_labels(batch)),
+        weight=None if own is None else lambda batch: own(next_labels(batch)),
+    )
 
 
 def _weigh_loss(per_example: Callable[[Tensor, Batch], Tensor], column: str) -> Callable[[Tensor, Batch], Tensor]:

@@ -35,6 +35,26 @@ def cross_entropy(output: Tensor, batch: Batch) -> Tensor:
     return losses.reshape(len(y), -1).sum(1) / _count(y != IGNORED)
 
 
+def next_labels(batch: Batch) -> Batch:
+    """The batch of a causal language model with the label of every position in ``y``: the token that comes next.
+
+    Tokens are those of ``y`` where there is one (with -100 for what is not to be learnt), else those of ``input_ids``,
+    or of ``x``, where ``attention_mask`` is not 0. The last position has no next token.
+    """
+    if "y" in batch:
+        tokens = batch["y"]
+    else:
+        tokens = batch["input_ids"] if "input_ids" in batch else batch["x"]
+        if "attention_mask" in batch:
+            tokens = torch.where(batch["attention_mask"] != 0, tokens, IGNORED)
+    return {**batch, "y": functional.pad(tokens[:, 1:], (0, 1), value=IGNORED)}
+
+
+def next_token(output: Tensor, batch: Batch) -> Tensor:
+    """Cross-entropy of each example's next tokens, the mean over those that there are."""
+    return cross_entropy(output, next_labels(batch))
+
+
 def squared_error(output: Tensor, batch: Batch) -> Tensor:
     """Squared error of each example, the mean over its outputs."""
     y = batch["y"]
@@ -158,11 +178,13 @@ LOSSES: dict[str, Callable[[Tensor, Batch], Tensor]] = {
     "cross_entropy": cross_entropy,
     "ctc": ctc,
     "mse": squared_error,
+    "next_token": next_token,
     "one_versus_all": one_versus_all,
 }
 METRICS: dict[str, Metric] = {
     "accuracy": Metric("accuracy", True, accuracy),
     "binary_accuracy": Metric("binary_accuracy", True, binary_accuracy),
+    "log_perplexity": Metric("log_perplexity", False, cross_entropy, real_positions),
     "mae": Metric("mae", False, absolute_error),
     "mse": Metric("mse", False, squared_error),
     "one_versus_all_accuracy": Metric("one_versus_all_accuracy", True, one_versus_all_accuracy),
@@ -173,6 +195,7 @@ METRIC_OF_LOSS = {
     "cross_entropy": "accuracy",
     "ctc": "word_error_rate",
     "mse": "mse",
+    "next_token": "log_perplexity",
     "one_versus_all": "one_versus_all_accuracy",
 }
 OF_LABELS_ALONE = (cross_entropy, squared_error, one_versus_all)
