@@ -134,7 +134,7 @@ INNER = mo.solver.exact()
         ),
         (
             lambda: mo.local_ffgg(shared=0.1, personal=0.1, solver=None),
-            r"`solver` must be an inner solver or what moiety\.sgd makes, got None \(NoneType\)\. For instance",
+            r"`solver` must be an inner solver or what moiety\.sgd, adam or adamw makes, got None",
         ),
         (
             lambda: mo.local_ffgg(shared=mo.sgd(0.1, steps=1, epochs=1), personal=0.1, solver=INNER),

@@ -249,7 +249,7 @@ def test_a_random_start_has_the_scale_of_the_first_values_and_one_draw_for_all()
         ),
         (
             lambda: mo.ffgg(shared=0.1, personal=0.1),
-            r"`personal` must be an inner solver or what moiety\.sgd makes, got 0\.1",
+            r"`personal` must be an inner solver or what moiety\.sgd, adam or adamw makes, got 0\.1",
         ),
         (lambda: mo.sgd(0.1, steps=1, epochs=1), r"`epochs` must be left out where steps is"),
         (lambda: mo.sgd(0.1, steps=1, batch_size=0), r"`batch_size` must be >= 1, got 0\."),
