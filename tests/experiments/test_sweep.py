@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import os
 import signal
@@ -25,17 +26,19 @@ GRID = {"algorithm.shared.lr": [0.03, 0.3]}
 T_OF_TWO = 12.706204736  # the 97.5% quantile of Student's t with one degree of freedom
 
 
+@functools.cache
+def fit_by_hand(lr, seed):
+    fed = mo.data.load("digits", clients=3, partition=mo.data.iid(), per_client=40, validation=0.25)
+    model, algorithm = mo.models.linear(64, 10), mo.fedavg(shared=mo.sgd(lr, steps=2))
+    return fed, mo.fit(model, fed, algorithm, rounds=2, seed=seed, engine="sequential")
+
+
 def by_hand(lr, seed, part):
     """The share of right rows of a part, from ``moiety.fit`` and the clients' own rows."""
-    fed = mo.data.load("digits", clients=3, partition=mo.data.iid(), per_client=40, validation=0.25)
-    model = mo.models.linear(64, 10)
-    run = mo.fit(model, fed, mo.fedavg(shared=mo.sgd(lr, steps=2)), rounds=2, seed=seed, engine="sequential")
-    right = total = 0
-    for client in range(3):
-        rows = fed.at(client, part)
-        right += (run.predict(client, {"x": rows["x"]}) == rows["y"]).sum()
-        total += len(rows["y"])
-    return right / total
+    fed, run = fit_by_hand(lr, seed)
+    rows = [fed.at(client, part) for client in range(3)]
+    right = sum((run.predict(c, {"x": each["x"]}) == each["y"]).sum() for c, each in enumerate(rows))
+    return right / sum(len(each["y"]) for each in rows)
 
 
 @pytest.fixture(scope="module")
