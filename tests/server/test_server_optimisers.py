@@ -124,6 +124,33 @@ BUILT = {
 }
 
 
+CLASSES = {
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.1),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, eps=1e-10, initial_accumulator_value=1e-20),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
+@pytest.mark.parametrize("name", CLASSES)
+def test_bit_for_bit_the_classes_of_torch(name, dtype):
+    """With the negative of the change as the gradient; a number of no dimension is a parameter too."""
+    draw = torch.Generator().manual_seed(0)
+    shared = {"a": torch.randn(3, 2, dtype=dtype, generator=draw), "b": torch.randn((), dtype=dtype, generator=draw)}
+    params = [p.clone().requires_grad_() for p in shared.values()]
+    wanted, state = CLASSES[name](params), {}
+    for _ in range(4):
+        change = {k: torch.randn(p.shape, dtype=dtype, generator=draw) for k, p in shared.items()}
+        shared, state = BUILT[name].step(shared, change, state)
+        for p, each in zip(params, change.values(), strict=True):
+            p.grad = -each
+        wanted.step()
+        for p, mine, kept in zip(params, shared.values(), state.values(), strict=True):
+            assert torch.equal(mine, p)
+            assert kept.keys() == wanted.state[p].keys()
+            assert all(torch.equal(kept[key], value) for key, value in wanted.state[p].items())
+
+
 @pytest.mark.parametrize("optimiser", BUILT.values(), ids=BUILT)
 def test_running_statistics_are_averaged_plainly(optimiser):
     """They are no gradients: whatever the optimiser and its rate, they move by the mean change."""

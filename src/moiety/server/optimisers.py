@@ -35,7 +35,10 @@ def _functional(
     @torch.no_grad()
     def run(shared: Params, change: Params, state: Tree) -> tuple[Params, Tree]:
         moved = {n: p.clone() for n, p in shared.items()}
-        kept = {n: {k: v.clone() for k, v in state[n].items()} if n in state else first(p) for n, p in moved.items()}
+        kept = {
+            name: {k: v.clone() for k, v in state[name].items()} if name in state else first(p)
+            for name, p in moved.items()
+        }
         move(list(moved.values()), [-change[n] for n in moved], list(kept.values()))
         return moved, kept
 
