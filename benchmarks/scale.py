@@ -58,7 +58,7 @@ def child(clients: int, rounds: int) -> None:
     model = mo.models.mlp(FEATURES, CLASSES, hidden=(32,))
     ends, started, memory = [], [], []
 
-    def tick(run: object, record: object) -> None:
+    def tick(run: mo.Run, record: object) -> None:
         ends.append(time.perf_counter())
         started.append(time.time() - process.create_time())
         if len(ends) >= run.config["run"]["rounds"] - 1:  # once before the evaluation and once after it

@@ -30,9 +30,12 @@ RUN = SimpleNamespace(
 """As much of a run as a bar looks at."""
 
 
-def on_a_terminal(*argv: str, cwd: Path, **env: str) -> tuple[int, str]:
+COMMAND = "import sys; from moiety.cli import main; sys.exit(main())"
+
+
+def on_a_terminal(*argv: str, cwd: Path, code: str = COMMAND, **env: str) -> tuple[int, str]:
     master, slave = pty.openpty()
-    words = [sys.executable, "-c", "import sys; from moiety.cli import main; sys.exit(main())", *argv]
+    words = [sys.executable, "-c", code, *argv]
     whole = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40", **env}
     process = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, cwd=cwd, env=whole)
     os.close(slave)
@@ -58,6 +61,21 @@ def test_a_bar_with_round_loss_and_metric(tmp_path: Path):
     assert re.search(r"own ━+ 2/2 loss \d\.\d{4}  test \d\.\d{4}  accuracy \d+\.\d% ", plain)
     assert "clients helped" in plain
     assert seen.count("\x1b[?25l") == seen.count("\x1b[?25h") > 0  # the cursor is given back
+
+
+def test_a_bar_in_python(tmp_path: Path):
+    script = """
+import numpy as np, moiety as mo
+fed = mo.data.from_clients({"a": {"x": np.eye(4, dtype="float32"), "y": np.arange(4) % 2}}, test=0.5)
+for shown in (None, False):
+    mo.fit(mo.models.linear(4, 2), fed, mo.fedavg(shared=0.1), rounds=3, engine="sequential", progress=shown)
+"""
+    code, seen = on_a_terminal(cwd=tmp_path, code=script)
+    assert code == 0
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen)
+    assert "checking model and data" in plain or "preparing" in plain
+    assert len(re.findall(r"3/3 loss \d\.\d{4}  test \d\.\d{4}  accuracy \d+\.\d% 00:0\d", plain)) >= 1
+    assert plain.count("fedavg on data") == 1  # and nothing from the second
 
 
 def test_bad_input_leaves_no_bar(monkeypatch):

@@ -34,7 +34,7 @@ def stopped(tmp_path: Path) -> Path:
     def keep_first_and_stop(run: Any, record: Any) -> None:
         if record.round == 1:
             shutil.copytree(tmp_path / "run/checkpoint", tmp_path / "first")
-        stop_after(2)(record, run.config["run"]["rounds"])
+        stop_after(2)(run, record)
 
     with pytest.raises(StopHereError):
         fit_shared(tmp_path / "run", callbacks=[keep_first_and_stop])

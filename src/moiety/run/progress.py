@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from moiety.run.result import Run
 
 BARS = 8
+WIDTH = 48
+"""How much of a message a bar shows."""
 
 
 @contextmanager
@@ -108,7 +110,7 @@ class Bars:
 
     def _show_stage(self, text: str) -> None:
         if self.newest is not None:
-            self.progress.update(self.newest, status=text.splitlines()[0][:80])
+            self.progress.update(self.newest, status=text.splitlines()[0][:WIDTH])
 
 
 class Bar(Callback):
