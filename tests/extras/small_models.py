@@ -1,29 +1,18 @@
-"""Models of other libraries from configurations, at the smallest sizes, and data for them; nothing is downloaded.
-
-Where torchvision's compiled part does not load, two operators that it describes at import do not exist; their schemas
-are defined first.
-"""
+"""Models of other libraries from configurations, at the smallest sizes, and data for them; nothing is downloaded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
+import timm
 import torch
+import torchvision
+import transformers
 from torch import nn
 
 import moiety as mo
-
-_operators = torch.library.Library("torchvision", "FRAGMENT")
-for _name in ("nms", "qnms"):
-    with suppress(RuntimeError):
-        _operators.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-import timm  # noqa: E402
-import torchvision  # noqa: E402
-import transformers  # noqa: E402
 
 WORDS, LENGTH, CLASSES, SIDE = 24, 6, 2, 16
 SIZES: dict[str, Any] = {"vocab_size": WORDS, "num_labels": CLASSES}
