@@ -7,7 +7,7 @@ import math
 import pytest
 
 from moiety.errors import MoietyError
-from moiety.evaluation.versus import column, higher_is_better, mean, versus
+from moiety.reports.versus import column, higher_is_better, mean, versus
 
 
 def test_signs_follow_the_metric():

@@ -72,13 +72,6 @@ class Pair(nn.Module):
         return self.head(x), x
 
 
-class PairInTraining(Pair):
-    """Returns a tuple while training only, as models with auxiliary outputs do."""
-
-    def forward(self, x: Tensor) -> Any:
-        return super().forward(x) if self.training else self.head(x)
-
-
 class FailsInTraining(Pair):
     """Cannot be called while training."""
 
@@ -224,12 +217,6 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fit(metric=mo.Metric("m", True, lambda o, b: o.mean())),
         "`metric`.*one number per example",
     ),
-    "model of a tuple": (lambda: fit(model=Pair()), "`model`.*tuple"),
-    "model of a tuple, regression": (
-        lambda: fit(model=Pair(), data=arrays(y=np.zeros((4, 3), dtype=np.float32))),
-        "`model`.*tuple",
-    ),
-    "model of a tuple in training": (lambda: fit(model=PairInTraining()), "`model`"),
     "model that fails in training": (lambda: fit(model=FailsInTraining()), "`model`"),
     "empty client": (lambda: fit(data=HOLE), "`data`.*training example.*client b"),
     "empty client from clients": (

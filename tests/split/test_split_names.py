@@ -279,6 +279,7 @@ def test_the_table_holds_every_builder_under_its_name() -> None:
             "norms",
             "nothing",
             "output_layer",
+            "peft",
             "representation",
         ),
     }

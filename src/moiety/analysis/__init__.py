@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from moiety.analysis.harm import change_rows, hurt_when, over_seeds, share_hurt, sweep
 from moiety.analysis.intervals import Claim, Interval, claim, interval, table_row
 from moiety.analysis.versus import against_parameters
-from moiety.evaluation.versus import Versus, changes, column, higher_is_better, mean, versus
+from moiety.reports.versus import Versus, changes, column, higher_is_better, mean, versus
 
 if TYPE_CHECKING:
     from moiety.analysis.costs import bytes_of_run, flops_of_run, memory_rows, search_share

@@ -14,8 +14,8 @@ from statistics import fmean, median, pstdev
 from moiety.analysis.intervals import Interval, interval
 from moiety.analysis.versus import Row
 from moiety.errors import choice, must
-from moiety.evaluation.versus import Rows, changes
-from moiety.evaluation.versus import column as by_name
+from moiety.reports.versus import Rows, changes
+from moiety.reports.versus import column as by_name
 
 PARTS = ("test", "train")
 

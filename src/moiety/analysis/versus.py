@@ -1,4 +1,4 @@
-"""One way of training against another, over seeds; ``moiety.evaluation.versus`` compares client by client.
+"""One way of training against another, over seeds; ``moiety.reports.versus`` compares client by client.
 
 The rows over seeds serve FedAlt against FedSim (Table 4 of Pillutla et al. 2022), after against before the final
 finetuning (Tables 12 and 14), stateful against stateless clients (Table 13), and any personal part against none
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from moiety.analysis.intervals import as_columns, interval
 from moiety.errors import must
-from moiety.evaluation.versus import Rows
+from moiety.reports.versus import Rows
 
 Row = dict[str, Any]
 Seeds = Sequence[Rows]

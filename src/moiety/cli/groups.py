@@ -13,9 +13,9 @@ from typing import Any
 from rich.table import Table
 
 from moiety.analysis.intervals import interval
-from moiety.evaluation.versus import changes, column, higher_is_better
 from moiety.reports.console import table
 from moiety.reports.ended import Result
+from moiety.reports.versus import changes, column, higher_is_better
 from moiety.reports.words import format_gain, format_metric, make_printable
 
 ANY = ("seed", "engine", "engine_reason", "workers", "worker_timeout", "on_divergence")

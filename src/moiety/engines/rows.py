@@ -128,7 +128,8 @@ def count_rows(phase: Phase, n: int) -> int:
 
 def count_piece(phase: Phase, rows: np.ndarray) -> np.ndarray:
     """The rows that are computed at once, for clients that have these numbers of rows: a batch, or a piece of it."""
-    size = -(-rows // phase.accumulate) if phase.batch_size == WHOLE else phase.batch_size // phase.accumulate
+    whole = phase.batch_size == WHOLE
+    size = -(-rows // phase.accumulate) if whole else min(phase.batch_size // phase.accumulate, WHOLE)
     width: np.ndarray = np.minimum(size, rows)
     return width
 

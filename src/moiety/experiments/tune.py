@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from moiety.data.sources.provenance import note_files
 from moiety.errors import SEED, is_real, is_whole, kind, must, number, refuse, whole
-from moiety.evaluation.versus import higher_is_better
 from moiety.experiments.config import Config, make_parts, read_value
 from moiety.experiments.grid import Point, configure, fit_arguments, name_folder, name_point
 from moiety.experiments.records import Cell, Row, Watch, watch_nothing
@@ -24,6 +23,7 @@ from moiety.experiments.runner import Runner
 from moiety.experiments.sweep import OnResult, begin_folder, prepare_folder, read_tables
 from moiety.files import CONFIG, TABLE, TABLE_FORMAT, lock_folder, write_sealed
 from moiety.loop.divergence import DivergenceError
+from moiety.reports.versus import higher_is_better
 from moiety.reports.words import format_count, format_metric
 from moiety.run.folder import read_history
 from moiety.run.protocol import Callback, Callbacks

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moiety.evaluation import Row, summarise
-from moiety.evaluation.versus import Versus, column, higher_is_better, versus
+from moiety.reports.versus import Versus, column, higher_is_better, versus
 from moiety.reports.words import make_printable
 
 
@@ -31,8 +31,9 @@ class Result:
     @property
     def last(self) -> Row:
         """The row of the history for the models that the run ended with: the last, unless it went back."""
-        most = self.history[-1]["round"] if self.restored is None else self.restored
-        return next(row for row in reversed(self.history) if row["round"] <= most)
+        if self.restored is None:
+            return self.history[-1]
+        return next(row for row in reversed(self.history) if row["round"] <= self.restored)
 
     @property
     def metric(self) -> str:

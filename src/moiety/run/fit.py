@@ -87,7 +87,8 @@ def fit(
     check_kinds(model, data, algorithm, split)
     options = Options(rounds, cohort, seed, engine, loss, metric, start, Settings() if settings is None else settings)
     clock, folder, run = options.settings.clock, None, ""
-    with show_progress(progress, Path(out).name if out else algorithm.name) as shown, contextlib.ExitStack() as locked:
+    name = Path(out).name if isinstance(out, str | os.PathLike) else algorithm.name
+    with show_progress(progress, name) as shown, contextlib.ExitStack() as locked:
         log.info("checking model and data")
         options = complete_options(options, model, data, algorithm)
         problem = make_problem(model, data, algorithm, split, options)

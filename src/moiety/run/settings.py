@@ -176,6 +176,7 @@ MAY_DIFFER = ("workers", "worker_timeout", "on_divergence")
 LEFT_OUT = (
     "loss",
     "metric",
+    "inputs",
     "start",
     "evaluate_clients",
     "workers",
