@@ -84,6 +84,7 @@ class _Personalised(BaseEstimator):  # type: ignore[misc]
             seed=self.seed,
             engine=self.engine,
             settings=Settings(evaluate_every=self.rounds) if self.settings is None else self.settings,
+            progress=False,
         )
         self.groups_ = np.unique(clients)
         return self

@@ -158,7 +158,7 @@ def continue_pipeline(
 ) -> list[Run]:
     """Continue the pipeline in a folder; ``resume`` says what the arguments are."""
     config, run = files.read_pipeline(path)
-    keys = [key for key in REQUIRED if key not in (*OF_STAGES, "evaluate_on")]
+    keys = [key for key in REQUIRED if key not in (*OF_STAGES, "evaluate_on", "inputs")]
     began = read_stored_options(config, path, given, file=PIPELINE, tables=("data", "model", "run"), keys=keys)
     options = replace(began, engine=began.engine if engine is None else engine)
     check_stage_options(options)

@@ -176,7 +176,6 @@ MAY_DIFFER = ("workers", "worker_timeout", "on_divergence")
 LEFT_OUT = (
     "loss",
     "metric",
-    "inputs",
     "start",
     "evaluate_clients",
     "workers",
