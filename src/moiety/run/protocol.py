@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from moiety.errors import kind, must
 from moiety.evaluation import Row
 from moiety.types import RoundRecord
@@ -64,7 +66,8 @@ class Callbacks:
         """Call every callback; whether one of them asks the run to stop."""
         stop = False
         for each in self.all:
-            if getattr(each, event)(run, *details) is True:
+            answer = getattr(each, event)(run, *details)
+            if isinstance(answer, bool | np.bool_) and answer:
                 stop = True
                 run.stopped = run.stopped or f"as {getattr(each, 'name', type(each).__name__)} asked"
         return stop
