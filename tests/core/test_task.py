@@ -1,6 +1,8 @@
 """A task is the module: against ``torch.func.functional_call`` and the module's own forward pass."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -269,6 +271,25 @@ def test_backprop_bytes_of_an_mlp():
     """
     task = from_module(mo.models.mlp(4, 3, hidden=(6,)), loss="mse")
     assert backprop_bytes(task, {"x": torch.randn(1, 4), "y": torch.randn(1, 3)}, task.init) == 52
+
+
+def test_nothing_is_left_of_what_was_measured():
+    """The output of exp is kept by its own node; autograd frees such a tensor only where no hook gives it back."""
+    outputs = []
+
+    class Watched(nn.Linear):
+        def forward(self, x):
+            output = super().forward(x).exp()
+            outputs.append(weakref.ref(output))
+            return output
+
+    task = from_module(Watched(3, 2), loss="mse")
+    outputs.clear()
+    # exp keeps its output and the square its residual, 2 numbers each; the layer keeps its 3 inputs.
+    assert backprop_bytes(task, {"x": torch.randn(1, 3), "y": torch.randn(1, 2)}, task.init) == 28
+    gc.collect()
+    assert outputs
+    assert [output() for output in outputs] == [None]
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,7 @@ def backprop_bytes(task: Task, batch: Batch, trained: Collection[str]) -> int:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             kept[storage.data_ptr()] = max(kept.get(storage.data_ptr(), 0), tensor.numel() * tensor.element_size())
-        return tensor
+        return tensor.detach()  # an output that its own node keeps would never be freed
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         losses, _ = task.loss(params, batch)
