@@ -7,6 +7,9 @@ ifneq ($(DATA),)
 export MOIETY_DATA ?= $(DATA)
 endif
 
+# Tests start Python again and again, and two of them read every file of tests: what Python compiled is kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Tests that try a sample in the gate, and all of it at night.
 NIGHTLY := tests/engines/test_storage_faults.py tests/engines/test_storage_damage.py tests/engines/test_killed_run.py \
 	tests/engines/test_resume.py tests/conformance/test_conformance_engines.py \
