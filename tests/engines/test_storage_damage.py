@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import warnings
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from engine_cases import StopHereError, refused, stop_after, tree_hash
+from engine_cases import StopHereError, exact, refused, stop_after, tree_hash
 from night import NIGHTLY
-from storage_cases import FED, fresh, kind_contents, run_kind
+from storage_cases import FED, ROUNDS, fresh, kind_contents, run_kind
 
 import moiety as mo
 from moiety.cli import main
@@ -22,26 +23,36 @@ from moiety.files import write_sealed
 from moiety.run.folder import read_id
 
 HERE = Path(__file__).parent
-COUNT = 1000 if NIGHTLY else 40
+COUNT = 1000 if NIGHTLY else 30
 
 
-@pytest.fixture(scope="module", params=["fit", "clock"])
-def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A run that ended after three rounds, and one that was stopped after two of them."""
-    place = tmp_path_factory.mktemp(request.param)
-    run_kind(request.param, place / "ended", rounds=3)
+class Folders(NamedTuple):
+    """A run of some kind that ended, and one that was stopped."""
+
+    kind: str
+    ended: Path
+    stopped: Path
+
+
+@pytest.fixture(scope="module", params=["fit", "clock", "best"])
+def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """A run that ended after some rounds, and one that was stopped one round earlier."""
+    kind, rounds = request.param, ROUNDS.get(request.param, 3)
+    place = tmp_path_factory.mktemp(kind)
+    run_kind(kind, place / "ended", rounds=rounds)
+    assert not list((place / "ended").glob("best/*")) or kind == "best"
     with pytest.raises(StopHereError):
-        run_kind(request.param, place / "stopped", rounds=3, callbacks=[stop_after(2)])
+        run_kind(kind, place / "stopped", rounds=rounds, callbacks=[stop_after(rounds - 1)])
     for name in ("ended", "stopped"):
         write_sealed(place / name / "command.json", {"set": []}, read_id(place / name))
-    return place / "ended", place / "stopped"
+    return Folders(kind, place / "ended", place / "stopped")
 
 
-def bits_in_use(folder: Path, file: Path) -> list[int]:
+def bits_in_use(file: Path) -> list[int]:
     """The bits that mean something: of personal states, those of the slots that the index names."""
     if file.name != "states.bin":
         return list(range(8 * file.stat().st_size))
-    slots = np.fromfile(folder / "clients/index.bin", dtype="<u4").reshape(-1, 3)[:, 1]
+    slots = np.fromfile(file.parent / "index.bin", dtype="<u4").reshape(-1, 3)[:, 1]
     size = 8 * file.stat().st_size // len(slots) // 2
     starts = [(2 * c + int(slot) - 1) * size for c, slot in enumerate(slots) if slot]
     return [at for start in starts for at in range(start, start + size)]
@@ -56,14 +67,14 @@ def damage(folder: Path, draw: Random) -> str:
         keep = draw.randrange(len(content))
         os.truncate(file, keep)
         return f"{file.relative_to(folder)} cut to {keep} of {len(content)}"
-    bit = draw.choice(bits_in_use(folder, file))
+    bit = draw.choice(bits_in_use(file))
     content[bit // 8] ^= 1 << bit % 8
     file.write_bytes(bytes(content))
     return f"{file.relative_to(folder)} bit {bit}"
 
 
-def test_damage_is_found_by_verify_and_never_used(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    ended, stopped = folders
+def test_damage_is_found_by_verify_and_never_used(folders: Folders, tmp_path: Path) -> None:
+    ended, stopped = folders.ended, folders.stopped
     wanted = kind_contents(ended)
     draw = Random(1)
     assert mo.verify(ended) == mo.verify(stopped) == []
@@ -75,21 +86,21 @@ def test_damage_is_found_by_verify_and_never_used(folders: tuple[Path, Path], tm
         assert tree_hash(out) == before, what
         if not problems:  # the checkpoint holds that entry of the index too, and resuming writes it again
             assert "index.bin bit" in what, what
-            (check_resumed if turn % 2 else check_results)(out, ended, wanted, what)
+            (check_resumed if turn % 2 else check_results)(out, folders, wanted, what)
             continue
         assert all("\n" not in problem for problem in problems), what
         name = Path(what.split()[0]).name
         named = {"index.bin": "clients", "state.json": "state.json"}.get(name, name)
         assert any(named in problem for problem in problems), (what, problems)
-        (check_resumed if turn % 2 else check_results)(out, ended, wanted, what)
+        (check_resumed if turn % 2 else check_results)(out, folders, wanted, what)
 
 
-def check_resumed(out: Path, ended: Path, wanted: Any, what: str) -> None:
+def check_resumed(out: Path, folders: Folders, wanted: Any, what: str) -> None:
     """A resumed run is refused in one line, or ends with the same models, without rows that a warning names."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            mo.resume(out, data=FED)
+            run_kind(folders.kind, out)
         except mo.MoietyError:
             return
     (one,), (other,) = wanted, kind_contents(out)
@@ -99,9 +110,15 @@ def check_resumed(out: Path, ended: Path, wanted: Any, what: str) -> None:
     assert any(name in what for name in ("history.jsonl", "command.json", "index.bin")), what
 
 
-def check_results(out: Path, ended: Path, wanted: Any, what: str) -> None:
-    """The results of an ended run are refused in one line, or as they were, without rows that a warning names."""
-    whole = read_result(ended, "run")
+def check_results(out: Path, folders: Folders, wanted: Any, what: str) -> None:
+    """The results of an ended run are refused in one line, or as they were, without rows that a warning names.
+
+    So are its models.
+    """
+    whole = read_result(folders.ended, "run")
+    with warnings.catch_warnings(), contextlib.suppress(mo.MoietyError):
+        warnings.simplefilter("ignore")
+        assert models_of(out) == models_of(folders.ended), what
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -114,8 +131,14 @@ def check_results(out: Path, ended: Path, wanted: Any, what: str) -> None:
     assert bool(lost) == any("has lost the rows of" in str(each.message) for each in caught), what
 
 
-def test_the_command(folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = Path(shutil.copytree(folders[0], tmp_path / "run"))
+def models_of(folder: Path) -> list[Any]:
+    """The models of all clients that a run ended with."""
+    run = mo.load(folder, data=FED)
+    return [exact(run.parameters(client)) for client in range(len(FED))]
+
+
+def test_the_command(folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = Path(shutil.copytree(folders.ended, tmp_path / "run"))
     assert main(["verify", str(out)]) == 0
     printed = capsys.readouterr()
     assert printed.out == f"{out}: every file is as it was written (1 run)\n"
@@ -134,8 +157,8 @@ def test_the_command(folders: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().err.startswith("moiety: `folder` must be one of a run, of a pipeline, of a recipe")
 
 
-def test_verify_of_what_is_lost_and_of_another_run(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    ended, stopped = folders
+def test_verify_of_what_is_lost_and_of_another_run(folders: Folders, tmp_path: Path) -> None:
+    _, ended, stopped = folders
     for name in ("clients", "identity.json", "config.toml", "checkpoint", "initial.safetensors", "clients.parquet"):
         out = Path(shutil.copytree(ended, fresh(tmp_path / "run")))
         (shutil.rmtree if (out / name).is_dir() else os.unlink)(out / name)
@@ -176,6 +199,8 @@ def test_a_folder_of_an_older_format(number: int, tmp_path: Path, capsys: pytest
     wanted = f"`folder` must be of format 3, got format {number} in .*identity.json"
     refused(lambda: mo.resume(out, data=FED), wanted)
     refused(lambda: run_kind("fit", tmp_path / "new", start=out), wanted)
+    for options in ({}, {"data": FED}, {"best": True}):
+        refused(lambda options=options: mo.load(out, **options), wanted)
     refused(lambda: read_result(out, "run"), wanted)
     (problem,) = mo.verify(out)
     assert f"of format 3, got format {number}" in problem

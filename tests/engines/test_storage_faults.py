@@ -11,13 +11,13 @@ import pytest
 from engine_cases import SHAPE, StopHereError, stop_after
 from failing_disk import Disk
 from night import NIGHTLY
-from storage_cases import fresh, kind_contents, run_kind
+from storage_cases import MARKS, fresh, kind_contents, run_kind
 
 import moiety as mo
 from moiety import files
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
-KINDS = ("fit", "resume", "pipeline", "clock", "codec")
+KINDS = ("fit", "resume", "pipeline", "clock", "codec", "best", "sweep")
 
 
 class Case:
@@ -59,7 +59,7 @@ def try_disk(case: Case, disk: Disk, out: Path, monkeypatch: pytest.MonkeyPatch)
             run_kind(case.kind, out)
         except mo.MoietyError as error:
             text = str(error)
-    if (out / "config.toml").exists() or (out / "pipeline.toml").exists():
+    if any((out / mark).exists() for mark in MARKS):
         assert mo.verify(out) == [], (disk.n, disk.calls[disk.n])
     run_kind(case.kind, out)
     assert kind_contents(out) == case.wanted, (disk.n, disk.calls[disk.n])

@@ -160,3 +160,61 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path):
     refuse(out, "--grid` must be for one of the sections", grid={"algoritm.shared": [0.1]})
     refuse(out, "`seeds` must be >= 1, got 0", seeds=0)
     refuse(out, "`jobs` must be <= ", jobs=10**6)
+
+
+def small_arguments(point, **more):
+    fed = mo.data.load("digits", clients=3, partition=mo.data.iid(), per_client=20)
+    algorithm = point.get("algorithm") or mo.fedavg(shared=0.1)
+    return {"model": mo.models.linear(64, 10), "data": fed, "algorithm": algorithm, "rounds": 3, **more}
+
+
+def test_a_function_is_taken_at_its_word(tmp_path):
+    """Its engine, its callbacks and its objects count."""
+    seen = []
+
+    def arguments(point):
+        return small_arguments(point, engine="sequential", callbacks=[lambda run, record: seen.append(run)])
+
+    grid = {"algorithm": [mo.fedavg(shared=0.1), mo.fedavg(shared=0.2)]}
+    result = mo.sweep(arguments, grid, seeds=1, out=tmp_path / "sweep", jobs=1)
+    assert len(seen) == 6
+    assert {run.engine for run in seen} == {"sequential"}
+    names = ['algorithm={"name": "fedavg", "shared": 0.1}', 'algorithm={"name": "fedavg", "shared": 0.2}']
+    assert [row["row"] for row in result.rows] == names
+    again = mo.sweep(arguments, grid, seeds=1, out=tmp_path / "sweep", jobs=1)
+    assert len(seen) == 6, "what has ended was run again"
+    assert again.rows == result.rows
+    for values in ([object()], [{(1, 2): 3}], ["\ud800"], [lambda: 0]):
+        with pytest.raises(MoietyError, match="`grid` must be numbers, texts, lists, or values that moiety makes"):
+            mo.sweep(arguments, {"x": values}, seeds=1, jobs=1)
+
+
+def test_what_a_function_gives_must_be_arguments_of_fit():
+    def refused(given, message):
+        with pytest.raises(MoietyError, match=message):
+            mo.sweep(lambda point: given, seeds=1, jobs=1)
+
+    refused(3, r"`target` must be a function that gives the arguments of moiety.fit, got 3 \(int\)")
+    refused({"model": 1, "data": 2}, "got one that gives no algorithm, rounds")
+    refused(small_arguments({}, out="x"), "and no folder, got one that gives out")
+    refused(small_arguments({}, round=1, learning_rate=2), "got one that gives learning_rate, round")
+    refused(small_arguments({}, settings={}), r"`settings` must be moiety.Settings\(...\), got {} \(dict\)")
+
+
+def test_a_run_goes_on_with_the_engine_that_it_began_with(tmp_path):
+    """Though the sweep leaves it open, and another may be quicker now."""
+
+    def watch(label, place):
+        def stop(run, record):
+            raise KeyboardInterrupt
+
+        return stop
+
+    def engine():
+        return next(tmp_path.glob("*/seed-0/config.toml")).read_text().partition('engine = "')[2].partition('"')[0]
+
+    with pytest.raises(KeyboardInterrupt):
+        mo.sweep(lambda point: small_arguments(point, engine="sequential"), seeds=1, out=tmp_path, jobs=1, watch=watch)
+    assert engine() == "sequential"
+    mo.sweep(lambda point: small_arguments(point, engine="processes"), seeds=1, out=tmp_path, jobs=1)
+    assert engine() == "sequential"

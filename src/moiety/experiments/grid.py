@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from moiety.errors import kind, must
+from moiety.errors import kind, must, refuse
 from moiety.experiments.config import Config, Table, check_builders, check_tables, make_parts, put_value, read_value
 from moiety.files import digest
+from moiety.spec import plain
 
 Point = dict[str, Any]
 """The values of a point by their places in the file, as in ``{"algorithm.shared": 0.1}``."""
@@ -45,13 +46,25 @@ def list_points(grid: Mapping[str, Sequence[Any]]) -> list[Point]:
     """All combinations of the values, the last key changing fastest; one point without values where there is no key."""
     kind("grid", grid, Mapping, "a mapping from keys, as in algorithm.shared, to lists of values")
     for name, values in grid.items():
+        kind("grid", name, str, "a mapping from keys, as in algorithm.shared, to lists of values")
         hint = f"As in {{{name!r}: [0.03, 0.1]}}."
         kind("grid", values, (list, tuple), "a mapping from keys to lists of values", hint)
         must(len(values) > 0, "grid", f"at least one value of {name}", "none")
-        each = [json.dumps(value, sort_keys=True, default=str) for value in values]
+        each = [describe_value(name, value) for value in values]
         must(len(set(each)) == len(each), "grid", f"different values of {name}", ", ".join(each))
         must(name != "run.seed", "grid", "without run.seed", "run.seed", "Seeds have an option of their own.")
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def describe_value(name: str, value: Any) -> str:
+    """A value as JSON, by which it is told from others and found again."""
+    try:
+        json.dumps([name, value], default=plain, ensure_ascii=False).encode()
+        return json.dumps(value, sort_keys=True, default=plain)
+    except (TypeError, ValueError, RecursionError):  # also a text that UTF-8 cannot hold
+        wanted = f"numbers, texts, lists, or values that moiety makes, for {name}"
+        hint = "Give names, and make what they stand for in the function."
+        refuse("grid", wanted, f"{value!r:.60} ({type(value).__name__})", hint)
 
 
 def name_point(point: Point) -> str:
@@ -60,7 +73,7 @@ def name_point(point: Point) -> str:
     >>> name_point({"algorithm.shared": 0.1, "model.hidden": [32]}), name_point({})
     ('algorithm.shared=0.1, model.hidden=[32]', 'all')
     """
-    texts = {name: value if isinstance(value, str) else json.dumps(value, default=str) for name, value in point.items()}
+    texts = {name: value if isinstance(value, str) else describe_value(name, value) for name, value in point.items()}
     return ", ".join(f"{name}={text}" for name, text in texts.items()) or "all"
 
 

@@ -156,6 +156,7 @@ class Runner:
 
     def fit(self, cell: Cell) -> Row:
         """Begin or continue the run of a cell; what is kept of it."""
+        from moiety.engines.auto import OPEN
         from moiety.run.fit import fit
         from moiety.run.resume import resume
         from moiety.run.settings import Settings
@@ -164,12 +165,15 @@ class Runner:
         folder = self.out / cell.place if self.out is not None and cell.stored else None
         options = dict(cell.fit())  # type: ignore[misc]
         watching = self.watch(cell.label, folder)
-        heard = {"callbacks": [] if watching is None else [watching], "progress": False}
-        options |= {"engine": self._engine(cell), **heard}
+        own = options.get("callbacks", ())
+        heard = {"callbacks": own if watching is None else [*own, watching], "progress": False}
+        options |= {"engine": self._engine(cell, options.get("engine")), **heard}
         if self.device is not None:
             options["settings"] = replace(options.get("settings") or Settings(), device=self.device)
         if folder is not None and (folder / "config.toml").is_file():
             again = {key: options[key] for key in (*AGAIN, "engine", *heard) if key in options}
+            if again["engine"] in OPEN:  # the folder names the one that was chosen
+                del again["engine"]
             run: Run = resume(folder, rounds=options["rounds"], **again)
         else:
             run = fit(**{"start": self._start(cell), **options}, out=folder)
@@ -177,11 +181,11 @@ class Runner:
             self.runs[cell.key] = run
         return {**cell.keep(run), "engine": run.engine}
 
-    def _engine(self, cell: Cell) -> str:
+    def _engine(self, cell: Cell, given: str | None) -> str:
         """The engine asked for; where it is left open, the one that the cell's group has measured."""
         from moiety.engines.auto import OPEN
 
-        engine = self.engine or cell.engine or self.default_engine
+        engine = self.engine or cell.engine or given or self.default_engine
         if engine in OPEN and cell.group is not None:
             engine = self.measured.get(cell.group, engine)
         return engine if cell.vectorise else engine.replace("vectorised", "sequential")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -16,7 +17,15 @@ from moiety.data.sources.provenance import note_files
 from moiety.engines.processes import count_cores
 from moiety.errors import is_whole, kind, must, whole
 from moiety.experiments.config import Table, make_parts, read_file
-from moiety.experiments.grid import Point, configure, fit_arguments, list_points, name_folder, name_point
+from moiety.experiments.grid import (
+    Point,
+    configure,
+    describe_value,
+    fit_arguments,
+    list_points,
+    name_folder,
+    name_point,
+)
 from moiety.experiments.judge import compare, score_row, show_interval
 from moiety.experiments.page import show_section
 from moiety.experiments.parallel import count_jobs, run_cells
@@ -27,6 +36,7 @@ from moiety.files import (
     RECIPE,
     TABLE,
     TABLE_FORMAT,
+    aside_of,
     digest,
     lock_folder,
     make_folder,
@@ -36,6 +46,7 @@ from moiety.files import (
 )
 from moiety.loop.divergence import DivergenceError
 from moiety.reports.words import format_count, format_metric, is_percentage, list_names
+from moiety.run.fit import fit
 from moiety.run.settings import Settings
 
 if TYPE_CHECKING:
@@ -85,7 +96,8 @@ def sweep(
 
     Args:
         target: a TOML file as for ``moiety run``, or its tables; or a function of a point, such as
-            ``{"lr": 0.1}``, that gives the arguments of ``moiety.fit``. The sweep adds ``seed`` and ``out``.
+            ``{"lr": 0.1}``, that gives the arguments of ``moiety.fit``. The sweep adds ``seed`` and ``out``. What it
+            gives is not compared with what ended runs began with: choose another folder where the function changes.
         grid: values by their places in the file, as in ``{"algorithm.shared": [0.03, 0.1]}``; every combination is a
             point. For a function, any names.
         seeds: how many seeds, from 0 on, or which.
@@ -141,7 +153,7 @@ class Plan:
         if callable(target):
 
             def make() -> dict[str, Any]:
-                arguments = dict(target(dict(point)))
+                arguments = _check_arguments(target(dict(point)))
                 settings = arguments.get("settings") or Settings()
                 _check_share(arguments.get("engine"), settings, jobs)
                 own = settings if workers is None or settings.workers else replace(settings, workers=workers)
@@ -165,6 +177,20 @@ class Plan:
                 return {"failed": str(error), "score": None, "engine": None}
 
         return Cell(key=key, work=work)
+
+
+def _check_arguments(arguments: Any) -> dict[str, Any]:
+    """What a function gave, if it can be given to ``fit``."""
+    kind("target", arguments, Mapping, "a function that gives the arguments of moiety.fit")
+    known = inspect.signature(fit).parameters
+    needed = {name for name, each in known.items() if each.default is each.empty}
+    missing, got = sorted(needed - {*arguments}), sorted({*map(str, arguments)} - {*known} | {*arguments} & {"out"})
+    constraint = "a function that gives arguments of moiety.fit"
+    must(not missing, "target", constraint, f"one that gives no {list_names(missing, 3)}")
+    must(not got, "target", f"{constraint}, and no folder", f"one that gives {list_names(got, 3)}")
+    settings = arguments.get("settings")
+    kind("settings", settings, (Settings, type(None)), "moiety.Settings(...)")
+    return dict(arguments)
 
 
 def _check_share(engine: str | None, settings: Settings, jobs: int) -> None:
@@ -214,7 +240,8 @@ def prepare_folder(out: str | os.PathLike[str] | None, what: str) -> Path | None
         return None
     folder = Path(out)
     if folder.is_dir() and not (folder / RECIPE).is_file():
-        taken = sorted(place.name for place in folder.iterdir() if place.name != LOCK)
+        ours = (LOCK, aside_of(folder / RECIPE).name)
+        taken = sorted(place.name for place in folder.iterdir() if place.name not in ours)
         got = f"{folder} with {list_names(taken, 3)}"
         must(not taken, "out", f"an empty folder, or one of moiety {what}", got, "Choose another folder.")
     return make_folder(folder, private=False)
@@ -264,7 +291,8 @@ def _summarise(point: Point, runs: Sequence[Row]) -> Row:
     """The row of a point. One whose runs did not all end well has scores of those that did."""
     whole_runs = [run for run in runs if run.get("score") is not None]
     first = whole_runs[0] if whole_runs else {}
-    row: Row = {"row": name_point(point), "point": point, "seeds": len(runs), "failed": len(runs) - len(whole_runs)}
+    values = {name: json.loads(describe_value(name, value)) for name, value in point.items()}
+    row: Row = {"row": name_point(point), "point": values, "seeds": len(runs), "failed": len(runs) - len(whole_runs)}
     row |= {"metric_name": first.get("metric"), "part": first.get("part")}
     row["higher_is_better"] = first.get("higher_is_better")
     for name, key in {"metric": "score", "validation": "validation"}.items():
