@@ -3,8 +3,8 @@
     python tests/engines/kill_kinds.py --kills 200
 
 Each run is killed up to four times, resumed after each, and left to end at last. What counts is what a user gets from
-``moiety.resume``: the history, a row per client, the ledger, and every client's parameters, bit for bit. ``auto`` may
-choose differently from run to run, so it is compared with a run of the engine that it chose.
+``moiety.load``: the history, a row per client, the ledger, and every client's parameters, bit for bit; of a sweep also
+its table. ``auto`` may choose differently from run to run, so it is compared with a run of the engine that it chose.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,6 +25,7 @@ from typing import Any
 import kill_harness
 import torch
 from engine_cases import federation, mlp
+from storage_cases import COARSE, stopping
 
 import moiety as mo
 from moiety.run.folder import read_config
@@ -34,7 +35,14 @@ ROUNDS, KILLS_OF_A_RUN, SEED = 8, 4, 5
 WORK = {"shared": mo.sgd(0.1, batch_size=5), "personal": mo.sgd(0.2, batch_size=5)}
 
 
-def fit(out: Path, algorithm: Any, split: Any = None, engine: str = "sequential", **settings: Any) -> None:
+def fit(
+    out: Path,
+    algorithm: Any,
+    split: Any = None,
+    engine: str = "sequential",
+    callbacks: Sequence[Any] = (),
+    **settings: Any,
+) -> None:
     """Begin a run that evaluates and saves a checkpoint in every round."""
     options = mo.Settings(**{"evaluate_every": 1, "checkpoint_every": 1, **settings})
     cohort = None if "clock" in settings or "aggregator" in settings else 3
@@ -50,8 +58,29 @@ def fit(out: Path, algorithm: Any, split: Any = None, engine: str = "sequential"
         seed=SEED,
         out=out,
         engine=engine,
+        callbacks=callbacks,
         settings=options,
     )
+
+
+def sweep(out: Path) -> None:
+    """Begin a sweep of four runs, two at a time, or go on with it; a run of a killed one may end a moment later."""
+    for _ in range(100):
+        try:
+            mo.sweep(sweep_arguments, {"lr": [0.1, 0.3]}, seeds=2, out=out)
+            return
+        except mo.MoietyError as error:
+            if "in use" not in str(error):
+                raise
+        time.sleep(0.1)
+    sys.exit(f"{out}: a run of a killed sweep goes on for ten seconds")
+
+
+def sweep_arguments(point: dict[str, Any]) -> dict[str, Any]:
+    """What ``fit`` gets at a point of the sweep."""
+    model, algorithm = mlp(), mo.fedalt(shared=mo.sgd(point["lr"], batch_size=5), personal=WORK["personal"])
+    common = {"rounds": ROUNDS // 2, "cohort": 3, "engine": "sequential", "settings": mo.Settings(checkpoint_every=1)}
+    return {"model": model, "data": FED, "algorithm": algorithm, "split": mo.split.output_layer(model), **common}
 
 
 def fit_pipeline(out: Path) -> None:
@@ -93,31 +122,34 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "fedpop": lambda out: fit(out, mo.fedpop(shared=0.01, personal=mo.kernel.langevin(step=1e-3))),
     "apfl": lambda out: fit(out, mo.apfl(shared=0.1, personal=0.1), split=mo.split.nothing),
     "pipeline": fit_pipeline,
+    "best": lambda out: fit(out, COARSE, callbacks=[stopping()]),
+    "sweep": sweep,
 }
 
 
 def begin_or_resume(out: Path, rounds: int) -> None:
     """Do what a user does after a crash. The name of the folder begins with the kind of run, or with an engine."""
     kind, _, engine = out.name.partition("@")
-    if (out / "config.toml").exists() or (out / "pipeline.toml").exists():
-        mo.resume(out, data=FED)
+    kind = kind.partition(" ")[0]
+    if kind != "sweep" and ((out / "config.toml").exists() or (out / "pipeline.toml").exists()):
+        mo.resume(out, data=FED, callbacks=[stopping()] if kind == "best" else [])
     elif engine:
         fit(out, mo.fedalt(**WORK), engine=engine.partition(" ")[0])
     else:
-        KINDS[kind.partition(" ")[0]](out)
+        KINDS[kind](out)
 
 
 def describe(out: Path) -> None:
     """Write what a user gets of a run that has ended next to its folder."""
-    runs = mo.resume(out, data=FED)
-    rows = []
-    for run in runs if isinstance(runs, list) else [runs]:
+    places = sorted(file.parent for file in out.rglob("config.toml"))
+    rows: list[Any] = [json.loads(file.read_text())["rows"] for file in out.glob("table.json")]
+    for run in (mo.load(place, data=FED) for place in places):
         parameters = hashlib.blake2b()
         for client in range(len(FED)):
             for name, value in run.parameters(client).items():
                 parameters.update(name.encode() + value.contiguous().numpy().tobytes())
         history = [{key: value for key, value in row.items() if key != "seconds"} for row in run.history]
-        rows.append([history, run.clients, run.ledger, parameters.hexdigest()])
+        rows.append([history, run.clients, run.ledger, parameters.hexdigest(), run.restored, run.stopped])
     out.with_suffix(".result").write_text(json.dumps(rows))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,42 @@ def test_a_kill_while_the_best_round_is_kept(tmp_path, monkeypatch, moment):
         begin([stopping()], place)
     monkeypatch.undo()
     check_end(mo.resume(place, data=FED, callbacks=[stopping()]))
+
+
+def test_a_run_that_went_on_after_it_had_stopped(tmp_path):
+    """What is opened then has the models of the last checkpoint, and no results of the earlier end."""
+    stop = by_hand()[1]
+    begin([stopping()], tmp_path / "run")
+    seen: list[Models] = []
+    with pytest.raises(StopHereError), pytest.warns(UserWarning, match=f"ended after round {stop} with"):
+        look = lambda run, record: seen.append(models_of(run))  # noqa: E731
+        mo.resume(tmp_path / "run", data=FED, rounds=stop + 6, callbacks=[look, stop_after(stop + 5)])
+    assert mo.verify(tmp_path / "run") == []
+    opened = mo.load(tmp_path / "run", data=FED)
+    now = opened._loop.progress.round
+    assert (now > stop, opened.restored, opened.stopped, opened.clients) == (True, None, "", [])
+    assert_same(models_of(opened), seen[now - stop - 1])
+
+
+def test_a_lost_best_round_is_refused(tmp_path):
+    best, _ = by_hand()
+    begin([stopping()], tmp_path / "run")
+    place = tmp_path / "run/best" / f"round-{best:08d}"
+    shutil.copytree(place, tmp_path / "copy")
+    ways = {
+        "gone": lambda: shutil.rmtree(place.parent),
+        "no checkpoint": lambda: shutil.rmtree(place / "checkpoint"),
+        "another round": lambda: os.rename(place / "checkpoint" / place.name, place / "checkpoint/round-00000099"),
+        "progress": lambda: (place / "progress.json").write_bytes(b"x"),
+    }
+    for way, damage in ways.items():
+        damage()
+        assert mo.verify(tmp_path / "run"), way
+        with pytest.raises(MoietyError):
+            mo.load(tmp_path / "run", data=FED)
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(tmp_path / "copy", place)
+        assert mo.verify(tmp_path / "run") == []
 
 
 def test_a_stopped_run_that_is_resumed(tmp_path):

@@ -29,6 +29,26 @@ def list_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
 
 
+def _flip(content: bytearray, draw: Random) -> bytearray:
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    return content
+
+
+RAW: dict[str, Callable[[bytearray, Random], bytearray]] = {
+    "bit": _flip,
+    "cut": lambda content, draw: content[: draw.randrange(len(content))],
+    "longer": lambda content, draw: content + draw.randbytes(draw.randrange(1, 20)),
+    "zero": lambda content, draw: bytearray(len(content)),
+}
+"""Changes of the bytes of a file."""
+
+
+def damage_bytes(content: bytearray, draw: Random) -> bytearray | None:
+    """The bytes of a file after some damage; None where it is gone."""
+    how = draw.choice(["bit"] * 4 + ["cut", "longer", "zero", "remove", "nothing"])
+    return None if how == "remove" else content if how == "nothing" else RAW[how](content, draw)
+
+
 def damage(folder: Path, other: Path, number: int, draw: Random) -> tuple[str, str]:
     """Flip a bit, cut, lengthen, empty, remove or exchange a file; its name and what was done.
 
@@ -39,14 +59,8 @@ def damage(folder: Path, other: Path, number: int, draw: Random) -> tuple[str, s
     content = bytearray(file.read_bytes())
     subtle, plain = ["bit"] * 6 + ["other run"] * 2, ["zero", "cut", "longer", "remove", "remove its folder"]
     how = draw.choice(subtle + plain)
-    if how == "bit":
-        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-    elif how == "cut":
-        del content[draw.randrange(len(content)) :]
-    elif how == "longer":
-        content += draw.randbytes(draw.randrange(1, 20))
-    elif how == "zero":
-        content = bytearray(len(content))
+    if how in RAW:
+        content = RAW[how](content, draw)
     elif how == "other run":
         content = bytearray(draw.choice([p for p in list_files(other) if p.name == file.name] or [file]).read_bytes())
     if how == "remove":

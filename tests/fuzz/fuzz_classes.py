@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import signal
 import warnings
 from collections import Counter
@@ -12,12 +14,15 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from night import NIGHTLY
 
+from moiety.cli import main
 from moiety.errors import MoietyError
 
 CLEAN, RIGHT, TRACEBACK, HANG, WRONG = "clean line", "accepted and right", "traceback", "hang", "silently wrong"
 SECONDS = 60
-CASES = 1000 if NIGHTLY else 100
-"""For each of the areas: six hundred in the gate, six thousand in ``make nightly``."""
+CASES = 1000 if NIGHTLY else 75
+"""For each of the six areas where a case takes milliseconds."""
+SLOW_CASES = 400 if NIGHTLY else 20
+"""For each of the six areas where a case trains several runs, or reads many files."""
 counts: dict[str, Counter[str]] = {}
 
 fuzzed = settings(
@@ -27,6 +32,7 @@ fuzzed = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
+slowly_fuzzed = settings(fuzzed, max_examples=SLOW_CASES)
 
 
 class _TookTooLongError(BaseException):
@@ -65,3 +71,26 @@ def classify(area: str, call: Callable[[], Any], is_right: Callable[[Any], bool]
     counts.setdefault(area, Counter())[outcome] += 1
     if outcome not in (CLEAN, RIGHT):
         raise AssertionError(f"{area}: {outcome}") from about
+
+
+def check_counts(areas: dict[str, int]) -> None:
+    """Print what became of the cases of each area, and see that both good classes and all cases are there."""
+    for area, cases in areas.items():
+        print(area, dict(counts[area]))
+        assert counts[area][CLEAN] > 0
+        assert counts[area][RIGHT] > 0
+        assert sum(counts[area].values()) >= 0.9 * cases, counts[area]
+
+
+def call_command(words: list[str]) -> tuple[int, str, list[str]]:
+    """Give the words to ``moiety``; its exit code, what it printed, and its lines on stderr.
+
+    Bad input (exit code 2) is a ``MoietyError`` of its line.
+    """
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
+        code = main(words)
+    lines = errors.getvalue().splitlines()
+    assert code in (0, 2), code
+    assert bool(lines) >= (code == 2), "a bad end without a word"
+    assert all(line.startswith("moiety: ") for line in lines), lines
+    return code, out.getvalue(), lines

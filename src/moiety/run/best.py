@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moiety.clients import Store
+from moiety.errors import must
 from moiety.files import make_folder, remove_folder
 from moiety.loop.divergence import is_too_large
 from moiety.loop.round import Loop, Progress, begin_progress
 from moiety.run import folder as files
-from moiety.run.checkpoint import find_checkpoint, load_checkpoint, round_of, save_checkpoint
+from moiety.run.checkpoint import ROUND, check_newest, find_checkpoint, load_checkpoint, round_of, save_checkpoint
 
 if TYPE_CHECKING:
     from moiety.run.result import Run
+
+RESTORE = "Restore the folder from a copy, or train again."
 
 
 def is_good(run: Run) -> bool:
@@ -65,13 +68,23 @@ def list_kept(run: Run) -> list[int]:
 
 def find_kept(folder: Path) -> list[int]:
     """The rounds whose models are kept in a run's folder, whole."""
-    places = (folder / "best").glob("round-*")
-    return sorted(round_of(newest) for place in places if (newest := find_checkpoint(place)) is not None)
+    places = [place for place in (folder / "best").glob("round-*") if ROUND.fullmatch(place.name)]
+    return sorted(round_of(place) for place in places if find_checkpoint(place) is not None)
 
 
 def place_of(folder: Path, round: int) -> Path:
     """Where the models of a round are kept."""
     return folder / "best" / f"round-{round:08d}"
+
+
+def check_kept(place: Path, run: str) -> Path:
+    """The checkpoint of a round that was kept; refuse a place that has lost it, or has that of another round."""
+    newest = find_checkpoint(place)
+    check_newest(place, newest, run)
+    got = f"{newest.name if newest else 'none'} in {place}"
+    must(newest is not None and newest.name == place.name, "best", f"the models of {place.name}", got, RESTORE)
+    assert newest is not None
+    return newest
 
 
 def restore_round(run: Run, round: int) -> None:
@@ -86,9 +99,8 @@ def restore_round(run: Run, round: int) -> None:
 
 def open_kept(loop: Loop, place: Path, identity: dict[str, Any]) -> Progress:
     """What was kept in a place, read and compared with its checksums."""
-    newest = find_checkpoint(place)
+    newest = check_kept(place, loop.progress.run)
     progress = begin_progress(loop.problem, loop.algorithm, place, loop.clock, loop.progress.run, resumed=True)
-    assert newest is not None
     load_checkpoint(newest, progress, identity)
     progress.store.check_states()
     return progress

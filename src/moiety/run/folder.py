@@ -43,7 +43,15 @@ from moiety.files import (
     write_sealed,
     write_sealed_toml,
 )
-from moiety.run.checkpoint import PROGRESS, pack_states, read_tensors, remove_old_checkpoints, unpack_states
+from moiety.run.checkpoint import (
+    PROGRESS,
+    find_checkpoint,
+    pack_states,
+    read_tensors,
+    remove_old_checkpoints,
+    round_of,
+    unpack_states,
+)
 from moiety.types import Params, Tree
 
 IDENTITY, HISTORY, ROWS, UNSEEN, LEDGER, COMMAND, PREPROCESSING = (
@@ -326,12 +334,23 @@ def _read_rows(path: Path, wanted: str) -> list[Row]:
     return rows
 
 
+def has_ended(folder: Path, run: str) -> bool:
+    """Whether the results in a folder are of its newest checkpoint: an ended run that goes on has those of before."""
+    newest = find_checkpoint(folder)
+    if newest is None or not (folder / LEDGER).exists():
+        return False
+    return bool(read_sealed(folder / LEDGER, run, hint=NOT_ENDED).get("rounds") == round_of(newest))
+
+
 def read_notes(folder: Path, run: str) -> dict[str, Any]:
     """How the run ended, where a callback had to do with it; empty where none had, and while it goes on."""
-    if not (folder / LEDGER).exists():
+    if not has_ended(folder, run):
         return {}
     ledger = read_sealed(folder / LEDGER, run, hint=NOT_ENDED)
-    return {name: ledger[name] for name in NOTES if name in ledger}
+    notes = {name: ledger[name] for name in NOTES if name in ledger}
+    fits = isinstance(notes.get("stopped", ""), str) and is_whole(notes.get("restored", 0))
+    must(fits, LEDGER, "as it was written", f"{notes!r:.60} in {folder}", NOT_ENDED)
+    return notes
 
 
 def read_unseen(folder: Path, run: str) -> list[Row]:

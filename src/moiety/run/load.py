@@ -79,7 +79,7 @@ def open_run(path: Path, given: Given) -> Run:
     done = run._loop.progress.ledger.rounds
     run.history, lost = files.read_history_until(path, identity, done, config["run"])
     files.warn_of_lost_rows(path, lost)
-    if (path / files.LEDGER).exists():
+    if files.has_ended(path, identity):
         run.clients, run.ledger = files.read_results(path, identity)
         run.unseen = files.read_unseen(path, identity)
         run.stopped = str(files.read_notes(path, identity).get("stopped", ""))

@@ -346,8 +346,8 @@ def check_device(name: str) -> torch.device:
         must(device.type != "mps", "device", summing, name, "Use cpu.")
         must(device.type in DEVICES, "device", "a device to train on", name, hint)
         torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        refuse("device", "a device of this machine", f"{name!r}: {error}", hint)
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        refuse("device", "a device of this machine", f"{name!r:.60}: {error}", hint)
     return device
 
 

@@ -18,7 +18,7 @@ from moiety.data.folder import META
 from moiety.errors import MoietyError, kind, message, must
 from moiety.files import CONFIG, PIPELINE, RECIPE, TABLE, TABLE_FORMAT, read_sealed, report_unreadable
 from moiety.run import folder as files
-from moiety.run.best import find_kept, place_of
+from moiety.run.best import check_kept, find_kept, place_of
 from moiety.run.build import own_part
 from moiety.run.checkpoint import INDEX, check_newest, find_checkpoint, read_checkpoint, read_tensors
 
@@ -136,10 +136,12 @@ def _verify_run(folder: Path, check: _Check) -> None:
         check.ask(_verify_clients, folder, run, state, changes, check)
     if state:
         check.ask(_verify_history, folder, run, state["round"], config.get("run", {}))
-    if (folder / files.LEDGER).exists():  # without it the run has not ended, and its results are written again
-        check.ask(files.read_results, folder, run)
+    ended_with = dict[str, Any]()
+    # Without a ledger the run has not ended, and its results are written again.
+    if (folder / files.LEDGER).exists() and check.ask(files.read_results, folder, run) is not None:
         check.ask(files.read_unseen, folder, run)
-    for round in find_kept(folder):
+        ended_with = check.ask(files.read_notes, folder, run) or {}
+    for round in sorted({*find_kept(folder), *([ended_with["restored"]] if "restored" in ended_with else [])}):
         check.ask(_verify_kept, place_of(folder, round), run, check)
     if (folder / files.COMMAND).exists():
         check.ask(read_sealed, folder / files.COMMAND, run)
@@ -147,9 +149,7 @@ def _verify_run(folder: Path, check: _Check) -> None:
 
 def _verify_kept(place: Path, run: str, check: _Check) -> None:
     """Compare the models of a best round with their checksums."""
-    newest = find_checkpoint(place)
-    assert newest is not None
-    state, tensors = read_checkpoint(newest, run)
+    state, tensors = read_checkpoint(check_kept(place, run), run)
     if state["index"]:
         _verify_clients(place, run, state, tensors[INDEX]["changes"].numpy(), check)
 
