@@ -219,6 +219,16 @@ def open_scratch(size: int) -> Any:
     return file
 
 
+def check_path(name: str, path: str | os.PathLike[str], wanted: str) -> None:
+    """Refuse a path that no file can have."""
+    text = os.fspath(path)
+    try:
+        fits = bool(text) and b"\0" not in os.fsencode(text)
+    except ValueError:  # half a character
+        fits = False
+    must(fits, name, wanted, f"{text!r:.60}")
+
+
 def make_folder(folder: Path, *, private: bool = True) -> Path:
     """The folder, made with those above it where it is not there; a private one is for its owner alone."""
     with report_failure(folder):

@@ -136,8 +136,9 @@ def test_a_run_that_went_on_after_it_had_stopped(tmp_path):
     stop = by_hand()[1]
     begin([stopping()], tmp_path / "run")
     seen: list[Models] = []
-    with pytest.raises(StopHereError), pytest.warns(UserWarning, match=f"ended after round {stop} with"):
-        look = lambda run, record: seen.append(models_of(run))  # noqa: E731
+    look = lambda run, record: seen.append(models_of(run))  # noqa: E731
+    told = pytest.warns(UserWarning, match=f"ended after round {stop} with")
+    with told, pytest.raises(StopHereError):
         mo.resume(tmp_path / "run", data=FED, rounds=stop + 6, callbacks=[look, stop_after(stop + 5)])
     assert mo.verify(tmp_path / "run") == []
     opened = mo.load(tmp_path / "run", data=FED)

@@ -38,6 +38,7 @@ from moiety.spec import plain, writable
 MISSING = ("mean", "median", "indicator")
 TASKS = ("classification", "regression")
 DTYPES = ("float32", "float64")
+NEEDED = ("client", "target")
 IN_MEMORY = 0.25
 """The share of the free memory beyond which columns are mapped from a file."""
 
@@ -120,7 +121,7 @@ def from_frame(
     named = list(roles.values())
     table = open_table(data, lambda name: name not in named and (name in drop or name not in (features or [name])))
     must(not all(map(pa.types.is_null, table.types.values())), "data", "at least one row", "none")
-    used = check_roles(table, {role: name for role, name in roles.items() if name is not None})
+    used = check_roles(table, {role: name for role, name in roles.items() if name is not None or role in NEEDED})
     chosen = _choose_features(table, used, features, drop, categories)
     rows = read_roles(table, used, task)
     if by_row and not isinstance(test, str):

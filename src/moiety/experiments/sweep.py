@@ -37,6 +37,7 @@ from moiety.files import (
     TABLE,
     TABLE_FORMAT,
     aside_of,
+    check_path,
     digest,
     lock_folder,
     make_folder,
@@ -189,6 +190,7 @@ def _check_arguments(arguments: Any) -> dict[str, Any]:
     must(not missing, "target", constraint, f"one that gives no {list_names(missing, 3)}")
     must(not got, "target", f"{constraint}, and no folder", f"one that gives {list_names(got, 3)}")
     settings = arguments.get("settings")
+    kind("callbacks", arguments.get("callbacks", ()), (list, tuple), "a list")
     kind("settings", settings, (Settings, type(None)), "moiety.Settings(...)")
     return dict(arguments)
 
@@ -238,6 +240,8 @@ def prepare_folder(out: str | os.PathLike[str] | None, what: str) -> Path | None
     """The folder, made where there is none; one that holds other things is refused."""
     if out is None:
         return None
+    kind("out", out, (str, os.PathLike), "a folder's path")
+    check_path("out", out, "a folder's path")
     folder = Path(out)
     if folder.is_dir() and not (folder / RECIPE).is_file():
         ours = (LOCK, aside_of(folder / RECIPE).name)

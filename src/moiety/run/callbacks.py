@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from moiety.errors import kind, must, refuse, whole
 from moiety.evaluation import Row
 from moiety.evaluation.per_client import SHARED
-from moiety.files import append_line, make_folder, write_file
+from moiety.files import LOCK, append_line, check_path, make_folder, write_file
 from moiety.run.best import keep_round, list_kept
+from moiety.run.folder import OURS, WRITTEN
 from moiety.run.protocol import Callback
 from moiety.run.trackers import MLflow, TensorBoard, WandB
 from moiety.types import Metric, SetMetric
@@ -156,11 +157,20 @@ class CSV(Callback):
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         kind("path", path, (str, os.PathLike, type(None)), "the path of a file")
+        if path is not None:
+            check_path("path", path, "the path of a file")
+            must(bool(Path(path).name), "path", "the path of a file", repr(str(path)))
         self.path = None if path is None else Path(path)
         self.columns: list[str] = []
 
     def on_start(self, run: Run) -> bool | None:
         """Write the rows that are there."""
+        place = self._place(run)
+        if run.folder is not None and place.absolute().is_relative_to(run.folder.absolute()):
+            first = place.absolute().relative_to(run.folder.absolute()).parts[:1]
+            free = first != () and first[0] not in (*OURS, *WRITTEN, LOCK)
+            must(free, "path", "another file than those of the run", place, "Leave it out for history.csv.")
+        must(not place.is_dir(), "path", "the path of a file", f"the folder {place}")
         self._rewrite(run)
         return None
 

@@ -20,7 +20,7 @@ from moiety.loop.round import begin_progress
 from moiety.run import folder as files
 from moiety.run.best import restore_round
 from moiety.run.build import algorithm_from, make_problem, make_run, model_from, own_part, split_from
-from moiety.run.callbacks import EarlyStopping
+from moiety.run.callbacks import BestCheckpoint, EarlyStopping
 from moiety.run.checkpoint import check_newest, find_checkpoint, load_checkpoint, store_first_states
 from moiety.run.checks import check_kinds
 from moiety.run.identity import OF_TRAINING, check_identity, check_probe, run_identity, warn_elsewhere
@@ -89,7 +89,7 @@ def continue_run(
         must(run._loop.rounds >= done, "rounds", f">= {done}, the rounds already trained", options.rounds)
         now = run._loop.progress.run
         run.history, lost = files.read_history_until(path, now, done, config["run"])
-        files.warn_of_lost_rows(path, lost)
+        _check_lost_rows(path, lost, callbacks)
         if not any(isinstance(each, EarlyStopping) for each in callbacks.all):
             _warn_of_earlier_end(path, files.read_notes(path, now), done)
         files.remove_leftovers(path)
@@ -100,6 +100,14 @@ def continue_run(
         config["run"]["on_divergence"] = options.settings.on_divergence
         files.write_config(path, config, now)
         return train(run, callbacks.and_also(shown))
+
+
+def _check_lost_rows(path: Path, lost: list[int], callbacks: Callbacks) -> None:
+    """Say which rows of the history are lost; refuse where a callback looks for the best round in them."""
+    choosing = [type(each).__name__ for each in callbacks.all if isinstance(each, BestCheckpoint)]
+    got, hint = f"none of round {lost[:1]} in {path}", "Restore it from a copy, or resume without that callback."
+    must(not (lost and choosing), files.HISTORY, f"whole, for {''.join(choosing[:1])} goes by it", got, hint)
+    files.warn_of_lost_rows(path, lost)
 
 
 def _warn_of_earlier_end(path: Path, notes: Mapping[str, Any], done: int) -> None:
