@@ -31,6 +31,7 @@ from moiety.files import (
     PIPELINE,
     append_line,
     aside_of,
+    check_path,
     digest,
     is_sealed,
     make_folder,
