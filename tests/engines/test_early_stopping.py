@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import StopHereError, federation, mlp, stop_after
+from engine_cases import StopHereError, federation, mlp, stop_after, tree_hash
 
 import moiety as mo
 from moiety.errors import MoietyError
@@ -166,6 +166,26 @@ def test_a_lost_best_round_is_refused(tmp_path):
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(tmp_path / "copy", place)
         assert mo.verify(tmp_path / "run") == []
+
+
+def test_the_best_round_is_not_sought_in_a_history_with_lost_rows(tmp_path):
+    with pytest.raises(StopHereError):
+        begin([stopping(), stop_after(5)], tmp_path / "run")
+    file = tmp_path / "run/history.jsonl"
+    first, *rows = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(first.replace(b'"loss"', b'"lost"') + b"".join(rows))
+    before = tree_hash(tmp_path / "run")
+    with pytest.raises(MoietyError, match=r"^`history.jsonl` must be whole, for EarlyStopping goes by it, got none of"):
+        mo.resume(tmp_path / "run", data=FED, callbacks=[stopping()])
+    assert tree_hash(tmp_path / "run") == before
+    with pytest.warns(UserWarning, match="has lost the rows of round 1"):
+        mo.resume(tmp_path / "run", data=FED)
+
+
+@pytest.mark.parametrize("name", ["history.jsonl", "clients/states.bin", "config.toml", "", "best/x.csv"])
+def test_a_csv_is_no_file_of_the_run(tmp_path, name):
+    with pytest.raises(MoietyError, match=r"^`path` must be another file than those of the run, got .*history.csv"):
+        begin([mo.callbacks.CSV(tmp_path / "run" / name)], tmp_path / "run")
 
 
 def test_a_stopped_run_that_is_resumed(tmp_path):
