@@ -193,8 +193,8 @@ FRAMES: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
     ("weights a text", lambda: table(), {"weights": "ward"}, "'ward'` must be of numbers, got string"),
     ("weights missing", lambda: table(w=[1, None, 1, 1]), {"weights": "w"}, "'w'` must be given in every row.*row 1"),
     ("weights 0", lambda: table(w=[0] * 4), {"weights": "w"}, "'w'` must be above 0 in some training row"),
-    ("no client", lambda: table(), {"client": None}, "`client` must be the name of a column, got None"),
-    ("no target", lambda: table(), {"target": None}, "`target` must be the name of a column, got None"),
+    ("client None", lambda: table(), {"client": None}, "`client` must be the name of a column, got None"),
+    ("target None", lambda: table(), {"target": None}, "`target` must be the name of a column, got None"),
     ("on disk a text", lambda: table(), {"on_disk": "x"}, "`on_disk` must be true or false"),
 ]
 

@@ -13,6 +13,7 @@ import torch
 from engine_cases import StopHereError, federation, mlp, stop_after, tree_hash
 
 import moiety as mo
+from moiety.cli import main
 from moiety.errors import MoietyError
 
 FED = federation()
@@ -180,6 +181,22 @@ def test_the_best_round_is_not_sought_in_a_history_with_lost_rows(tmp_path):
     assert tree_hash(tmp_path / "run") == before
     with pytest.warns(UserWarning, match="has lost the rows of round 1"):
         mo.resume(tmp_path / "run", data=FED)
+
+
+def test_an_ended_run_that_has_lost_the_row_of_its_best_round(tmp_path, capsys):
+    best, _ = by_hand()
+    begin([stopping()], tmp_path / "run")
+    file = tmp_path / "run/history.jsonl"
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[best:]))
+    assert main(["compare", str(tmp_path / "run"), str(tmp_path / "run")]) == 2
+    wanted = f"moiety: `history.jsonl` must be whole in its row of round {best}, got none in "
+    assert capsys.readouterr().err.startswith(wanted)
+    with pytest.warns(UserWarning, match="has lost the rows of"):
+        run = mo.load(tmp_path / "run", data=FED)
+    assert_same(models_of(run), uninterrupted()[0][best - 1])
+    assert "not evaluated" in repr(run)
+    with pytest.raises(MoietyError, match=rf"`history` must be one with a row up to round {best}, got none"):
+        run.last  # noqa: B018
 
 
 @pytest.mark.parametrize("name", ["history.jsonl", "clients/states.bin", "config.toml", "", "best/x.csv"])

@@ -47,8 +47,8 @@ def uninterrupted(lr: float, every: int) -> tuple[dict[int, Any], list[dict[str,
     return seen, run.history
 
 
-def by_hand(lr: float, every: int, patience: int, metric: str) -> tuple[int | None, int]:
-    """The best round and the one after which patience ends, from the numbers of the history alone."""
+def by_hand(lr: float, every: int, patience: int, metric: str) -> tuple[int | None, int, bool]:
+    """The best round, the last one, and whether patience ended then, from the numbers of the history alone."""
     sign, best, waited, top = 1 if metric in LOWER else -1, None, 0, math.inf
     for row in uninterrupted(lr, every)[1]:
         value = row[metric]
@@ -57,8 +57,8 @@ def by_hand(lr: float, every: int, patience: int, metric: str) -> tuple[int | No
         else:
             waited += 1
         if waited >= patience:
-            return best, row["round"]
-    return best, ROUNDS
+            return best, row["round"], True
+    return best, ROUNDS, False
 
 
 def same_models(one: Any, other: Any) -> bool:
@@ -87,7 +87,7 @@ def test_early_stopping(patience: Any, metric: Any, restore: Any, lr: float, eve
         return train(lr, every, [mo.callbacks.EarlyStopping(patience, metric=metric, restore_best=restore)], out)
 
     def is_right(run: mo.Run) -> bool:
-        best, stop = by_hand(lr, every, patience, metric or "metric")
+        best, stop, ended = by_hand(lr, every, patience, metric or "metric")
         models, history = uninterrupted(lr, every)
         end = best if restore and best is not None else stop
         opened = [run] if out is None else [run, mo.load(out, data=DATA)]
@@ -96,7 +96,7 @@ def test_early_stopping(patience: Any, metric: Any, restore: Any, lr: float, eve
         more = out is None or (mo.verify(out) == [] and same_rows(opened[-1].history, wanted))
         if out is not None and restore and best is not None:
             fits.append(same_models(models_of(mo.load(out, data=DATA, best=True)), models[best]))
-        return all(fits) and more and same_rows(run.history, wanted) and bool(run.stopped) == (stop < ROUNDS)
+        return all(fits) and more and same_rows(run.history, wanted) and bool(run.stopped) == ended
 
     try:
         classify("early stopping", call, is_right)

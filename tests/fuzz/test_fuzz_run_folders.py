@@ -43,7 +43,7 @@ PER_KIND = 250 if NIGHTLY else 16
 """Two and a half thousand cases in ``make nightly``. In the gate so many, or as many as a folder has files."""
 DIRECT = ("algorithm", "split", "cohort", "engine")
 ROUNDS = 3
-EVERYTHING = ("history", "clients", "ledger", "models", "config")
+EVERYTHING = ("history", "clients", "ledger", "models", "config", "rows")
 MAY_CHANGE = {
     "history.jsonl": ("history",),
     "ledger.json": ("ledger",),

@@ -35,14 +35,16 @@ def read_result(path: Path, name: str) -> Result:
     rows, ledger = folder.read_results(path, run, (*_LEDGER, "rounds"))
     _check_types("ledger.json", path, ledger, dict.fromkeys((*_LEDGER, "rounds"), "a number >= 0"))
     history, lost = folder.read_history_until(path, run, ledger["rounds"], config["run"])
-    ended = bool(history) and history[-1]["round"] == ledger["rounds"]
-    must(ended, "history.jsonl", f"whole in its last row, of round {ledger['rounds']}", f"none in {path}")
+    notes = folder.read_notes(path, run)
+    for round in (ledger["rounds"], notes.get("restored", ledger["rounds"])):  # those of the models that it ended with
+        there = any(row["round"] == round for row in history)
+        must(there, "history.jsonl", f"whole in its row of round {round}", f"none in {path}")
     folder.warn_of_lost_rows(path, lost)
     history = _check_rows("history.jsonl", path, history, _HISTORY)
     clients = _check_rows("clients.parquet", path, rows, _CLIENT)
     unseen = folder.read_unseen(path, run)
     unseen = _check_rows("unseen.parquet", path, unseen, _CLIENT) if unseen else []
-    return Result(name, config, history, clients, ledger, unseen, **folder.read_notes(path, run))
+    return Result(name, config, history, clients, ledger, unseen, **notes)
 
 
 def _check_rows(file: str, path: Path, rows: list[Any], keys: Mapping[str, str]) -> list[Row]:

@@ -170,7 +170,7 @@ class CSV(Callback):
             first = place.absolute().relative_to(run.folder.absolute()).parts[:1]
             free = first != () and first[0] not in (*OURS, *WRITTEN, LOCK)
             must(free, "path", "another file than those of the run", place, "Leave it out for history.csv.")
-        must(not place.is_dir(), "path", "the path of a file", f"the folder {place}")
+        must(not os.path.isdir(place), "path", "the path of a file", f"the folder {place}")
         self._rewrite(run)
         return None
 

@@ -67,7 +67,7 @@ class Run:
     def __repr__(self) -> str:
         loop = self._loop
         size = f"{loop.algorithm.name}, {loop.progress.round} rounds, {len(loop.problem.data)} clients"
-        if not self.history:
+        if not any(row["round"] <= self._loop.progress.round for row in self.history):
             return f"Run({size}; not evaluated)"
         last = self.last
         metric = "not finite" if last["metric"] is None else f"{last['metric']:.4g}"
@@ -82,7 +82,12 @@ class Run:
     @property
     def last(self) -> Row:
         """The row of the history for the models that the run has."""
-        return next(row for row in reversed(self.history) if row["round"] <= self._loop.progress.round)
+        now = self._loop.progress.round
+        rows = [row for row in self.history if row["round"] <= now]
+        must(
+            bool(rows), "history", f"one with a row up to round {now}", "none", "The run was not evaluated, or lost it."
+        )
+        return rows[-1]
 
     @property
     def engine(self) -> str:
