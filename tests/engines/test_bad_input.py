@@ -174,6 +174,10 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "loss a number": (lambda: fit(loss=5), "`loss`"),
     "metric unknown": (lambda: fit(metric="acuracy"), "`metric`.*accuracy"),
     "device unknown": (lambda: fit(device="gpuu"), "`device`.*gpuu"),
+    "beyond float32": (
+        lambda: fit(data=raw(x=np.full((4, 4), -1e300))),
+        "`columns.x` must be within the range of torch.float32, got 1e\\+300",
+    ),
     "device beyond numbers": (lambda: fit(device=10**400), "`device` must be a device of this machine"),
     "out no path": (lambda: fit(out="\ud800"), "`out` must be a folder's path"),
     "device not there": (lambda: fit(device="cuda:7"), "`device`.*cuda"),

@@ -45,7 +45,7 @@ OUTPUTS: dict[str, Any] = {
     "other name": lambda logits: {"scores": logits},
     "loss first": lambda logits: {"loss": logits.sum(), "scores": logits},
     "None first": lambda logits: (None, logits),
-    "nested": lambda logits: ((logits, logits), logits * 3),
+    "nested": lambda logits: ((logits.detach() * 5,), logits),
     "another axis": lambda logits: logits[None],
     "single number": lambda logits: logits.sum(),
     "nothing": lambda logits: None,
@@ -56,7 +56,7 @@ OUTPUTS: dict[str, Any] = {
     "complex": lambda logits: logits.to(torch.complex64),
     "one class": lambda logits: logits[:, :1],
 }
-WRONG_OUTPUTS = ("nested", "another axis", "single number", "nothing", "empty", "text", "array", "whole numbers")
+WRONG_OUTPUTS = ("another axis", "single number", "nothing", "empty", "text", "array", "whole numbers")
 BUFFERS = ["none", "integer", "bool", "not saved", "counted", "half", "scale", "shadow"]
 CALLS = ["x", "by name", "other order", "keyword only", "unused", "any", "missing"]
 

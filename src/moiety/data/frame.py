@@ -132,16 +132,17 @@ def from_frame(
         rows = rows._replace(test=held)
     placed = _place_rows(rows, test=test, validation=validation, unseen=unseen_clients, seed=seed)
     sure = list(categories) if isinstance(categories, Mapping) else []
-    fitted = _fit(table, chosen, placed, missing=missing, standardise=standardise, on_disk=on_disk, sure=sure)
+    with np.errstate(over="ignore", invalid="ignore"):  # numbers that are too large are refused below
+        fitted = _fit(table, chosen, placed, missing=missing, standardise=standardise, on_disk=on_disk, sure=sure)
     mean = 1.0
     if rows.weight is not None:
         mean = float(rows.weight[_trained(placed)].mean())
         must(mean > 0, f"column {weights!r}", "above 0 in some training row", "0 in all of them")
     recipe = Preprocessing(fitted, target, rows.class_names, weights or "", mean, dtype)
     columns = {"x": _make_x(table, recipe, placed, on_disk, sure), "y": _put(rows.y, placed)}
-    columns["y"] = columns["y"] if rows.class_names else columns["y"].astype(dtype)
+    columns["y"] = columns["y"] if rows.class_names else _narrow(target, columns["y"], dtype)
     if rows.weight is not None:
-        columns["weight"] = (_put(rows.weight, placed) / mean).astype(dtype)
+        columns["weight"] = _narrow(str(weights), _put(rows.weight, placed) / mean, dtype)
     fed = _assemble(columns, placed, recipe)
     return replace(fed, spec=_write_spec(data, options))
 
@@ -362,6 +363,16 @@ def _put(values: Array, placed: _Placed) -> Array:
     ordered = np.empty_like(values)
     ordered[placed.place] = values
     return ordered
+
+
+def _narrow(name: str, values: Array, dtype: str) -> Array:
+    """The numbers of a column in that type, which must hold them all."""
+    with np.errstate(over="ignore"):
+        narrow = values.astype(dtype)
+    odd = ~np.isfinite(narrow)
+    got, hint = f"{values[int(np.argmax(odd))]:g}", 'Use dtype="float64", or other units.'
+    must(not odd.any(), f"column {name!r}", f"of numbers that {dtype} can hold", got, hint)
+    return narrow
 
 
 def _assemble(columns: Mapping[str, Array], placed: _Placed, recipe: Preprocessing) -> FederatedData:

@@ -87,7 +87,13 @@ class Preprocessing:
             if feature.fill is not None:
                 values = np.where(absent, feature.fill, values)
             if feature.kind != "category":
-                x[:, at] = (values - feature.mean) / feature.scale
+                with np.errstate(over="ignore", invalid="ignore"):
+                    x[:, at] = (values - feature.mean) / feature.scale
+                odd = ~np.isfinite(x[:, at]) & ~np.isnan(values)
+                if odd.any():
+                    hint = 'Use dtype="float64", or other units.'
+                    got = f"{values[int(np.argmax(odd))]:g}"
+                    refuse(f"column {feature.name!r}", f"of numbers that {self.dtype} can hold", got, hint)
             else:
                 count = len(feature.categories)
                 known = (values >= 0) & (values < count) & (values == np.floor(values))

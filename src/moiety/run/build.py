@@ -26,7 +26,7 @@ from moiety.loop.uploads import UploadOptions
 from moiety.loop.virtual_time import choose_loop
 from moiety.machine import check_room
 from moiety.models import MODELS
-from moiety.run.checks import check_clients, check_model, check_split
+from moiety.run.checks import check_clients, check_model, check_range, check_split
 from moiety.run.memory import check_columns
 from moiety.run.result import Run
 from moiety.run.settings import Options, check_device, pick_attackers
@@ -128,6 +128,7 @@ def make_problem(
     must(names == task.init.keys(), "split", "made for this model", f"another's, with {len(names)} names")
     check_split(algorithm, split)
     check_columns(dict(data.columns), tasks.dtype_of(task))
+    check_range(data.columns, tasks.dtype_of(task))
     problem = Problem(task, split, data, to_tensors(data.columns, task, device), options.seed, partial=settings.partial)
     if check:
         check_model(problem, inputs, loss)

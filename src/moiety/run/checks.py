@@ -165,6 +165,16 @@ def check_clients(problem: Problem, algorithm: Algorithm) -> None:
             refuse("batch_size", wanted, got, hint)
 
 
+def check_range(columns: Mapping[str, np.ndarray], dtype: torch.dtype) -> None:
+    """Raise where a number of the data becomes an infinity in the model's precision."""
+    most = torch.finfo(dtype).max
+    for name, column in columns.items():
+        if column.dtype.kind == "f" and column.size and torch.finfo(dtype).bits < 8 * column.dtype.itemsize:
+            largest = max(float(column.max()), -float(column.min()))
+            hint = "Scale it, or use a model of float64: model.double()."
+            must(not largest > most, f"columns.{name}", f"within the range of {dtype}", f"{largest:g}", hint)
+
+
 def check_turn(phase: Phase, most: int) -> None:
     """Raise where a client's turn goes through more rows than a plan can hold; a client has at ``most`` so many."""
     name, rows = "steps" if phase.epochs is None else "epochs", count_rows(phase, most)
