@@ -49,7 +49,7 @@ test-extras: .venv/extras/installed
 	touch $@
 
 # What is too long for the gate: planted faults; every call of the disk fails once; a thousand flipped bits and cut
-# files; runs that are killed at every change of their folder, and again and again; eight thousand fuzzed inputs
+# files; runs that are killed at every change of their folder, and again and again; eleven thousand fuzzed inputs
 # and folders; conformance rows on all clients that the gate has on few.
 nightly: install
 	$(BIN)/python -m benchmarks.faults

@@ -20,7 +20,7 @@ from moiety.errors import MoietyError
 CLEAN, RIGHT, TRACEBACK, HANG, WRONG = "clean line", "accepted and right", "traceback", "hang", "silently wrong"
 SECONDS = 60
 CASES = 1000 if NIGHTLY else 75
-"""For each of the six areas where a case takes milliseconds."""
+"""For each of the seven areas where a case takes milliseconds."""
 SLOW_CASES = 400 if NIGHTLY else 20
 """For each of the six areas where a case trains several runs, or reads many files."""
 counts: dict[str, Counter[str]] = {}

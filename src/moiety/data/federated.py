@@ -10,6 +10,7 @@ On disk the data is a folder of NumPy files that is read by memory mapping: ``co
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ from moiety.data.digest import (
 from moiety.data.folder import AGAIN, COLUMNS, map_array, read_meta, refuse_folder, write_arrays
 from moiety.data.preprocess import Preprocessing
 from moiety.errors import as_array, choice, is_whole, kind, must, near, refuse
+from moiety.files import check_path
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -298,6 +300,8 @@ class FederatedData:
 
     def save(self, folder: str | Path) -> None:
         """Write everything to a new folder, whole or not at all; ``open_folder`` reads it without loading it."""
+        kind("folder", folder, (str, os.PathLike), "a folder's path")
+        check_path("folder", folder, "a folder's path")
         target = Path(folder)
         must(not target.exists(), "folder", "a new one", target, "Remove it first or choose another name.")
         must(target.parent.is_dir(), "folder", "inside a folder that exists", target)
