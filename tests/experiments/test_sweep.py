@@ -173,20 +173,22 @@ def test_a_function_is_taken_at_its_word(tmp_path):
     seen = []
 
     def arguments(point):
-        return small_arguments(point, engine="sequential", callbacks=[lambda run, record: seen.append(run)])
+        engine = "vectorised" if point["algorithm"].spec["shared"] == 0.2 else "sequential"
+        return small_arguments(point, engine=engine, callbacks=[lambda run, record: seen.append(run)])
 
     grid = {"algorithm": [mo.fedavg(shared=0.1), mo.fedavg(shared=0.2)]}
     result = mo.sweep(arguments, grid, seeds=1, out=tmp_path / "sweep", jobs=1)
     assert len(seen) == 6
-    assert {run.engine for run in seen} == {"sequential"}
+    assert [run.engine for run in seen] == ["sequential"] * 3 + ["vectorised"] * 3
     names = ['algorithm={"name": "fedavg", "shared": 0.1}', 'algorithm={"name": "fedavg", "shared": 0.2}']
     assert [row["row"] for row in result.rows] == names
     again = mo.sweep(arguments, grid, seeds=1, out=tmp_path / "sweep", jobs=1)
     assert len(seen) == 6, "what has ended was run again"
     assert again.rows == result.rows
+    other = lambda point: small_arguments({})  # noqa: E731
     for values in ([object()], [{(1, 2): 3}], ["\ud800"], [lambda: 0]):
         with pytest.raises(MoietyError, match="`grid` must be numbers, texts, lists, or values that moiety makes"):
-            mo.sweep(arguments, {"x": values}, seeds=1, jobs=1)
+            mo.sweep(other, {"x": values}, seeds=1, jobs=1)
 
 
 def test_what_a_function_gives_must_be_arguments_of_fit():

@@ -141,7 +141,7 @@ def _order_clients(codes: Ints, clients: Vocabulary) -> tuple[Ints, Names]:
     given = list(clients.codes)
     texts = [value for value in given if isinstance(value, str)]
     check_names("client", texts)
-    largest = 0 if texts else max(map(int, given), default=0)  # type: ignore[call-overload]
+    largest = 0 if texts else max((value for value in given if isinstance(value, int)), default=0)
     must(largest < 2**63, "client", "numbers within the range of int64, or texts", largest)
     ids = np.array(given, dtype=np.str_) if texts else np.array(given, dtype=np.int64)
     distinct, position = np.unique(ids, return_inverse=True)

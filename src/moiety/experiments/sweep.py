@@ -295,8 +295,8 @@ def _summarise(point: Point, runs: Sequence[Row]) -> Row:
     """The row of a point. One whose runs did not all end well has scores of those that did."""
     whole_runs = [run for run in runs if run.get("score") is not None]
     first = whole_runs[0] if whole_runs else {}
-    values = {name: json.loads(describe_value(name, value)) for name, value in point.items()}
-    row: Row = {"row": name_point(point), "point": values, "seeds": len(runs), "failed": len(runs) - len(whole_runs)}
+    plain = {name: json.loads(describe_value(name, value)) for name, value in point.items()}
+    row: Row = {"row": name_point(point), "point": plain, "seeds": len(runs), "failed": len(runs) - len(whole_runs)}
     row |= {"metric_name": first.get("metric"), "part": first.get("part")}
     row["higher_is_better"] = first.get("higher_is_better")
     for name, key in {"metric": "score", "validation": "validation"}.items():
