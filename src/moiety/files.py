@@ -7,6 +7,7 @@ fails the n-th call or writes only a part.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import io
@@ -24,7 +25,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from moiety.errors import must, refuse, report_errors
+from moiety.errors import kind, must, refuse, report_errors
 
 try:
     import fcntl
@@ -220,11 +221,15 @@ def open_scratch(size: int) -> Any:
 
 
 def check_path(name: str, path: str | os.PathLike[str], wanted: str) -> None:
-    """Refuse a path that no file can have."""
+    """Refuse what is no path, and a path that no file can have."""
+    kind(name, path, (str, os.PathLike), wanted)
     text = os.fspath(path)
     try:
-        fits = bool(text) and b"\0" not in os.fsencode(text)
-    except ValueError:  # half a character
+        fits = bool(text)
+        os.stat(text)
+    except OSError as error:  # whatever else is wrong with it shows when it is used
+        fits = fits and error.errno != errno.ENAMETOOLONG
+    except ValueError:  # half a character, or the character 0
         fits = False
     must(fits, name, wanted, f"{text!r:.60}")
 

@@ -273,6 +273,19 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+LONG = "x" * 300
+READERS: dict[str, Callable[[Any], Any]] = {
+    "resume": mo.resume,
+    "load": mo.load,
+    "verify": mo.verify,
+    "open": mo.data.open_folder,
+    "save": FED.save,
+}
+for reader, read in READERS.items():
+    for what, place in {"long name": LONG, "character 0": "a\0", "half a character": "\ud800", "number": 3}.items():
+        CASES[f"{reader} a {what}"] = (lambda read=read, place=place: read(place), "`folder` must be")
+
+
 @pytest.mark.parametrize(("call", "pattern"), CASES.values(), ids=CASES.keys())
 def test_bad_input_is_one_line(call: Callable[[], Any], pattern: str) -> None:
     refused(call, pattern)

@@ -10,7 +10,6 @@ On disk the data is a folder of NumPy files that is read by memory mapping: ``co
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -300,7 +299,6 @@ class FederatedData:
 
     def save(self, folder: str | Path) -> None:
         """Write everything to a new folder, whole or not at all; ``open_folder`` reads it without loading it."""
-        kind("folder", folder, (str, os.PathLike), "a folder's path")
         check_path("folder", folder, "a folder's path")
         target = Path(folder)
         must(not target.exists(), "folder", "a new one", target, "Remove it first or choose another name.")
@@ -335,6 +333,7 @@ def open_folder(folder: str | Path, *, read_all: bool = False) -> FederatedData:
     The first time all columns are read, to see whether they are as they were saved. After that only a file that was
     changed, exchanged or copied is read again. With ``read_all`` all of them are read, and nothing is written.
     """
+    check_path("folder", folder, "a folder's path")
     path = Path(folder)
     must(path.is_dir(), "folder", "a folder written by FederatedData.save", f"{path}, which is no folder")
     meta = read_meta(path)

@@ -240,7 +240,6 @@ def prepare_folder(out: str | os.PathLike[str] | None, what: str) -> Path | None
     """The folder, made where there is none; one that holds other things is refused."""
     if out is None:
         return None
-    kind("out", out, (str, os.PathLike), "a folder's path")
     check_path("out", out, "a folder's path")
     folder = Path(out)
     if folder.is_dir() and not (folder / RECIPE).is_file():

@@ -156,7 +156,6 @@ class CSV(Callback):
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        kind("path", path, (str, os.PathLike, type(None)), "the path of a file")
         if path is not None:
             check_path("path", path, "the path of a file")
             must(bool(Path(path).name), "path", "the path of a file", repr(str(path)))

@@ -116,7 +116,6 @@ def _new_id(folder: Path) -> str:
 
 def make_run_folder(out: str | os.PathLike[str]) -> Path:
     """A folder for a run, made where there is none; one that holds a run is refused, so that nothing is lost."""
-    kind("out", out, (str, os.PathLike), "a folder's path")
     check_path("out", out, "a folder's path")
     folder = Path(out)
     with report_errors("out", "a folder's path", (OSError, ValueError), f" at {folder}"):

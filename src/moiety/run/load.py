@@ -14,6 +14,7 @@ from moiety import task as tasks
 from moiety.data import FederatedData, Preprocessing
 from moiety.data.federated import Numbered
 from moiety.errors import kind, must
+from moiety.files import check_path
 from moiety.run import folder as files
 from moiety.run.best import find_kept, restore_round
 from moiety.run.build import own_part
@@ -52,7 +53,7 @@ def load(
         best: open the models of the best round, which ``BestCheckpoint`` or ``EarlyStopping`` kept. By default those
             that the run ended with; of a run under way, those of its last checkpoint.
     """
-    kind("folder", folder, (str, os.PathLike), "the folder of a run")
+    check_path("folder", folder, "the folder of a run")
     kind("best", best, bool, "true or false")
     path = Path(folder)
     run = open_run(path, Given(model, data, algorithm, split, loss, metric))

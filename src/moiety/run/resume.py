@@ -11,8 +11,8 @@ from torch import nn
 
 from moiety import task as tasks
 from moiety.data import FederatedData
-from moiety.errors import kind, must
-from moiety.files import PIPELINE
+from moiety.errors import must
+from moiety.files import PIPELINE, check_path
 from moiety.run.pipeline import Stage, continue_pipeline
 from moiety.run.protocol import Callbacks
 from moiety.run.protocol import Given as Heard
@@ -65,7 +65,7 @@ def resume(
     Returns:
         The ``Run``; for a pipeline, a list with a run for each stage.
     """
-    kind("folder", folder, (str, os.PathLike), "the folder of a run or of a pipeline")
+    check_path("folder", folder, "the folder of a run or of a pipeline")
     path, given = Path(folder), Given(model, data, algorithm, split, loss, metric, settings)
     heard = Callbacks(callbacks)
     if not (path / PIPELINE).is_file():

@@ -16,7 +16,7 @@ from moiety.data import FederatedData, from_spec, open_folder
 from moiety.data.digest import Digest, explain_difference
 from moiety.data.folder import META
 from moiety.errors import MoietyError, kind, message, must
-from moiety.files import CONFIG, PIPELINE, RECIPE, TABLE, TABLE_FORMAT, read_sealed, report_unreadable
+from moiety.files import CONFIG, PIPELINE, RECIPE, TABLE, TABLE_FORMAT, check_path, read_sealed, report_unreadable
 from moiety.run import folder as files
 from moiety.run.best import check_kept, find_kept, place_of
 from moiety.run.build import own_part
@@ -37,7 +37,7 @@ def verify(folder: str | os.PathLike[str], *, data: bool | FederatedData = False
         A sentence for each file that is damaged, missing or of another run; an empty list where all is well.
     """
     wanted = "the folder of a run, of a pipeline, of a recipe or of data"
-    kind("folder", folder, (str, os.PathLike), wanted)
+    check_path("folder", folder, wanted)
     kind("data", data, (bool, FederatedData), "True, False or federated data")
     path = Path(folder)
     runs, check = list_runs(path), _Check(data)
