@@ -86,15 +86,26 @@ def read_times(name: str, column: pa.Array, place: Place) -> Array:
     check_given(name, column, place)
     if is_number(column.type):
         return read_numbers(name, column, place)
-    hint = "Write dates as 2024-01-31, or as numbers."
-    if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
-        zone = getattr(column.type, "tz", None)
-        try:
-            moments = column.cast(pa.timestamp("us", tz=zone), safe=False)
-            return np.asarray(moments.cast(pa.int64()).to_numpy(zero_copy_only=False), dtype=np.int64)
-        except (pa.ArrowException, ValueError):
-            pass
-    return refuse(f"column {name!r}", "of dates, times or numbers to order rows by", str(column.type), hint)
+    hint, wanted = "Write dates as 2024-01-31, or as numbers.", "of dates, times or numbers to order rows by"
+    if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type) or is_text(column.type):
+        for zone in (getattr(column.type, "tz", None), "UTC"):  # a text may name its zone, as in 2024-01-31T12:00Z
+            try:
+                moments = column.cast(pa.timestamp("us", tz=zone), safe=False)
+                return np.asarray(moments.cast(pa.int64()).to_numpy(zero_copy_only=False), dtype=np.int64)
+            except (pa.ArrowException, ValueError):
+                pass
+    if is_text(column.type):
+        row = next((row for row in range(len(column)) if not _is_moment(column[row].as_py())), 0)
+        return refuse(f"column {name!r}", wanted, f"{column[row].as_py()!r:.40} at {place(row)}", hint)
+    return refuse(f"column {name!r}", wanted, str(column.type), hint)
+
+
+def _is_moment(text: str) -> bool:
+    try:
+        pa.scalar(text).cast(pa.timestamp("us"))
+    except (pa.ArrowException, ValueError):
+        return False
+    return True
 
 
 def as_label(value: object) -> str:
