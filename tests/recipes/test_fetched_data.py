@@ -55,7 +55,7 @@ QUICK = {"fedpop-small", "ffgg-async", "glocal-clients", "glocal-delay", "glocal
 ONE = {"seeds", "rounds", "personal_rounds", "finetune_epochs", "epochs", "every", "passes", "inner_steps"}
 FEW = {"clients": 8, "clients_figure2": 3, "clients_figure6": 3, "cohort": 2, "active": 2, "held_out": 2}
 FEW |= {"rows": 20, "test": 10, "test_rows": 10, "inspected": 2}
-FIRST = {"attacks", "clients", "delays", "lr", "personal_lr", "finetune_lr", "rates", "settings", "sweeps", "tasks"}
+FIRST = {"clients", "delays", "lr", "personal_lr", "finetune_lr", "rates", "settings", "sweeps", "tasks"}
 
 
 @pytest.fixture(scope="module", autouse=True)
