@@ -25,13 +25,13 @@ MAKERS = {
     "fashion_mnist": lambda: small.mnist(rows=1_000, tests=400),
     "mnist": lambda: small.mnist(rows=1_000, tests=400),
     "pendigits": lambda: small.pendigits(each=90),
-    "shakespeare-roles": lambda: small.shakespeare_roles(plays=40, more=" So it is." * 5),
+    "shakespeare-tff": lambda: small.shakespeare_tff(roles=40),
     "uci_har": lambda: small.uci_har(rows=54, tests=36, subjects=9),
 }
 USED = {
     "fedalt-images": {"chars74k"},
     "fedalt-speech": {"audiomnist"},
-    "fedalt-text": {"shakespeare-roles"},
+    "fedalt-text": {"shakespeare-tff"},
     "fedpop-full": {"cifar10"},
     "fedpop-people": {"uci_har"},
     "fedpop-small": {"cifar10"},
@@ -142,7 +142,7 @@ def test_a_recipe_without_its_data_says_how_to_fetch_them(tmp_path, monkeypatch,
     for recipe, name in {
         "fedpop-people": "uci_har",
         "fedpop-small": "cifar10",
-        "fedalt-text": "shakespeare-roles",
+        "fedalt-text": "shakespeare-tff",
     }.items():
         assert main(["run", recipe, "--out", str(tmp_path / "out")]) == 2
         err = capsys.readouterr().err
