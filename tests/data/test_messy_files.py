@@ -12,7 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import moiety as mo
 from moiety.data import FederatedData, from_frame, from_spec
+from moiety.errors import MoietyError
 
 ROWS = [("A", "1.5", "u", "no"), ("A", "2.5", "v", "yes"), ("B", "3.5", "u", "no"), ("B", "4.5", "v", "yes")]
 HEADING = ("site", "age", "ward", "y")
@@ -149,3 +151,14 @@ def test_all_options_in_a_file_are_those_in_python(tmp_path: Path) -> None:
     assert fed.unseen is not None
     assert len(fed.unseen) == 2
     assert not {*map(str, fed.ids)} & {*map(str, fed.unseen.ids)}
+
+
+def test_rows_to_predict_come_from_a_file_too(tmp_path: Path) -> None:
+    fed = load(tmp_path / "a.csv", write(), standardise=True)
+    model = mo.models.mlp(3, 2, hidden=(4,), seed=0)
+    run = mo.fit(model, fed, mo.fedavg(shared=0.1), rounds=1)
+    want = run.predict("A", pd.read_csv(tmp_path / "a.csv")).tolist()
+    assert run.predict("A", str(tmp_path / "a.csv")).tolist() == want
+    assert run.predict("A", tmp_path / "a.csv").tolist() == want
+    with pytest.raises(MoietyError, match=r"`column 'age'` must be of numbers, got '61,5' at row 1\."):
+        run.predict("A", pd.DataFrame({"age": ["61", "61,5"], "ward": ["u", "v"]}))

@@ -256,7 +256,7 @@ FRAMES: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
     ("time missing", lambda: table(t=[*DAYS[:3], None]), {"time": "t"}, "'t'` must be given in every row.*row 3"),
     ("group missing", lambda: table(g=[1, None, 2, 3]), {"group": "g"}, "'g'` must be given in every row.*row 1"),
     ("weights negative", lambda: table(w=[1, 1, -1, 1]), {"weights": "w"}, "'w'` must be >= 0, got -1.0 at row 2"),
-    ("weights a text", lambda: table(), {"weights": "ward"}, "'ward'` must be of numbers, got string"),
+    ("weights a text", lambda: table(), {"weights": "ward"}, "'ward'` must be of numbers, got 'u' at row 0"),
     ("weights missing", lambda: table(w=[1, None, 1, 1]), {"weights": "w"}, "'w'` must be given in every row.*row 1"),
     ("weights 0", lambda: table(w=[0] * 4), {"weights": "w"}, "'w'` must be above 0 in some training row"),
     ("on disk a text", lambda: table(), {"on_disk": "x"}, "`on_disk` must be true or false"),

@@ -14,7 +14,17 @@ import pyarrow as pa
 from moiety.data.federated import Array
 from moiety.data.preprocess import Feature, Floats, Sums, add_sums, sum_rows
 from moiety.data.tables import Table
-from moiety.data.values import DATE, Place, Vocabulary, as_label, look_up, read_numbers, refuse_missing, sort_labels
+from moiety.data.values import (
+    DATE,
+    Place,
+    Vocabulary,
+    as_label,
+    is_number_text,
+    look_up,
+    read_numbers,
+    refuse_missing,
+    sort_labels,
+)
 from moiety.errors import refuse
 
 MOST_CATEGORIES = {"one-hot": 1_000, "codes": 1_000_000}
@@ -215,12 +225,3 @@ def looks_mixed(labels: Sequence[str]) -> str | None:
     """
     odd = [label for label in labels if not is_number_text(label)]
     return odd[0] if odd and 2 * len(odd) < len(labels) else None
-
-
-def is_number_text(label: str) -> bool:
-    """Whether a text is that of a number."""
-    try:
-        float(label)
-    except ValueError:
-        return False
-    return True

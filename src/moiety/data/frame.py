@@ -21,7 +21,6 @@ from moiety.data.fitting import (
     check_texts,
     count_unknown,
     find_row,
-    is_number_text,
     read_raw,
     warn_of_unknown,
 )
@@ -29,7 +28,7 @@ from moiety.data.parts import part_at_random, part_by_group, part_by_time
 from moiety.data.preprocess import ENCODINGS, WIDER, Feature, Preprocessing
 from moiety.data.roles import Rows, check_roles, read_roles
 from moiety.data.tables import Table, open_table
-from moiety.data.values import check_feature
+from moiety.data.values import check_feature, is_number_text
 from moiety.errors import SEED, choice, kind, must, near, refuse, whole
 from moiety.files import open_scratch
 from moiety.machine import free_memory

@@ -13,13 +13,14 @@ import pyarrow as pa
 
 from moiety.data.build import as_names
 from moiety.data.federated import Array, Ints, Names, check_names
-from moiety.data.fitting import check_spaces, check_texts, find_row, is_number_text
+from moiety.data.fitting import check_spaces, check_texts, find_row
 from moiety.data.tables import Table, is_number, is_text
 from moiety.data.values import (
     REMOVE,
     Vocabulary,
     as_label,
     check_given,
+    is_number_text,
     read_integers,
     read_numbers,
     read_times,

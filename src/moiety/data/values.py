@@ -44,7 +44,10 @@ def read_numbers(name: str, column: pa.Array, place: Place, *, missing: bool = F
     try:
         values = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     except (pa.ArrowException, ValueError):
-        refuse(f"column {name!r}", "of numbers", f"{column.type} ({place(0)})")
+        texts = column.to_pylist() if is_text(column.type) else []
+        first = next((row for row, text in enumerate(texts) if text is not None and not is_number_text(text)), None)
+        got = f"{column.type} ({place(0)})" if first is None else f"{texts[first]!r:.40} at {place(first)}"
+        refuse(f"column {name!r}", "of numbers", got)
     numbers = np.asarray(values, dtype=np.float64)
     odd = np.isinf(numbers) if missing else ~np.isfinite(numbers)
     if odd.any():
@@ -104,6 +107,15 @@ def _is_moment(text: str) -> bool:
     try:
         pa.scalar(text).cast(pa.timestamp("us"))
     except (pa.ArrowException, ValueError):
+        return False
+    return True
+
+
+def is_number_text(label: str) -> bool:
+    """Whether a text is that of a number."""
+    try:
+        float(label)
+    except ValueError:
         return False
     return True
 
