@@ -162,3 +162,14 @@ def test_rows_to_predict_come_from_a_file_too(tmp_path: Path) -> None:
     assert run.predict("A", tmp_path / "a.csv").tolist() == want
     with pytest.raises(MoietyError, match=r"`column 'age'` must be of numbers, got '61,5' at row 1\."):
         run.predict("A", pd.DataFrame({"age": ["61", "61,5"], "ward": ["u", "v"]}))
+
+
+def test_rows_that_are_dealt_anew_keep_their_preprocessing_and_names(tmp_path: Path) -> None:
+    rows = [("A", str(10 * k), "uv"[k % 2], ["no", "yes"][k % 2]) for k in range(20)]
+    fed = load(tmp_path / "a.csv", write(rows), standardise=True)
+    dealt = mo.data.load(fed, clients=4, partition=mo.data.iid(), seed=0)
+    assert dealt.class_names == ("no", "yes")
+    assert list(dealt.describe().labels) == ["no", "yes"]
+    model = mo.models.mlp(3, 2, hidden=(4,), seed=0)
+    run = mo.fit(model, dealt, mo.fedavg(shared=0.5), rounds=30)
+    assert run.predict("0", tmp_path / "a.csv").tolist() == [row[3] for row in rows]  # raw rows: the ward tells
