@@ -14,8 +14,7 @@ import numpy as np
 from moiety.data.build import from_arrays, from_clients
 from moiety.data.federated import FederatedData
 from moiety.data.partition import Partition, deal
-from moiety.data.preprocess import Preprocessing
-from moiety.data.values import sort_labels
+from moiety.data.preprocess import Preprocessing, sort_labels
 from moiety.errors import as_array, kind, must, near, refuse, report_errors, whole
 from moiety.random import generator
 

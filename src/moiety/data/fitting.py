@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from moiety.data.federated import Array
-from moiety.data.preprocess import Feature, Floats, Sums, add_sums, sum_rows
+from moiety.data.preprocess import Feature, Floats, Sums, add_sums, sort_labels, sum_rows
 from moiety.data.tables import Table
 from moiety.data.values import (
     DATE,
@@ -23,7 +23,6 @@ from moiety.data.values import (
     look_up,
     read_numbers,
     refuse_missing,
-    sort_labels,
 )
 from moiety.errors import refuse
 

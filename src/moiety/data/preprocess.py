@@ -153,6 +153,16 @@ class Preprocessing:
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 
+def sort_labels(labels: list[str]) -> list[str]:
+    """Names in the order of numbers where all are whole numbers, else in the order of texts.
+
+    >>> sort_labels(["10", "9"]), sort_labels(["10", "9", "b"])
+    (['9', '10'], ['10', '9', 'b'])
+    """
+    whole = all(label.removeprefix("-").isdecimal() for label in labels)
+    return sorted(labels, key=(lambda label: (int(label), label)) if whole else None)
+
+
 class Sums(NamedTuple):
     """What a client could send for means and standard deviations: for each column, over the values that are there.
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from moiety.data.build import as_names
 from moiety.data.federated import Array, Ints, Names, check_names
 from moiety.data.fitting import check_spaces, check_texts, find_row
+from moiety.data.preprocess import sort_labels
 from moiety.data.tables import Table, is_number, is_text
 from moiety.data.values import (
     REMOVE,
@@ -24,7 +25,6 @@ from moiety.data.values import (
     read_integers,
     read_numbers,
     read_times,
-    sort_labels,
 )
 from moiety.errors import kind, must, near, refuse
 

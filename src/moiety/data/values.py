@@ -127,16 +127,6 @@ def as_label(value: object) -> str:
     return str(value)
 
 
-def sort_labels(labels: list[str]) -> list[str]:
-    """Names in the order of numbers where all are whole numbers, else in the order of texts.
-
-    >>> sort_labels(["10", "9"]), sort_labels(["10", "9", "b"])
-    (['9', '10'], ['10', '9', 'b'])
-    """
-    whole = all(label.removeprefix("-").isdecimal() for label in labels)
-    return sorted(labels, key=(lambda label: (int(label), label)) if whole else None)
-
-
 class Vocabulary:
     """The distinct values of a column so far, each with a code: the order in which they came."""
 
