@@ -13,7 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests that try a sample in the gate, and all of it at night.
 NIGHTLY := tests/engines/test_storage_faults.py tests/engines/test_storage_damage.py tests/engines/test_killed_run.py \
 	tests/engines/test_resume.py tests/conformance/test_conformance_engines.py \
-	tests/conformance/test_conformance_processes.py tests/data/test_folder.py tests/engines/test_estimator.py tests/fuzz
+	tests/conformance/test_conformance_processes.py tests/data/test_folder.py tests/engines/test_estimator.py tests/fuzz \
+	tests/recipes/test_fetched_data.py
 
 .PHONY: demo test test-extras mypy pytest nightly pins deviations bench bench-quick install format clean
 
@@ -50,7 +51,8 @@ test-extras: .venv/extras/installed
 
 # What is too long for the gate: planted faults; every call of the disk fails once; a thousand flipped bits and cut
 # files; runs that are killed at every change of their folder, and again and again; eleven thousand fuzzed inputs
-# and folders; conformance rows on all clients that the gate has on few.
+# and folders; conformance rows on all clients that the gate has on few; every recipe to its page on small fetched
+# files.
 nightly: install
 	$(BIN)/python -m benchmarks.faults
 	MOIETY_NIGHTLY=1 $(BIN)/pytest -n 2 $(NIGHTLY)

@@ -23,11 +23,14 @@ class Pictures(Dataset):
 
 
 class Table:
-    """What moiety looks at in a table of Hugging Face: its column names and its columns."""
+    """What moiety looks at in a table of Hugging Face: its length, its column names and its columns."""
 
     def __init__(self, **columns):
         self.columns = columns
         self.column_names = list(columns)
+
+    def __len__(self):
+        return len(next(iter(self.columns.values())))
 
     def __getitem__(self, name):
         return self.columns[name]
@@ -81,6 +84,40 @@ def test_texts_of_all_clients_have_one_width():
     assert fed.client("a")["input_ids"].tolist() == [[3, 3, 0], [1, 0, 0]]
     assert fed.client("b")["input_ids"].tolist() == [[1, 2, 3], [3, 0, 0]]
     assert fed.client("b")["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+
+
+class Folder(Pictures):
+    """A data set that knows the names of its classes, as torchvision's folders do."""
+
+    def __init__(self, rows, classes):
+        super().__init__(rows)
+        self.classes = classes
+
+
+def test_labels_of_the_same_name_are_the_same_label():
+    folders = {"a": Folder(4, ["cat", "owl"]), "b": Folder(3, ["bat", "cat"])}
+    fed = mo.data.from_datasets(folders, columns={"image": "x", "label": "y"}, test=0)
+    assert fed.class_names == ("bat", "cat", "owl")
+    assert [fed.class_names[k] for k in fed.client("a")["y"]] == ["cat", "owl", "cat", "owl"]
+    assert [fed.class_names[k] for k in fed.client("b")["y"]] == ["bat", "cat", "bat"]
+    alike = {"a": Folder(4, ["owl", "cat"]), "b": Folder(3, ["owl", "cat"])}
+    fed = mo.data.from_datasets(alike, columns={"image": "x", "label": "y"}, test=0)
+    assert fed.class_names == ("owl", "cat")  # in the order of the data set
+    assert fed.client("a")["y"].tolist() == [0, 1, 0, 1]
+
+
+def test_texts_as_labels_become_classes_and_predictions_are_names(tmp_path):
+    kinds = ["well", "ill", "well", "ill", "10", "9"] * 5
+    x = np.array([[1.0, 0.0], [0.0, 1.0]] * 15, dtype="float32")
+    fed = mo.data.from_datasets(Table(x=x, y=kinds, site=["a", "b", "c"] * 10), client="site", seed=1)
+    assert fed.class_names == ("10", "9", "ill", "well")
+    model = torch.nn.Linear(2, 4)
+    run = mo.fit(model, fed, mo.fedavg(shared=0.1), rounds=1)
+    assert set(run.predict("a", x[:3]).tolist()) <= set(fed.class_names)
+    fed.save(tmp_path / "saved")
+    assert mo.data.open_folder(tmp_path / "saved").class_names == fed.class_names
+    dealt = mo.data.from_datasets(Table(x=x, y=kinds), partition=mo.data.classes_per_client(2), clients=2, seed=1)
+    assert dealt.class_names == fed.class_names
 
 
 @pytest.mark.parametrize(

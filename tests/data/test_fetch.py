@@ -332,13 +332,16 @@ def test_lossless_pictures_are_preferred(publisher, cache, monkeypatch, tmp_path
     assert len(mo.data.SOURCES["cifar10-jpeg"]().columns["y"]) == 6
 
 
-def test_shakespeare_is_read_from_the_variant_that_is_there(publisher, cache, monkeypatch) -> None:
+def test_shakespeare_is_read_from_the_variant_that_is_there(publisher, cache, monkeypatch, tmp_path) -> None:
     assert [row.name for row in rows_of("shakespeare")] == ["shakespeare-roles", "shakespeare-tff"]
+    with pytest.raises(MoietyError, match=r"To make the file, run: moiety data fetch shakespeare-tff\.$"):
+        mo.data.load("shakespeare")
     offer(publisher, monkeypatch, "shakespeare-tff")
-    fetch("shakespeare-tff")
+    assert fetch("shakespeare").name == "shakespeare_tff.npz"  # the one that can be fetched
     assert "BEATRICE" in [str(name) for name in mo.data.load("shakespeare", length=40, test=0.2).ids]
     offer(publisher, monkeypatch, "shakespeare-roles")
-    fetch("shakespeare")
+    by_hand_folder("shakespeare-roles", tmp_path / "mine")
+    assert fetch("shakespeare", originals=tmp_path / "mine").name == "shakespeare_roles.npz"
     with note_files() as files:
         mo.data.load("shakespeare", length=40)
     assert list(files) == ["shakespeare_roles.npz"]

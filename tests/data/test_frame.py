@@ -148,7 +148,8 @@ def test_categories_of_several_pieces_and_of_numbers() -> None:
         (["b", "a", "b"], None, ("a", "b"), [1, 0, 1]),
         ([10, 9, 10], None, ("9", "10"), [1, 0, 1]),
         ([10, 9, 10], "regression", (), [10.0, 9.0, 10.0]),
-        ([1.0, 0.0, 1.0], None, (), [1.0, 0.0, 1.0]),
+        ([1.0, 0.0, 1.0], "regression", (), [1.0, 0.0, 1.0]),
+        ([1.5, 0.0, 1.0], None, (), [1.5, 0.0, 1.0]),
         ([1.0, 0.0, 1.0], "classification", ("0", "1"), [1, 0, 1]),
         (pd.Categorical(["b", "a", "b"], categories=["b", "zz", "a"]), None, ("a", "b"), [1, 0, 1]),
     ],
@@ -328,6 +329,7 @@ def test_describe_by_hand() -> None:
     said = fed.describe()
     assert [row["train"] for row in said.rows] == [3, 4, 1]
     assert said.labels == {"no": 0.75, "yes": 0.25}
+    assert [row["commonest"] for row in said.rows] == ["no", "no", "yes"]
     np.testing.assert_allclose([row["label_drift"] for row in said.rows], [1 / 12, 1 / 4, 3 / 4])
     ages = np.array([1, 2, 3, 1, 6, 7, 29 / 7, 9])  # the mean of the seven training rows that have an age
     means = np.array([2, (14 + 29 / 7) / 4, 9])
@@ -336,7 +338,7 @@ def test_describe_by_hand() -> None:
     )
     assert said.missing == {"age": 1}
     assert said.warnings == (
-        "2 clients of one label alone: b, c.",
+        "2 clients of one label alone: b (no), c (yes).",
         "2 clients with too few rows to test: b, c.",
         "Different rows that several clients have: 1.",  # age 1, no
         "Different rows both for training and for testing or validation: 1.",  # age 3, yes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gzip
+import lzma
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -126,6 +127,66 @@ FRAMES: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
     ),
     ("decimal commas", lambda: table(age=["1,5", "2,5", "3,5", "4,0"]), {}, "'age'` must be.*decimal point.*at row"),
     ("a target of commas", lambda: table(y=["1,5", "2,5", "3,5", "4,0"]), {}, "'y'` must be.*decimal point.*row 0"),
+    (
+        "dates as texts",
+        lambda: table(age=["1.2.2024", "31.1.2024", "3.2.2024", "4.2.2024"]),
+        {"test": 0},
+        "the date '1.2.2024' at row 0.*drop=.*time=",
+    ),
+    (
+        "ISO dates as texts",
+        lambda: panda(age=list(map(str, DAYS))),
+        {"test": 0},
+        "the date '2024-01-01' at row 0.*time=",
+    ),
+    (
+        "times as texts",
+        lambda: table(t=["2024-01-01", "2024-01-02", "3.1.24", "x"]),
+        {"time": "t"},
+        "'t'` must be of dates.*'3.1.24' at row 2",
+    ),
+    (
+        "per cent",
+        lambda: table(age=["1%", "2.5%", "3%", "4%"]),
+        {"test": 0},
+        "'age'` must be of numbers without a sign, got '1%' at row 0",
+    ),
+    (
+        "clients with spaces",
+        lambda: table(site=["a", "a ", "b", "b"]),
+        {},
+        "'site'` must be of names that differ in more than spaces, got 'a' and 'a ' at row 1",
+    ),
+    (
+        "labels with spaces",
+        lambda: table(y=["no", "yes", " no", "yes"]),
+        {},
+        "'y'` must be of names that differ in more than spaces.*at row",
+    ),
+    (
+        "categories with spaces",
+        lambda: table(ward=["u", "v", "u ", "v"]),
+        {"test": 0},
+        "'ward'` must be of names that.*at row 2",
+    ),
+    (
+        "beyond float32",
+        lambda: table(age=[1, 2, 1e39, 4]),
+        {},
+        "'age'` must be within the range of float32, got 1e.39 at row 2.*float64",
+    ),
+    (
+        "a target beyond float32",
+        lambda: table(y=[0.5, 2, -1e39, 4]),
+        {"test": 0},
+        "'y'` must be within the range of float32, got 1e.39.*float64",
+    ),
+    (
+        "a name with spaces",
+        lambda: table(site=None, **{" site": GOOD["site"]}),
+        {},
+        "`client` must be a column.*Its name is ' site', with spaces",
+    ),
     ("test of others", lambda: table(), {"test": [True]}, "`test` must be a share, a column, or 4 booleans"),
     (
         "1,200 numbers and a text",
@@ -145,7 +206,12 @@ FRAMES: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
     ("a column twice, Arrow", lambda: pa.table([[1], [2]], names=["a", "a"]), {}, "of different names, got 'a' twice"),
     ("numbered columns", lambda: pd.DataFrame([[1, 2]]), {}, "`columns` must be named by texts.*got 0"),
     ("nested columns", lambda: pd.DataFrame({("a", "b"): [1]}), {}, "`columns` must be named by texts"),
-    ("a column without a name", lambda: pa.table({**GOOD, " ": [1] * 4}), {}, "`columns` must be named in the heading"),
+    (
+        "a column without a name",
+        lambda: pa.table({**GOOD, " ": [1] * 4}),
+        {},
+        "named in the heading, got no name for column 5",
+    ),
     (
         "a hundred thousand categories",
         lambda: pa.table({"site": ["a"] * 10**5, "y": [0, 1] * 50_000, "id": [f"n{i}" for i in range(10**5)]}),
@@ -190,16 +256,21 @@ FRAMES: list[tuple[str, Callable[[], Any], dict[str, Any], str]] = [
     ("time missing", lambda: table(t=[*DAYS[:3], None]), {"time": "t"}, "'t'` must be given in every row.*row 3"),
     ("group missing", lambda: table(g=[1, None, 2, 3]), {"group": "g"}, "'g'` must be given in every row.*row 1"),
     ("weights negative", lambda: table(w=[1, 1, -1, 1]), {"weights": "w"}, "'w'` must be >= 0, got -1.0 at row 2"),
-    ("weights a text", lambda: table(), {"weights": "ward"}, "'ward'` must be of numbers, got string"),
+    ("weights a text", lambda: table(), {"weights": "ward"}, "'ward'` must be of numbers, got 'u' at row 0"),
     ("weights missing", lambda: table(w=[1, None, 1, 1]), {"weights": "w"}, "'w'` must be given in every row.*row 1"),
     ("weights 0", lambda: table(w=[0] * 4), {"weights": "w"}, "'w'` must be above 0 in some training row"),
-    ("too large", lambda: table(age=[1.0, 2, 1e300, 4]), {}, "'age'` must be of numbers that float32 can hold, got 1e"),
-    ("too far", lambda: table(age=[1.0, 2, 1e300, 4]), {"standardise": True}, "'age'` must be of numbers that float32"),
+    ("too large", lambda: table(age=[1.0, 2, 1e300, 4]), {}, "'age'` must be within the range of float32, got 1e"),
+    (
+        "too far",
+        lambda: table(age=[1.0, 2, 1e300, 4]),
+        {"standardise": True},
+        "'age'` must be within the range of float32",
+    ),
     (
         "target too large",
         lambda: table(y=[1.0, 2, 1.5, 1e300], ward=None),
         {},
-        "'y'` must be of numbers that float32 can hold",
+        "'y'` must be within the range of float32",
     ),
     ("client too large", lambda: panda(site=[2**63] * 4), {}, "`client` must be numbers within the range of int64"),
     ("client None", lambda: table(), {"client": None}, "`client` must be the name of a column, got None"),
@@ -247,7 +318,42 @@ FILES: list[tuple[str, dict[str, bytes], str, str]] = [
     ("no file", {}, "a.csv", "`path` must be that of a file.*where there is none"),
     ("no file fits", {"a.csv": b"x"}, "*.parquet", "`path` must be that of a file, or a pattern"),
     ("a folder", {"in/a.csv": b"x"}, "in", "`path` must be a file.*the folder.*parquet"),
-    ("another ending", {"a.xlsx": b"x"}, "a.xlsx", "`path` must be a file that ends in .csv"),
+    ("another ending", {"a.xlsx": b"x"}, "a.xlsx", "`path` must be a file that ends in .csv.*Save the sheet"),
+    ("a workbook called CSV", {"a.csv": b"PK\x03\x04" + b"\0" * 90}, "a.csv", "which is a workbook.*Save the sheet"),
+    ("an old workbook", {"a.csv": b"\xd0\xcf\x11\xe0" + b"\0" * 90}, "a.csv", "which is a workbook.*Save the sheet"),
+    ("gzip called CSV", {"a.csv": gzip.compress(lines())}, "a.csv", "a.csv, which is compressed. Call it .csv.gz"),
+    ("Parquet called CSV", {"a.csv": parquet()}, "a.csv", "which is a file of Parquet. Call it .parquet"),
+    ("xz", {"a.csv.xz": lzma.compress(lines())}, "a.csv.xz", "`path` must be a file that ends in"),
+    (
+        "what Excel puts first",
+        {"a.csv": b"sep=;\n" + lines().replace(b",", b";")},
+        "a.csv",
+        "'sep=;' in .*Remove that line",
+    ),
+    (
+        "a title",
+        {"a.csv": b"Visits of 2024\n\n" + lines()},
+        "a.csv",
+        "Expected 1 columns, got 4.*must name the columns",
+    ),
+    (
+        "clients 1 and 1.0",
+        {"a.csv": lines("\na/\n1", "\nb/\n1.0")},
+        "a.csv",
+        "'site'` must be texts or whole.*'1.0' at line 4.*not 1.0",
+    ),
+    (
+        "clients 7 and 007",
+        {"a.csv": lines("\na/\n7", "\nb/\n007")},
+        "a.csv",
+        "'site'` must be of clients.*'7' and '007' at line 4",
+    ),
+    (
+        "clients 7 and 007 in two",
+        {"a.csv": lines("\na/\n7"), "b.csv": lines("\na/\n007")},
+        "*.csv",
+        "'7' and '007' at line 2 of .*b.csv",
+    ),
     ("empty", {"a.csv": b""}, "a.csv", "`path` must be a file of CSV that can be read.*Empty CSV file"),
     ("heading alone", {"a.csv": b"site,age,ward,y\n"}, "a.csv", "`data` must be at least one row"),
     ("a value too few", {"a.csv": lines(also=b"a,1\n")}, "a.csv", "Expected 4 columns, got 2.*line 6 of"),
@@ -258,7 +364,7 @@ FILES: list[tuple[str, dict[str, bytes], str, str]] = [
     ("Latin-1 late", {"a.csv": lines(also=b"a,5,u,no\n" * 30 + b"a,5,\xfc,no\n")}, "a.csv", "'ward'` must be text in"),
     ("no text", {"a.csv": b"\x00\x01\x02"}, "a.csv", "`path` must be a CSV file in UTF-8"),
     ("a column twice", {"a.csv": lines("ward/age")}, "a.csv", "'age' twice in .*a.csv"),
-    ("a nameless column", {"a.csv": lines("ward/")}, "a.csv", "named in the heading"),
+    ("a nameless column", {"a.csv": lines("ward/")}, "a.csv", "named in the heading, got no name for column 3.*index"),
     ("a missing number", {"a.csv": lines("3/")}, "a.csv", "'age'` must be given.*line 4 of .*a.csv"),
     ("a missing label", {"a.csv": lines("no/NA")}, "a.csv", "'y'` must be given.*line 2 of"),
     ("a text among numbers", {"a.csv": lines("3/x")}, "a.csv", "'age'` must be all.*'x' at line 4"),
@@ -273,7 +379,13 @@ FILES: list[tuple[str, dict[str, bytes], str, str]] = [
     ("Parquet spoilt", {"a.parquet": spoilt_page()}, "a.parquet", "`path` must be a file of Parquet|'site'` must be"),
     ("empty Parquet", {"a.parquet": b""}, "a.parquet", "`path` must be a file of Parquet"),
     ("Parquet with a null", {"a.parquet": parquet(age=[1, None, 2, 3])}, "a.parquet", "'age'.*row 1 of .*a.parquet"),
-    ("other columns", {"a.csv": lines(), "b.csv": lines("age/old")}, "*.csv", "those of .*a.csv.*'age'.*b.csv"),
+    (
+        "other columns",
+        {"a.csv": lines(), "b.csv": lines("age/old")},
+        "*.csv",
+        "the same in every file, got no 'age' in .*b.csv",
+    ),
+    ("more columns", {"a.csv": lines(), "b.csv": b"site,age,ward,y,z\na,1,u,no,3\n"}, "*.csv", "got no 'z' in .*a.csv"),
     ("other types", {"a.csv": lines(), "b.csv": lines("1/p", "2/q")}, "*.csv", "'age'.*int64 as in .*a.csv.*b.csv"),
     ("in the second file", {"a.csv": lines(), "b.csv": lines("2/NaN")}, "?.csv", "'age'.*line 3 of .*b.csv"),
 ]

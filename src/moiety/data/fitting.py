@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,9 +12,18 @@ import numpy as np
 import pyarrow as pa
 
 from moiety.data.federated import Array
-from moiety.data.preprocess import Feature, Floats, Sums, add_sums, sum_rows
+from moiety.data.preprocess import Feature, Floats, Sums, add_sums, sort_labels, sum_rows
 from moiety.data.tables import Table
-from moiety.data.values import Place, Vocabulary, as_label, look_up, read_numbers, refuse_missing, sort_labels
+from moiety.data.values import (
+    DATE,
+    Place,
+    Vocabulary,
+    as_label,
+    is_number_text,
+    look_up,
+    read_numbers,
+    refuse_missing,
+)
 from moiety.errors import refuse
 
 MOST_CATEGORIES = {"one-hot": 1_000, "codes": 1_000_000}
@@ -162,14 +172,38 @@ def warn_of_unknown(features: Sequence[Feature], counts: Array) -> None:
 
 
 def check_texts(table: Table, name: str, labels: Sequence[str], way_out: str) -> None:
-    """Refuse a column of texts that was meant to hold numbers: most are, or all are but for a decimal comma."""
+    """Refuse a column of texts that was meant to hold numbers or dates.
+
+    Most are numbers, or all are but for a decimal comma or a per cent sign, or all are dates.
+    """
     odd = looks_mixed(labels)
     if odd is not None:
         got, hint = f"{odd!r} at {find_row(table, name, odd)}", f"Correct that row, or {way_out} where these are names."
         refuse(f"column {name!r}", "all numbers, or all texts", got, hint)
     if labels and all("," in label and is_number_text(label.replace(",", ".", 1)) for label in labels):
         got = f"{labels[0]!r} at {find_row(table, name, labels[0])}"
-        refuse(f"column {name!r}", "of numbers with a decimal point", got, f"Write a point, or {way_out}.")
+        how = 'Write a point (pandas.read_csv has decimal=",")'
+        refuse(f"column {name!r}", "of numbers with a decimal point", got, f"{how}, or {way_out}.")
+    if labels and all(label.endswith("%") and is_number_text(label[:-1]) for label in labels):
+        got = f"{labels[0]!r} at {find_row(table, name, labels[0])}"
+        refuse(f"column {name!r}", "of numbers without a sign", got, f"Write 12.5 and not 12.5%, or {way_out}.")
+    if labels and all(map(DATED.fullmatch, labels)):
+        got = f"the date {labels[0]!r} at {find_row(table, name, labels[0])}"
+        refuse(f"column {name!r}", "of numbers or names", got, f"{DATE} Where these are names, {way_out}.")
+
+
+DATED = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T].*)?")
+"""A date as people write it: 31.1.2024, 1/31/2024, 2024-01-31 12:00."""
+
+
+def check_spaces(table: Table, name: str, labels: Sequence[str]) -> None:
+    """Refuse names that differ in spaces alone: they are meant to be one."""
+    ways: dict[str, str] = {}
+    for label in labels:
+        first = ways.setdefault(" ".join(label.split()), label)
+        if first != label:
+            got = f"{first!r} and {label!r} at {find_row(table, name, label)}"
+            refuse(f"column {name!r}", "of names that differ in more than spaces", got, "Make them alike.")
 
 
 def find_row(table: Table, name: str, label: str | None) -> str:
@@ -190,12 +224,3 @@ def looks_mixed(labels: Sequence[str]) -> str | None:
     """
     odd = [label for label in labels if not is_number_text(label)]
     return odd[0] if odd and 2 * len(odd) < len(labels) else None
-
-
-def is_number_text(label: str) -> bool:
-    """Whether a text is that of a number."""
-    try:
-        float(label)
-    except ValueError:
-        return False
-    return True

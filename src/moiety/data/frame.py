@@ -17,18 +17,18 @@ from moiety.data.digest import release_pages
 from moiety.data.federated import TABLE, Array, FederatedData, Ints, Names, Numbered
 from moiety.data.fitting import (
     Fitter,
+    check_spaces,
     check_texts,
     count_unknown,
     find_row,
-    is_number_text,
     read_raw,
     warn_of_unknown,
 )
 from moiety.data.parts import part_at_random, part_by_group, part_by_time
-from moiety.data.preprocess import ENCODINGS, Feature, Preprocessing
+from moiety.data.preprocess import ENCODINGS, WIDER, Feature, Preprocessing
 from moiety.data.roles import Rows, check_roles, read_roles
 from moiety.data.tables import Table, open_table
-from moiety.data.values import check_feature
+from moiety.data.values import check_feature, is_number_text
 from moiety.errors import SEED, choice, kind, must, near, refuse, whole
 from moiety.files import open_scratch
 from moiety.machine import free_memory
@@ -119,8 +119,13 @@ def from_frame(
     roles = {"client": client, "target": target, "time": time, "group": group, "weights": weights}
     roles |= {"test": test} if isinstance(test, str) else {}
     named = list(roles.values())
-    table = open_table(data, lambda name: name not in named and (name in drop or name not in (features or [name])))
-    must(not all(map(pa.types.is_null, table.types.values())), "data", "at least one row", "none")
+    table = open_table(
+        data,
+        lambda name: name not in named and (name in drop or name not in (features or [name])),
+        as_written=[client] if isinstance(client, str) else [],
+    )
+    empty = all(pa.types.is_null(each) or name in table.as_written for name, each in table.types.items())
+    must(not empty, "data", "at least one row", "none")
     used = check_roles(table, {role: name for role, name in roles.items() if name is not None or role in NEEDED})
     chosen = _choose_features(table, used, features, drop, categories)
     rows = read_roles(table, used, task)
@@ -140,9 +145,9 @@ def from_frame(
         must(mean > 0, f"column {weights!r}", "above 0 in some training row", "0 in all of them")
     recipe = Preprocessing(fitted, target, rows.class_names, weights or "", mean, dtype)
     columns = {"x": _make_x(table, recipe, placed, on_disk, sure), "y": _put(rows.y, placed)}
-    columns["y"] = columns["y"] if rows.class_names else _narrow(target, columns["y"], dtype)
+    columns["y"] = columns["y"] if rows.class_names else _narrow(columns["y"], target, dtype)
     if rows.weight is not None:
-        columns["weight"] = _narrow(str(weights), _put(rows.weight, placed) / mean, dtype)
+        columns["weight"] = _narrow(_put(rows.weight, placed) / mean, str(weights), dtype)
     fed = _assemble(columns, placed, recipe)
     return replace(fed, spec=_write_spec(data, options))
 
@@ -316,6 +321,7 @@ def _fit(
             fitter.add(some, lambda row, rows=rows, place=place: place(int(rows[row])))  # type: ignore[misc]
     fitted = fitter.finish()
     for feature in fitted:
+        check_spaces(table, feature.name, feature.categories)
         if feature.categories and feature.name not in sure:
             way_out = f'say categories={{"{feature.name}": "{feature.encoding}"}}'
             check_texts(table, feature.name, feature.categories, way_out)
@@ -331,7 +337,7 @@ def _make_x(table: Table, recipe: Preprocessing, placed: _Placed, on_disk: bool 
         raw = read_raw(recipe.features, block.columns, block.place)
         unknown += count_unknown(recipe.features, raw)
         _check_rows(first + block.rows <= len(x))
-        x[placed.place[first : first + block.rows]] = recipe.transform(raw)
+        x[placed.place[first : first + block.rows]] = recipe.transform(raw, block.place)
         first += block.rows
         release_pages(x)
     _check_rows(first == len(x))
@@ -341,6 +347,13 @@ def _make_x(table: Table, recipe: Preprocessing, placed: _Placed, on_disk: bool 
             must(not odd, f"column {feature.name!r}", "all numbers, or all texts", odd, "Correct that row.")
     warn_of_unknown(recipe.features, unknown)
     return x
+
+
+def _narrow(values: Array, name: str, dtype: str) -> Array:
+    """The values in another type, which must hold them."""
+    largest = float(np.abs(values).max(initial=0.0))
+    must(largest <= float(np.finfo(dtype).max), f"column {name!r}", f"within the range of {dtype}", largest, WIDER)
+    return values.astype(dtype)
 
 
 def _check_rows(same: bool) -> None:
@@ -363,16 +376,6 @@ def _put(values: Array, placed: _Placed) -> Array:
     ordered = np.empty_like(values)
     ordered[placed.place] = values
     return ordered
-
-
-def _narrow(name: str, values: Array, dtype: str) -> Array:
-    """The numbers of a column in that type, which must hold them all."""
-    with np.errstate(over="ignore"):
-        narrow = values.astype(dtype)
-    odd = ~np.isfinite(narrow)
-    got, hint = f"{values[int(np.argmax(odd))]:g}", 'Use dtype="float64", or other units.'
-    must(not odd.any(), f"column {name!r}", f"of numbers that {dtype} can hold", got, hint)
-    return narrow
 
 
 def _assemble(columns: Mapping[str, Array], placed: _Placed, recipe: Preprocessing) -> FederatedData:

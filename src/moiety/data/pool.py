@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ def open_rows(argument: str, rows: Rows, **options: Any) -> tuple[str, Source]:
     """The name of what is to be dealt, and its rows; ``argument`` is what messages call it.
 
     All rows of federated data are one pool, whatever part they were in; its clients are the natural ones. Arrays have
-    no natural clients. The features of either are not standardised.
+    no natural clients. The features of either are not standardised. What was fitted for federated data, and the names
+    of its classes, stay with its rows.
     """
     if isinstance(rows, FederatedData):
         return OWN, _from_federated(rows)
@@ -32,7 +34,8 @@ def open_rows(argument: str, rows: Rows, **options: Any) -> tuple[str, Source]:
         for name, column in columns.items():
             check_finite(name, column, "row {}".format)
         return OWN, Source(columns, _count_classes(columns))
-    kind(argument, rows, str, "the name of a data set, a table of arrays or FederatedData")
+    hint = "Tables are for from_frame, data sets of other libraries for from_datasets."
+    kind(argument, rows, str, "the name of a data set, a table of arrays or FederatedData", hint)
     choice(argument, rows, SOURCES)
     return rows, SOURCES[rows](**options)
 
@@ -44,7 +47,9 @@ def _from_federated(fed: FederatedData) -> Source:
     columns = {name: np.asarray(column)[place] for name, column in fed.columns.items()}
     client = np.repeat(np.arange(len(fed)), sizes)
     names = np.array([str(name) for name in fed.ids])
-    return Source(columns, fed.classes or _count_classes(columns), client=client, names=names)
+    source = Source(columns, fed.classes or _count_classes(columns), client=client, names=names)
+    recipe = fed.preprocessing
+    return source if recipe is None else replace(source, finish=lambda dealt: replace(dealt, preprocessing=recipe))
 
 
 def _count_classes(columns: Mapping[str, Array]) -> int:

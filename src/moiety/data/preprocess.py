@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from moiety.errors import must, refuse
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 ENCODINGS = ("one-hot", "codes")
+WIDER = 'Correct it, or say dtype="float64".'
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,11 @@ class Preprocessing:
         plain = [name for feature in self.features for name in feature.columns]
         return [*plain, *(f"{feature.name} missing" for feature in self.features if feature.indicator)]
 
-    def transform(self, raw: Any) -> Array:
-        """Raw rows [rows, features] as rows of ``x``; a value that may not be missing, or is infinite, is refused."""
+    def transform(self, raw: Any, place: Callable[[int], str] = "row {}".format) -> Array:
+        """Raw rows [rows, features] as rows of ``x``; a value that may not be missing, or is infinite, is refused.
+
+        ``place`` says where a row is.
+        """
         rows = self.check_raw(raw)
         x = np.zeros((len(rows), len(self.names)), dtype=self.dtype)
         at, flag = 0, len(self.names) - sum(feature.indicator for feature in self.features)
@@ -89,11 +93,7 @@ class Preprocessing:
             if feature.kind != "category":
                 with np.errstate(over="ignore", invalid="ignore"):
                     x[:, at] = (values - feature.mean) / feature.scale
-                odd = ~np.isfinite(x[:, at]) & ~np.isnan(values)
-                if odd.any():
-                    hint = 'Use dtype="float64", or other units.'
-                    got = f"{values[int(np.argmax(odd))]:g}"
-                    refuse(f"column {feature.name!r}", f"of numbers that {self.dtype} can hold", got, hint)
+                self._check_range(feature, x[:, at], values, place)
             else:
                 count = len(feature.categories)
                 known = (values >= 0) & (values < count) & (values == np.floor(values))
@@ -107,6 +107,12 @@ class Preprocessing:
                 flag += 1
             at += width
         return x
+
+    def _check_range(self, feature: Feature, column: Array, values: Floats, place: Callable[[int], str]) -> None:
+        if not np.isfinite(column).all():
+            row = int(np.argmin(np.isfinite(column)))
+            wanted = f"within the range of {self.dtype}"
+            refuse(f"column {feature.name!r}", wanted, f"{values[row]} at {place(row)}", WIDER)
 
     def check_raw(self, raw: Any) -> Floats:
         """Raw rows as float64 [rows, features]."""
@@ -145,6 +151,16 @@ class Preprocessing:
         """A short hash that tells it from others."""
         content = json.dumps(self.as_dict(), sort_keys=True)
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+def sort_labels(labels: list[str]) -> list[str]:
+    """Names in the order of numbers where all are whole numbers, else in the order of texts.
+
+    >>> sort_labels(["10", "9"]), sort_labels(["10", "9", "b"])
+    (['9', '10'], ['10', '9', 'b'])
+    """
+    whole = all(label.removeprefix("-").isdecimal() for label in labels)
+    return sorted(labels, key=(lambda label: (int(label), label)) if whole else None)
 
 
 class Sums(NamedTuple):

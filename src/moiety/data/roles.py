@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,20 +13,24 @@ import pyarrow as pa
 
 from moiety.data.build import as_names
 from moiety.data.federated import Array, Ints, Names, check_names
-from moiety.data.fitting import check_texts
+from moiety.data.fitting import check_spaces, check_texts, find_row
+from moiety.data.preprocess import sort_labels
 from moiety.data.tables import Table, is_number, is_text
 from moiety.data.values import (
     REMOVE,
     Vocabulary,
     as_label,
     check_given,
+    is_number_text,
     read_integers,
     read_numbers,
     read_times,
-    sort_labels,
 )
 from moiety.errors import kind, must, near, refuse
 
+NAMES = "texts or whole numbers to name clients"
+FEW_VALUES = 10
+"""Of so many different floating numbers, all whole, one asks whether they are labels."""
 MOST_CLASSES = 100
 """Whole numbers with more distinct values than that are not taken for labels unless the user says so."""
 
@@ -47,7 +53,9 @@ def check_roles(table: Table, roles: Mapping[str, Any]) -> dict[str, str]:
     for role, name in roles.items():
         kind(role, name, str, "the name of a column")
         if name not in table.types:
-            refuse(role, "a column of the table", repr(name), near(name, table.types))
+            spaced = [repr(each) for each in table.types if each.strip() == name.strip()]
+            hint = f"Its name is {spaced[0]}, with spaces." if spaced else near(name, table.types)
+            refuse(role, "a column of the table", repr(name), hint)
     twice = [name for name in roles.values() if list(roles.values()).count(name) > 1]
     must(not twice, "columns", "of one use each", f"{twice[:1]} for {[r for r, n in roles.items() if n in twice]}")
     return dict(roles)
@@ -88,7 +96,8 @@ def read_roles(table: Table, roles: Mapping[str, str], task: str | None) -> Rows
     must(sum(map(len, parts["client"])) > 0, "data", "at least one row", "none")
     columns: dict[str, Any] = {role: np.concatenate(parts.pop(role)) for role in list(parts)}
     y, class_names = _encode_target(columns["target"], roles["target"], labels, words, asked, table)
-    owner, names = _order_clients(columns["client"], clients)
+    _warn_of_target(roles["target"], y, class_names, task)
+    owner, names = _order_clients(columns["client"], clients, roles["client"], table)
     rest = [columns.get(role) for role in ("time", "group", "weights", "test")]
     return Rows(owner, names, y, class_names, *rest)
 
@@ -99,7 +108,7 @@ def _check_client_type(name: str, type_: pa.DataType) -> None:
     value = type_.value_type if pa.types.is_dictionary(type_) else type_
     fits = pa.types.is_integer(value) or is_text(value)
     hint = "Where one is missing, whole numbers may have become floating." if pa.types.is_floating(value) else ""
-    must(fits, f"column {name!r}", "texts or whole numbers to name clients", str(type_), hint)
+    must(fits, f"column {name!r}", NAMES, str(type_), hint)
 
 
 def _read_as_labels(type_: pa.DataType, name: str, task: str | None) -> tuple[str, bool]:
@@ -130,19 +139,53 @@ def _encode_target(
         return codes.astype(np.int64), tuple(str(value) for value in distinct.tolist())
     given = [as_label(value) for value in words.codes]
     ordered = sort_labels(list(dict.fromkeys(given)))
+    check_spaces(table, name, ordered)
     if not asked:
         check_texts(table, name, given, 'say task="classification"')
     position = {label: place for place, label in enumerate(ordered)}
     return np.array([position[label] for label in given], dtype=np.int64)[values], tuple(ordered)
 
 
-def _order_clients(codes: Ints, clients: Vocabulary) -> tuple[Ints, Names]:
+def _warn_of_target(name: str, y: Array, class_names: tuple[str, ...], task: str | None) -> None:
+    """Say that all labels are the same, or that whole numbers, stored as floating ones, are not taken for labels."""
+    if len(class_names) == 1:
+        text = f"Column {name!r}: all rows have the label {class_names[0]!r}, so there is nothing to tell apart."
+        warnings.warn(text, stacklevel=4)
+    if task is None and not class_names and (y[:1000] == np.floor(y[:1000])).all():
+        values = np.unique(y)
+        if len(values) <= FEW_VALUES and (values == np.floor(values)).all():
+            shown = ", ".join(f"{value:g}" for value in values)
+            text = f'Column {name!r}: {shown} are taken for numbers to predict. Say task="classification" for labels.'
+            warnings.warn(text, stacklevel=4)
+
+
+def _order_clients(codes: Ints, clients: Vocabulary, name: str, table: Table) -> tuple[Ints, Names]:
     """The client of each row by its position among all, which are ordered by id, and their names."""
     given = list(clients.codes)
+    if name in table.as_written:
+        given = _read_written([str(value) for value in given], name, table)
     texts = [value for value in given if isinstance(value, str)]
     check_names("client", texts)
     largest = 0 if texts else max((value for value in given if isinstance(value, int)), default=0)
     must(largest < 2**63, "client", "numbers within the range of int64, or texts", largest)
+    check_spaces(table, name, texts)
     ids = np.array(given, dtype=np.str_) if texts else np.array(given, dtype=np.int64)
     distinct, position = np.unique(ids, return_inverse=True)
     return position.astype(np.int64)[codes], as_names(distinct)
+
+
+def _read_written(given: list[str], name: str, table: Table) -> list[object]:
+    """The clients of a CSV file: whole numbers where all are written as such, else the texts that are written."""
+    if all(re.fullmatch(r"0|-?[1-9]\d{0,17}", text) for text in given):
+        return [int(text) for text in given]
+    if all(map(is_number_text, given)):
+        odd = next((text for text in given if not text.strip("+-").isdecimal()), None)
+        if odd is not None:
+            refuse(f"column {name!r}", NAMES, f"{odd!r} at {find_row(table, name, odd)}", "Write 1 and not 1.0.")
+    ways: dict[str, str] = {}
+    for text in filter(str.isdecimal, given):
+        first = ways.setdefault(text.lstrip("0"), text)
+        if first != text:
+            got = f"{first!r} and {text!r} at {find_row(table, name, text)}"
+            refuse(f"column {name!r}", "of clients that are written in one way", got, "Write them alike.")
+    return list(given)

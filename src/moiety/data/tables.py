@@ -21,11 +21,15 @@ import pyarrow.parquet as pq
 from moiety.errors import MoietyError, kind, must, refuse
 
 ROWS_AT_ONCE = 65_536
+EARLY = 5
+"""Up to this line, a wrong number of values may be due to a title above the heading."""
 BLOCK_BYTES = 1 << 22
 """How much of a CSV file is read at a time."""
 CSV, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
-COMPRESSED = (".gz", ".bz2", ".zst", ".xz")
-MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
+COMPRESSED = (".gz", ".bz2", ".zst")
+MARKS = (",", ";", "\t", "|")
+"""What may stand between the values of a CSV file."""
+MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL")
 """What stands for a missing value in a CSV file, unless it is in quotes."""
 FRAMES = "a data frame of pandas, polars or pyarrow, or the path of CSV or Parquet files"
 
@@ -40,22 +44,27 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A table that can be read again and again: the types of its columns, and ``read(names)``, which gives blocks."""
+    """A table that can be read again and again: the types of its columns, and ``read(names)``, which gives blocks.
+
+    The columns ``as_written`` are texts where a CSV file has them, although other files may have them as numbers.
+    """
 
     types: dict[str, pa.DataType]
     read: Callable[[Sequence[str]], Iterator[Block]]
     paths: tuple[str, ...] = ()
+    as_written: frozenset[str] = frozenset()
 
 
-def open_table(data: Any, unused: Callable[[str], bool] = lambda name: False) -> Table:
+def open_table(data: Any, unused: Callable[[str], bool] = lambda name: False, as_written: Sequence[str] = ()) -> Table:
     """The table that a user names: a data frame, a path, a pattern of paths, or a list of paths.
 
     Columns that are ``unused`` may hold anything; those of a data frame are not converted, and have the type null.
+    Columns ``as_written`` are read from CSV files as texts: 007 is not 7.
     """
     if isinstance(data, list | tuple) and data and all(isinstance(each, str | os.PathLike) for each in data):
-        return _open_files([path for each in data for path in _find_files(each)])
+        return _open_files([path for each in data for path in _find_files(each)], as_written)
     if isinstance(data, str | os.PathLike):
-        return _open_files(_find_files(data))
+        return _open_files(_find_files(data), as_written)
     return _open_frame(data, unused)
 
 
@@ -111,16 +120,18 @@ def _find_files(path: str | os.PathLike[str]) -> list[str]:
     return files
 
 
-def _open_files(paths: Sequence[str]) -> Table:
+def _open_files(paths: Sequence[str], as_written: Sequence[str]) -> Table:
     """All files as one table; they must have the same columns, of types that go together."""
-    parts = [_open_file(path) for path in dict.fromkeys(paths)]
+    parts = [_open_file(path, as_written) for path in dict.fromkeys(paths)]
+    written = frozenset().union(*(part.as_written for part in parts))
     types = dict(parts[0].types)
     for part in parts[1:]:
-        odd = sorted(set(types) ^ set(part.types))
-        constraint, place = f"those of {parts[0].paths[0]} in every file", part.paths[0]
-        must(not odd, "columns", constraint, f"{'another' if odd[:1] else ''} {odd[:1]} in {place}")
+        place, first = part.paths[0], parts[0].paths[0]
+        for one, other, lacking in ((types, part.types, place), (part.types, types, first)):
+            odd = [name for name in one if name not in other]
+            must(not odd, "columns", "the same in every file", f"no {', '.join(map(repr, odd[:3]))} in {lacking}")
         for name, now in part.types.items():
-            wide = _join_types(types[name], now)
+            wide = pa.string() if name in written else _join_types(types[name], now)
             if wide is None:
                 refuse(f"column {name!r}", f"of type {types[name]} as in {parts[0].paths[0]}", f"{now} in {place}")
             types[name] = wide
@@ -129,7 +140,7 @@ def _open_files(paths: Sequence[str]) -> Table:
         for part in parts:
             yield from part.read(names)
 
-    return Table(types, read, tuple(path for part in parts for path in part.paths))
+    return Table(types, read, tuple(path for part in parts for path in part.paths), written)
 
 
 def _join_types(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
@@ -142,15 +153,16 @@ def _join_types(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return one if any(same(one) and same(other) for same in alike) else None
 
 
-def _open_file(path: str) -> Table:
+def _open_file(path: str, as_written: Sequence[str]) -> Table:
     name = path.lower()
     for end in COMPRESSED:
         name = name.removesuffix(end)
     if name.endswith(CSV):
-        return _open_csv(path)
+        return _open_csv(path, as_written)
     if path.lower().endswith(PARQUET):
         return _open_parquet(path)
-    return refuse("path", f"a file that ends in {', '.join((*CSV, *PARQUET))}", path)
+    hint = SHEET if ".xls" in name or name.endswith(".ods") else ""
+    return refuse("path", f"a file that ends in {', '.join((*CSV, *PARQUET))}", path, hint)
 
 
 def _open_parquet(path: str) -> Table:
@@ -180,9 +192,9 @@ def _open_parquet(path: str) -> Table:
     return Table(dict(zip(schema.names, schema.types, strict=True)), read, (path,))
 
 
-def _open_csv(path: str) -> Table:
+def _open_csv(path: str, as_written: Sequence[str]) -> Table:
     parse = pa.csv.ParseOptions(delimiter=_find_delimiter(path), newlines_in_values=True)
-    names, types = _settle_types(path, parse)
+    names, types = _settle_types(path, parse, as_written)
     known = dict(zip(names, types, strict=True))
 
     def read(names: Sequence[str]) -> Iterator[Block]:
@@ -193,29 +205,47 @@ def _open_csv(path: str) -> Table:
             yield Block(columns, len(batch), lambda row, first=first: f"line {first + row + 2} of {path}")  # type: ignore[misc]
             first += len(batch)
 
-    return Table(known, read, (path,))
+    return Table(known, read, (path,), frozenset(name for name in as_written if name in known))
+
+
+SHEET = "Save the sheet as CSV."
+FORMS = {
+    b"PK\x03\x04": ("a workbook of a spreadsheet or a zip archive", SHEET),
+    b"\xd0\xcf\x11\xe0": ("a workbook of a spreadsheet", SHEET),
+    b"\x1f\x8b": ("compressed", "Call it .csv.gz."),
+    b"PAR1": ("a file of Parquet", "Call it .parquet."),
+}
+"""What a file is that is called CSV but begins with these bytes, and what to do about it."""
 
 
 def _find_delimiter(path: str) -> str:
-    """What stands between the names of the heading: a comma, or else a semicolon or a tab."""
+    """What stands between the names of the heading, outside of quotes: the mark that is there most often."""
     try:
         with pa.input_stream(path, compression="detect") as stream:
             start = stream.read(1 << 16)
     except (pa.ArrowException, OSError) as error:
         _refuse_file(path, "CSV", error)
+    for mark, (form, hint) in FORMS.items():
+        must(not start.startswith(mark), "path", "a CSV file in UTF-8", f"{path}, which is {form}", hint)
     if start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start:
         refuse("path", "a CSV file in UTF-8", f"{path}, which is in UTF-16 or no text", "Save it as UTF-8.")
     try:
         line = start.partition(b"\n")[0].decode()
     except UnicodeDecodeError:
         refuse("path", "a CSV file in UTF-8", f"{path}, whose heading is not", "Save it as UTF-8.")
-    return next((mark for mark in (",", ";", "\t") if mark in line), ",")
+    declared = re.fullmatch(r"\ufeff?sep=.", line.strip())
+    got = f"{line.strip()!r} in {path}"
+    must(declared is None, "path", "a CSV file whose first line names the columns", got, "Remove that line.")
+    bare = re.sub(r'"[^"]*"', "", line)
+    return max(MARKS, key=bare.count)
 
 
-def _settle_types(path: str, parse: pa.csv.ParseOptions) -> tuple[list[str], list[pa.DataType]]:
+def _settle_types(
+    path: str, parse: pa.csv.ParseOptions, as_written: Sequence[str]
+) -> tuple[list[str], list[pa.DataType]]:
     """The names and types of the columns, such that all rows fit; only the first block is looked at to guess them."""
     names: list[str] | None = None
-    types: dict[str, pa.DataType] = {}
+    types: dict[str, pa.DataType] = {name: pa.string() for name in as_written}
     while True:
         position = -1
         try:
@@ -278,7 +308,8 @@ def _refuse_csv(path: str, error: Exception) -> NoReturn:
     if place is None:
         _refuse_file(path, "CSV", error)
     got = f"{place[2]:.80} at line {place[1]} of {path}"
-    refuse("path", "a CSV file with a value for each column in every line", got)
+    hint = "Its first line must name the columns." if int(place[1]) <= EARLY else ""
+    refuse("path", "a CSV file with a value for each column in every line", got, hint)
 
 
 def _refuse_file(path: str, form: str, error: Exception) -> NoReturn:
@@ -291,9 +322,10 @@ def _refuse_file(path: str, form: str, error: Exception) -> NoReturn:
 def _check_names(names: Sequence[object], where: str) -> None:
     """Raise unless all columns have names, each its own."""
     must(len(names) > 0, "columns", "at least one", f"none in {where}")
-    for name in names:
+    for place, name in enumerate(names, 1):
         kind("columns", name, str, f"named by texts in {where}", "Rename them.")
-        must(bool(str(name).strip()), "columns", "named in the heading", f"one without a name in {where}", "Name it.")
+        got, hint = f"no name for column {place} of {where}", "Name or remove it. pandas writes none for an index."
+        must(bool(str(name).strip()), "columns", "named in the heading", got, hint)
     twice = sorted({str(name) for name in names if list(names).count(name) > 1})
     if twice:
         _refuse_twice(", ".join(map(repr, twice[:3])), where)

@@ -44,7 +44,10 @@ def read_numbers(name: str, column: pa.Array, place: Place, *, missing: bool = F
     try:
         values = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     except (pa.ArrowException, ValueError):
-        refuse(f"column {name!r}", "of numbers", f"{column.type} ({place(0)})")
+        texts = column.to_pylist() if is_text(column.type) else []
+        first = next((row for row, text in enumerate(texts) if text is not None and not is_number_text(text)), None)
+        got = f"{column.type} ({place(0)})" if first is None else f"{texts[first]!r:.40} at {place(first)}"
+        refuse(f"column {name!r}", "of numbers", got)
     numbers = np.asarray(values, dtype=np.float64)
     odd = np.isinf(numbers) if missing else ~np.isfinite(numbers)
     if odd.any():
@@ -86,15 +89,35 @@ def read_times(name: str, column: pa.Array, place: Place) -> Array:
     check_given(name, column, place)
     if is_number(column.type):
         return read_numbers(name, column, place)
-    hint = "Write dates as 2024-01-31, or as numbers."
-    if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
-        zone = getattr(column.type, "tz", None)
-        try:
-            moments = column.cast(pa.timestamp("us", tz=zone), safe=False)
-            return np.asarray(moments.cast(pa.int64()).to_numpy(zero_copy_only=False), dtype=np.int64)
-        except (pa.ArrowException, ValueError):
-            pass
-    return refuse(f"column {name!r}", "of dates, times or numbers to order rows by", str(column.type), hint)
+    hint, wanted = "Write dates as 2024-01-31, or as numbers.", "of dates, times or numbers to order rows by"
+    if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type) or is_text(column.type):
+        for zone in (getattr(column.type, "tz", None), "UTC"):  # a text may name its zone, as in 2024-01-31T12:00Z
+            try:
+                moments = column.cast(pa.timestamp("us", tz=zone), safe=False)
+                return np.asarray(moments.cast(pa.int64()).to_numpy(zero_copy_only=False), dtype=np.int64)
+            except (pa.ArrowException, ValueError):
+                pass
+    if is_text(column.type):
+        row = next((row for row in range(len(column)) if not _is_moment(column[row].as_py())), 0)
+        return refuse(f"column {name!r}", wanted, f"{column[row].as_py()!r:.40} at {place(row)}", hint)
+    return refuse(f"column {name!r}", wanted, str(column.type), hint)
+
+
+def _is_moment(text: str) -> bool:
+    try:
+        pa.scalar(text).cast(pa.timestamp("us"))
+    except (pa.ArrowException, ValueError):
+        return False
+    return True
+
+
+def is_number_text(label: str) -> bool:
+    """Whether a text is that of a number."""
+    try:
+        float(label)
+    except ValueError:
+        return False
+    return True
 
 
 def as_label(value: object) -> str:
@@ -102,16 +125,6 @@ def as_label(value: object) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)
-
-
-def sort_labels(labels: list[str]) -> list[str]:
-    """Names in the order of numbers where all are whole numbers, else in the order of texts.
-
-    >>> sort_labels(["10", "9"]), sort_labels(["10", "9", "b"])
-    (['9', '10'], ['10', '9', 'b'])
-    """
-    whole = all(label.removeprefix("-").isdecimal() for label in labels)
-    return sorted(labels, key=(lambda label: (int(label), label)) if whole else None)
 
 
 class Vocabulary:

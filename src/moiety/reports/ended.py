@@ -16,7 +16,7 @@ class Result:
     """The end of one run: its last evaluation (``last``), a row per client, what it cost.
 
     ``stopped`` says why a callback stopped it, and ``restored`` is the round whose models it ended with, if not the
-    last.
+    last. ``class_names`` are those of the labels, where they have any.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Result:
     unseen: list[Row] = field(default_factory=list)
     stopped: str = ""
     restored: int | None = None
+    class_names: tuple[str, ...] = ()
 
     @property
     def last(self) -> Row:

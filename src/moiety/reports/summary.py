@@ -88,6 +88,7 @@ def costs(result: Result) -> Table:
         *([["clients not tested", str(untested)]] if untested else []),
         *([f"{name} not defined", f"for {format_count(count, 'client')}"] for name, count in undefined if count),
         *newcomers,
+        *([["classes", _show_classes(result)]] if result.class_names else []),
         *([["updates dropped", f"{len(dropped)}, as round:client {list_names(dropped, SHOWN)}"]] if dropped else []),
         ["sent down, up", f"{format_amount(cost['down_payload'], 'B')}, {format_amount(cost['up_payload'], 'B')}"],
         ["local training", format_amount(cost["flops"], "FLOP")],
@@ -97,6 +98,17 @@ def costs(result: Result) -> Table:
         ["time in rounds", f"{result.history[-1]['seconds']:.1f} s, engine {result.config['run'].get('engine', '-')}"],
     ]
     return table(["", ""], rows, text=(0, 1))
+
+
+OF_ONE_CLASS = ("auroc", "average_precision", "f1")
+"""Metrics that, of two classes, are those of the second."""
+
+
+def _show_classes(result: Result) -> str:
+    """The names of the classes, and of two of them the one that some metrics are about."""
+    names = [make_printable(name) for name in result.class_names]
+    about = [metric for metric in sets_of(result) if metric in OF_ONE_CLASS and len(names) == 2]
+    return list_names(names, SHOWN) + (f"; {', '.join(about)} of {names[1]!r}" if about else "")
 
 
 def sets_of(result: Result) -> list[str]:

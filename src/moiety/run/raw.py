@@ -82,7 +82,7 @@ def prepare_inputs(data: FederatedData, x: Any) -> Any:
         return x
     if isinstance(x, Mapping) and "x" in x and "x" not in {feature.name for feature in recipe.features}:
         return {**x, "x": _transform(recipe, x["x"])}
-    if isinstance(x, Mapping) or is_table(x):
+    if isinstance(x, Mapping | str) or is_table(x):
         return {"x": recipe.transform(_read_features(recipe, _as_table(x)))}
     return {"x": _transform(recipe, x)}
 

@@ -97,9 +97,8 @@ class Run:
     def result(self, name: str = "") -> Result:
         """What the run says at its end, for tables and figures; ``name`` stands for it there."""
         name = name or self._loop.algorithm.name
-        return Result(
-            name, self.config, self.history, self.clients, self.ledger, self.unseen, self.stopped, self.restored
-        )
+        rows = (self.history, self.clients, self.ledger, self.unseen)
+        return Result(name, self.config, *rows, self.stopped, self.restored, self.class_names)
 
     def summary(self) -> str:
         """How the run ended, as the command prints it: scores, who is helped and hurt, costs, and a sentence."""

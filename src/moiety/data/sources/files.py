@@ -137,8 +137,10 @@ def make_columns(file: str, x: Array, y: Array, classes: int) -> dict[str, Array
 
 
 def first_file(*files: str) -> str:
-    """The first of these files that is there, or else the first: the others serve where it is missing."""
-    return next((file for file in files if find_file(file) is not None), files[0])
+    """The first of these files that is there, or else the first that can be fetched."""
+    rows = {file: row_of_file(file) for file in files}
+    fetched = [file for file, row in rows.items() if row and not row.by_hand]
+    return next((file for file in files if find_file(file) is not None), [*fetched, *files][0])
 
 
 def _find(file: str) -> Path:
