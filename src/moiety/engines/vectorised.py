@@ -15,8 +15,9 @@ from torch import Tensor
 
 from moiety import tree
 from moiety.engines.base import Engine, Functions, RoundInfo, count_writes, join_blocks
+from moiety.engines.jobs import Jobs, states_of, take_jobs
 from moiety.engines.problem import Problem
-from moiety.engines.rows import Job, own_rows, pad_rows
+from moiety.engines.rows import Job, own_rows, pad_rows, repeat_rows
 from moiety.engines.sequential import Sequential
 from moiety.engines.work import Batches, job_numbers, make_work
 from moiety.errors import MoietyError, must
@@ -45,6 +46,10 @@ def split_into_blocks(
     A block has at most ``most`` clients, and at most ``room(width)`` where its batches are ``width`` rows wide. Padding
     of up to ``free`` rows in a step is not counted.
     """
+    if isinstance(jobs, Jobs):  # nothing is padded for another
+        step = max(1, min(most, room(max((int(plan.sizes.max()) for plan in jobs.rows.values()), default=0))))
+        yield from (list(range(at, min(at + step, len(jobs)))) for at in range(0, len(jobs), step))
+        return
     shapes = [[(len(r.sizes), r.width) for r in job.rows.values()] for job in jobs]
     block: list[int] = []
     widest: list[tuple[int, int]] = []
@@ -62,6 +67,11 @@ def split_into_blocks(
         widest, apart = joined, apart + cost
     if block:
         yield block
+
+
+def stack_states(states: Sequence[Tree]) -> Tree:
+    """The states as one, with a leading axis over clients; where states are empty, each is all of them."""
+    return tree.stack(states) if tree.values(states[0]) else states[0]
 
 
 class Vectorised(Engine):
@@ -89,7 +99,11 @@ class Vectorised(Engine):
             room=lambda width: BLOCK_BYTES // (4 * model_bytes + width * row_bytes),
             free=PADDING_BYTES / max(row_bytes, 1),
         )
-        blocks = ((places, self._serve(function, [jobs[i] for i in places], received, info)) for places in split)
+        whole = len(jobs)
+        blocks = (
+            (places, self._serve(function, jobs if len(places) == whole else take_jobs(jobs, places), received, info))
+            for places in split
+        )
         return join_blocks(blocks, len(jobs))
 
     @cached_property
@@ -108,27 +122,28 @@ class Vectorised(Engine):
 
     def _plan(self, jobs: Sequence[Job], phase: str) -> dict[str, Any]:
         """The arguments of ``Batches`` for a phase, with a leading axis over the jobs."""
-        rows = [job.rows[phase] for job in jobs]
+        rows = jobs.rows[phase] if isinstance(jobs, Jobs) else [job.rows[phase] for job in jobs]
         device = self.problem.device
         index, mask = pad_rows(rows)
         index, mask = index.to(device), None if mask is None else mask.to(device)
-        again = self.problem.partial and all(each.repeats for each in rows)
+        again = self.problem.partial and repeat_rows(rows)
         plan: dict[str, Any] = {"index": index, "mask": mask, "own": own_rows(rows).to(device) if again else None}
         plan["gathered"] = None if again else self._gather(index)
         return {name: value for name, value in plan.items() if value is not None}
 
     def _serve(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> Tree:
-        problem, call = self.problem, self.functions[function].call
+        problem, call, first = self.problem, self.functions[function].call, jobs[0]
+        turn = first.turn
 
         def serve_one(plans: dict[str, dict[str, Any]], numbers: dict[str, Tensor], state: Tree) -> Tree:
             def batches(phase: str) -> Batches:
                 return Batches(problem.columns, **plans[phase])
 
-            work = make_work(problem, batches, block_gradient, numbers, jobs[0].turn, info, clients=len(jobs))
+            work = make_work(problem, batches, block_gradient, numbers, turn, info, clients=len(jobs))
             return call(work, received, state)
 
-        plans = {phase: self._plan(jobs, phase) for phase in jobs[0].rows}
-        states = tree.stack([job.state for job in jobs])
+        plans = {phase: self._plan(jobs, phase) for phase in first.rows}
+        states = stack_states(states_of(jobs))
         before = count_writes(received)
         try:
             with torch.no_grad():
