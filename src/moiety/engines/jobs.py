@@ -63,8 +63,10 @@ class Jobs(Sequence[Job]):
 
 
 def take_jobs(jobs: Sequence[Job], places: list[int]) -> Sequence[Job]:
-    """The jobs at some places."""
-    return jobs[places] if isinstance(jobs, Jobs) else [jobs[i] for i in places]
+    """The jobs at some places, each named once."""
+    if not isinstance(jobs, Jobs):
+        return [jobs[i] for i in places]
+    return jobs if places == list(range(len(jobs))) else jobs[places]
 
 
 def clients_of(jobs: Sequence[Job]) -> list[int]:
@@ -75,3 +77,10 @@ def clients_of(jobs: Sequence[Job]) -> list[int]:
 def states_of(jobs: Sequence[Job]) -> Sequence[Tree]:
     """The states of the clients of jobs."""
     return jobs.states if isinstance(jobs, Jobs) else [job.state for job in jobs]
+
+
+def with_states(jobs: Sequence[Job], states: Sequence[Tree]) -> Sequence[Job]:
+    """The same jobs with other states."""
+    if isinstance(jobs, Jobs):
+        return Jobs(jobs.clients, jobs.examples, states, jobs.rows, jobs.key, jobs.turn)
+    return [job._replace(state=state) for job, state in zip(jobs, states, strict=True)]

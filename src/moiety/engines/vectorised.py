@@ -99,11 +99,7 @@ class Vectorised(Engine):
             room=lambda width: BLOCK_BYTES // (4 * model_bytes + width * row_bytes),
             free=PADDING_BYTES / max(row_bytes, 1),
         )
-        whole = len(jobs)
-        blocks = (
-            (places, self._serve(function, jobs if len(places) == whole else take_jobs(jobs, places), received, info))
-            for places in split
-        )
+        blocks = ((places, self._serve(function, take_jobs(jobs, places), received, info)) for places in split)
         return join_blocks(blocks, len(jobs))
 
     @cached_property
@@ -135,23 +131,33 @@ class Vectorised(Engine):
         problem, call, first = self.problem, self.functions[function].call, jobs[0]
         turn = first.turn
 
-        def serve_one(plans: dict[str, dict[str, Any]], numbers: dict[str, Tensor], state: Tree) -> Tree:
+        given = (
+            {phase: self._plan(jobs, phase) for phase in first.rows},
+            job_numbers(jobs, problem.device),
+            stack_states(states_of(jobs)),
+        )
+        # Tensors go in and come out one beside the other: to find them in trees takes vmap longer than us.
+        make, remake = tree.maker(given), None
+
+        def serve_one(*leaves: Tensor) -> tuple[Tensor, ...]:
+            nonlocal remake
+            plans, numbers, state = make(iter(leaves))
+
             def batches(phase: str) -> Batches:
                 return Batches(problem.columns, **plans[phase])
 
             work = make_work(problem, batches, block_gradient, numbers, turn, info, clients=len(jobs))
-            return call(work, received, state)
+            result = call(work, received, state)
+            remake = tree.maker(result)
+            return tuple(tree.values(result))
 
-        plans = {phase: self._plan(jobs, phase) for phase in first.rows}
-        states = stack_states(states_of(jobs))
         before = count_writes(received)
         try:
             with torch.no_grad():
-                results = torch.func.vmap(serve_one, randomness="error")(
-                    plans, job_numbers(jobs, problem.device), states
-                )
+                results = torch.func.vmap(serve_one, randomness="error")(*tree.values(given))
             self.refuse_writes(before, received, jobs, info)
-            return results
+            assert remake is not None
+            return remake(iter(results))
         except RuntimeError as error:
             if "randomness" in str(error):
                 got = "random numbers drawn while training (dropout)"
