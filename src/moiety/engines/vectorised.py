@@ -18,7 +18,7 @@ from moiety.engines.base import Engine, Functions, RoundInfo, count_writes, join
 from moiety.engines.jobs import Jobs, states_of, take_jobs
 from moiety.engines.problem import Problem
 from moiety.engines.rows import Job, own_rows, pad_rows, repeat_rows
-from moiety.engines.sequential import Sequential
+from moiety.engines.sequential import RELEASE_CLIENTS, Sequential
 from moiety.engines.work import Batches, job_numbers, make_work
 from moiety.errors import MoietyError, must
 from moiety.task.block import block_gradient
@@ -155,6 +155,8 @@ class Vectorised(Engine):
         try:
             with torch.no_grad():
                 results = torch.func.vmap(serve_one, randomness="error")(*tree.values(given))
+            if len(jobs) >= RELEASE_CLIENTS:
+                problem.data.release()
             self.refuse_writes(before, received, jobs, info)
             assert remake is not None
             return remake(iter(results))
