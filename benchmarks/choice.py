@@ -11,7 +11,7 @@ import argparse
 from dataclasses import replace
 from statistics import median
 
-from benchmarks import work
+from benchmarks import results, work
 from benchmarks.run import Found, run_turns
 from benchmarks.variants import MOIETY, Variant, variants
 
@@ -28,24 +28,23 @@ def list_rows(name: str) -> list[Variant]:
     return [*ours, replace(auto, name=PLANNED, planned=LONG[name])]
 
 
-def judge(found: dict[str, list[Found]], name: str) -> list[str]:
-    """A line for each of the two runs: how many choices were right, and the largest share that choosing took."""
-    lines = []
+def judge(found: dict[str, list[Found]], name: str) -> list[Found]:
+    """For each of the two runs, how many choices were right, and the largest share of the run that choosing took."""
+    rows = []
     tries = [dict(zip(found, each, strict=True)) for each in zip(*found.values(), strict=True)]
     for auto in (MOIETY, PLANNED):
-        right, shares, engines = 0, [], []
+        right, shares, engines = 0, [], set()
+        rounds = LONG[name] if auto == PLANNED else work.ALL[name].rounds
         for one in tries:
             times = {row["engine"]: median(row["seconds"]) for who, row in one.items() if who not in (MOIETY, PLANNED)}
             engine = one[auto]["engine"]
-            engines.append(engine)
+            engines.add(engine)
             right += times.get(engine, float("inf")) <= NEAR * min(times.values())
-            rounds = LONG[name] if auto == PLANNED else len(one[auto]["seconds"])
             shares.append(one[auto]["choosing"] / (rounds * min(times.values())))
-        lines.append(
-            f"({name}) {auto}: right in {right} of {len(tries)} ({', '.join(sorted(set(engines)))}); "
-            f"choosing took at most {100 * max(shares):.1f}% of the run"
+        rows.append(
+            {"rounds": rounds, "right": right, "tries": len(tries), "engines": sorted(engines), "share": max(shares)}
         )
-    return lines
+    return rows
 
 
 def main() -> None:
@@ -55,13 +54,14 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=10)
     parser.add_argument("--quick", action="store_true", help="few rounds, nothing kept: a look")
     options = parser.parse_args()
-    lines = []
     for name in options.works.split(","):
         rounds = max(2, work.ALL[name].rounds // (5 if options.quick else 1))
         work.make(name, rounds)
         kept = None if options.quick else f"choice {name}"
-        lines += judge(run_turns(name, list_rows(name), rounds, options.tries, kept), name)
-        print("\n".join(lines), flush=True)
+        rows = judge(run_turns(name, list_rows(name), rounds, options.tries, kept), name)
+        print(f"\n{results.choice_text({name: {'rows': rows}})}\n", flush=True)
+        if not options.quick:
+            results.update("choice", {name: rows})
 
 
 if __name__ == "__main__":
