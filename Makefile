@@ -73,6 +73,7 @@ bench: install
 	$(BIN)/python -m benchmarks.limit
 	$(BIN)/python -m benchmarks.whole
 	$(BIN)/python -m benchmarks.scale
+	$(BIN)/python -m benchmarks.choice
 
 # Five minutes, while one works on speed: few rounds, without peers, nothing written.
 bench-quick: install

@@ -205,6 +205,7 @@ def write_page(stored: Mapping[str, Any]) -> None:
         ("Whole runs", "whole", whole_text),
         ("Start-up", "start_up", start_up_text),
         ("Scale", "scale", scale_text),
+        ("What `auto` chooses", "choice", choice_text),
     ):
         if stored.get(kind):
             parts += [f"## {title}", show(stored[kind]), _where(next(iter(stored[kind].values())))]
@@ -286,7 +287,23 @@ def scale_text(scale: Mapping[str, Any]) -> str:
     own = (last["resident_mb"] - last["mapped_mb"]) / (first["resident_mb"] - first["mapped_mb"])
     said = f"From {first['clients']:,} to {last['clients']:,} clients: time a round {flat['seconds']:.2f}x, resident "
     peak = (
-        "The peak is in the last evaluation: its clients lie all over the data file, whose pages, with those that the"
-        " system maps around them, count as resident until they are let go."
+        "Pages of the data file, with those that the system maps around them, count as resident until they are let go:"
+        " after every block of clients."
     )
     return f"{_markdown(lines)}\n\n{said}memory {flat['resident_mb']:.2f}x, without mapped files {own:.2f}x. {peak}"
+
+
+def choice_text(choice: Mapping[str, Any]) -> str:
+    """How often the engine that ``auto`` took was within 15% of the fastest of the same try."""
+    lines = [["work", "rounds it is told of", "right", "engines", "choosing, share of the run"]]
+    for name in sorted(choice):
+        for row in choice[name]["rows"]:
+            engines, share = ", ".join(row["engines"]), f"{100 * row['share']:.1f}%"
+            lines.append([f"({name})", f"{row['rounds']:,}", f"{row['right']} of {row['tries']}", engines, share])
+    return _markdown(lines)
+
+
+def source() -> str:
+    """What tells the measured code from any other: commits of other files leave it as it is."""
+    trees = [_git("rev-parse", f"HEAD:{folder}") for folder in ("src", "benchmarks/runners")]
+    return "/".join([*trees, _git("status", "--porcelain", "src", "benchmarks/runners")])

@@ -86,15 +86,17 @@ def run_turn(turn: int, name: str, rows: Sequence[Variant], rounds: int) -> dict
 def run_turns(
     name: str, rows: Sequence[Variant], rounds: int, turns: int, kept_as: str | None
 ) -> dict[str, list[Found]]:
-    """Every turn of a work. Turns of the same commit, rows and rounds that were kept under a name are not run again."""
-    who = {"commit": results.stamp()["commit"], "rows": [v.name for v in rows], "rounds": rounds}
+    """Every turn of a work. Turns of the same code, rows and rounds that were kept under a name are not run again."""
+    who = {"source": results.source(), "rows": [v.name for v in rows], "rounds": rounds}
     stored = json.loads(KEPT.read_text()) if kept_as and KEPT.exists() else {}
     mine = stored.get(kept_as, {})
     done = mine["turns"] if {k: mine.get(k) for k in who} == who else []
     for turn in range(len(done), turns):
         done.append(run_turn(turn, name, rows, rounds))
         if kept_as:
-            KEPT.write_text(json.dumps({**stored, kept_as: {**who, "turns": done}}))
+            beside = KEPT.with_suffix(".new")
+            beside.write_text(json.dumps({**stored, kept_as: {**who, "turns": done}}))
+            beside.replace(KEPT)
     return {v.name: [turn[v.name] for turn in done[:turns]] for v in rows}
 
 

@@ -43,6 +43,7 @@ class Variant:
     processes: int = 1
     partial: bool = True
     commit: str | None = None
+    planned: int = 0
 
     def command(self, work: str, rounds: int) -> list[str]:
         """The command line that runs it."""
@@ -50,7 +51,9 @@ class Variant:
         launch = ["-m", "torch.distributed.run", "--nproc-per-node", self.processes] if self.processes > 1 else []
         options = ["--work", work, "--rounds", rounds, "--threads", self.threads]
         engine = ["--engine", self.engine, *([] if self.partial else ["--no-partial"])] if self.engine else []
-        return [str(part) for part in [python, *launch, "-m", f"benchmarks.runners.{self.runner}", *options, *engine]]
+        planned = ["--planned", self.planned] if self.planned else []
+        runner = ["-m", f"benchmarks.runners.{self.runner}"]
+        return [str(part) for part in [python, *launch, *runner, *options, *engine, *planned]]
 
     def path(self) -> str:
         """Where its Python looks first: these benchmarks, and before them the package of an earlier commit."""

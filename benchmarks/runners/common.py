@@ -34,6 +34,7 @@ def arguments() -> tuple[argparse.Namespace, Arrays]:
     parser.add_argument("--threads", type=int, default=0, help="of PyTorch; 0 leaves them as they are")
     parser.add_argument("--engine", default="auto", help="of moiety")
     parser.add_argument("--no-partial", dest="partial", action="store_false", help="moiety without partial evaluation")
+    parser.add_argument("--planned", type=int, default=0, help="rounds that moiety is told of; it is stopped earlier")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)

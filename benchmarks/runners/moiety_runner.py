@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import time
 from argparse import Namespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,12 +14,7 @@ from torch import nn
 import moiety as mo
 from benchmarks.runners.common import Clock, arguments, mean_loss, report, tensors, warm_up
 from benchmarks.work import BATCH, EXAMPLES, SEED, Arrays, Work, module
-from moiety.engines.auto import ENGINES, make_engine, pick_engine
-from moiety.engines.base import ClientFunction, RoundInfo
-from moiety.engines.problem import Problem, to_tensors
-from moiety.loop.costs import flops_per_example, job_flops
-from moiety.loop.evaluate import client_functions
-from moiety.task import from_module
+from moiety.loop import round as loop_of_rounds
 
 
 def algorithm_of(work: Work) -> mo.Algorithm:
@@ -48,17 +46,26 @@ def train(arrays: Arrays, model: nn.Module, fed: mo.FederatedData, options: Name
     work, clock = arrays.work, Clock()
     split = split_of(work, model)
     total = warm_up(work) + options.rounds
+    choosing = time_choice()
+
+    def tick(run: mo.Run, record: object) -> bool:
+        clock.tick()
+        return len(clock.ends) > total
+
+    told: dict[str, Any] = {"callbacks": [tick]}
+    if "callbacks" not in inspect.signature(mo.fit).parameters:  # an earlier commit
+        told = {"on_round": lambda record, rounds: clock.tick()}
     run = mo.fit(
         model,
         fed,
         algorithm_of(work),
         split=split,
-        rounds=total,
+        rounds=max(total, options.planned),
         cohort=work.cohort,
         seed=SEED,
         engine=options.engine,
-        settings=mo.Settings(evaluate_every=total, partial=options.partial),
-        callbacks=[lambda run, record: clock.tick()],
+        settings=mo.Settings(evaluate_every=max(total, options.planned), partial=options.partial),
+        **told,
     )
     if run._loop.problem.partial != options.partial:
         raise SystemExit("fit did not do as `partial` says")
@@ -72,11 +79,37 @@ def train(arrays: Arrays, model: nn.Module, fed: mo.FederatedData, options: Name
         engine=run.engine,
         version=mo.__version__,
         first_round=clock.first_round(),
+        choosing=sum(choosing),
     )
+
+
+def time_choice() -> list[float]:
+    """The seconds that go into the choice of an engine, as they come."""
+    seconds: list[float] = []
+    pick = getattr(loop_of_rounds, "pick_engine", None)
+    if pick is None:  # an earlier commit
+        return seconds
+
+    def pick_and_time(*given: Any, **options: Any) -> Any:
+        began = time.perf_counter()
+        chosen = pick(*given, **options)
+        seconds.append(time.perf_counter() - began)
+        return chosen
+
+    loop_of_rounds.pick_engine = pick_and_time
+    return seconds
 
 
 def finetune(arrays: Arrays, model: nn.Module, fed: mo.FederatedData, options: Namespace) -> None:
     """The heads of all clients by FedAlt's own rule for a client that keeps no state, on one thread as ``fit`` does."""
+    # Here, since earlier commits, which run other works, do not have all of them.
+    from moiety.engines.auto import ENGINES, make_engine, pick_engine
+    from moiety.engines.base import ClientFunction, RoundInfo
+    from moiety.engines.problem import Problem, to_tensors
+    from moiety.loop.costs import flops_per_example, job_flops
+    from moiety.loop.evaluate import client_functions
+    from moiety.task import from_module
+
     torch.set_num_threads(1)
     work, algorithm = arrays.work, algorithm_of(arrays.work)
     task = from_module(model, loss="cross_entropy")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -37,6 +38,28 @@ def generator(seed: int, *purpose: str | int) -> np.random.Generator:
     """
     key = np.frombuffer(_digest(seed, purpose), dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key))
+
+
+def passing_generator(seed: int, *purpose: str | int) -> np.random.Generator:
+    """The same generator, for draws that are made before the next call; it is seeded anew by that call.
+
+    To make a generator takes ten times as long.
+
+    >>> bool(passing_generator(0, "a", 3).integers(1 << 40) == generator(0, "a", 3).integers(1 << 40))
+    True
+    """
+    key = np.frombuffer(_digest(seed, purpose), dtype=np.uint64)
+    if not hasattr(_kept, "draw"):
+        _kept.draw = np.random.Generator(np.random.Philox(key=key))
+        _kept.first = _kept.draw.bit_generator.state
+    _kept.first["state"]["key"] = key
+    _kept.draw.bit_generator.state = _kept.first
+    draw: np.random.Generator = _kept.draw
+    return draw
+
+
+_kept = threading.local()
+"""A generator of each thread, and the state in which one begins."""
 
 
 @contextmanager

@@ -41,9 +41,10 @@ from moiety import tree
 from moiety.engines import processes
 from moiety.engines.arena import ALIGN, Arena
 from moiety.engines.base import RoundInfo
+from moiety.engines.jobs import Jobs
 from moiety.engines.messages import pack_answer, pack_order, unpack_answer, unpack_order
 from moiety.engines.processes import Processes, deal_jobs
-from moiety.engines.rows import Job, Rows
+from moiety.engines.rows import AlikeRows, Job, Rows
 from moiety.errors import MoietyError
 from moiety.transport import PrivacyError
 
@@ -379,16 +380,32 @@ def test_messages_are_not_pickled(monkeypatch, tmp_path):
 
 def test_an_order_arrives_as_it_was_sent():
     rows = {"first": Rows(np.array([7, 5, 6]), np.array([2, 1])), "second": Rows(np.arange(0), np.arange(0))}
-    share = [
-        (0, Job(np.int64(3), rows, 3, None, 2**63 - 1, -(2**63), 4)),
-        (9, Job(1, {}, 10**9, None)),
-        (2, Job(2, {"first": Rows(np.array([2**40]), np.array([1]))}, 1, None)),
+    jobs = [
+        Job(np.int64(3), rows, 3, None, 2**63 - 1, -(2**63), 4),
+        Job(1, {}, 10**9, None),
+        Job(2, {"first": Rows(np.array([2**40]), np.array([1]))}, 1, None),
     ]
     info = RoundInfo(12, 0.1 + 0.2, float("inf"))
-    function, arrived, same_info = unpack_order(pack_order("train", share, info))
-    assert (function, same_info) == ("train", info)
-    for (slot, job), (same_slot, same) in zip(share, arrived, strict=True):
-        assert (slot, job._replace(rows={})) == (same_slot, same._replace(rows={}))
+    function, (slots, arrived), same_info = unpack_order(pack_order("train", ([0, 9, 2], jobs), info))
+    assert (function, slots, same_info) == ("train", [0, 9, 2], info)
+    same_jobs(jobs, arrived)
+
+
+def test_an_order_of_turns_that_are_alike_arrives_as_it_was_sent():
+    orders = {"first": np.array([[7, 5, 6], [2**40, 1, 2]]), "second": np.array([[5, 6, 7, 5], [0, 1, 2, 0]])}
+    sizes = {"first": np.array([2, 1]), "second": np.array([2, 1, 1])}
+    rows = {name: AlikeRows(order, sizes[name], 3) for name, order in orders.items()}
+    jobs = Jobs([3, 9], 3, [None, None], rows, key=-(2**63) + 5, turn=2**62)
+    assert [job.key for job in jobs] == [(-(2**63) + 5) ^ 3, (-(2**63) + 5) ^ 9]
+    _, (slots, arrived), _ = unpack_order(pack_order("train", ([4, 6], jobs), RoundInfo()))
+    assert slots == [4, 6]
+    assert isinstance(arrived, Jobs)
+    same_jobs(jobs, arrived)
+
+
+def same_jobs(jobs, others):
+    for job, same in zip(jobs, others, strict=True):
+        assert job._replace(rows={}) == same._replace(rows={})
         assert list(job.rows) == list(same.rows)
         for each, other in zip(job.rows.values(), same.rows.values(), strict=True):
             np.testing.assert_array_equal(np.concatenate(each), np.concatenate(other))

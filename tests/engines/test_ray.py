@@ -21,12 +21,8 @@ from torch import Tensor, nn
 
 import moiety as mo
 from moiety.engines.auto import ENGINES
-from moiety.engines.ray import (
-    Ray,
-    connect,
-    digest,
-    pack,
-)
+from moiety.engines.ray import Ray, connect
+from moiety.engines.ray_messages import digest, pack
 from moiety.engines.vectorised import Vectorised
 
 ray = pytest.importorskip("ray")

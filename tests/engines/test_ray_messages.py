@@ -10,18 +10,21 @@ import torch
 from torch import Tensor
 
 from moiety import tree
-from moiety.engines.ray import (
+from moiety.engines.base import Results
+from moiety.engines.jobs import Jobs
+from moiety.engines.ray import remember, row_shifts
+from moiety.engines.ray_messages import (
     digest,
+    digest_each,
     join_trees,
     pack,
     pack_jobs,
     part_trees,
-    remember,
-    row_shifts,
+    stack_trees,
     unpack,
     unpack_jobs,
 )
-from moiety.engines.rows import Job, Rows
+from moiety.engines.rows import AlikeRows, Job, Rows
 
 
 def test_states_are_held_up_to_a_limit():
@@ -48,6 +51,34 @@ def test_jobs_survive_the_journey():
     assert [r.sizes.tolist() for job in (first, second) for r in job.rows.values()] == [[2, 1], [1], [1], [2]]
     for job, found in zip(jobs, (first, second), strict=True):
         assert found == job._replace(rows=found.rows, state=None)
+
+
+def test_jobs_that_are_alike_survive_the_journey():
+    rows = {"a": AlikeRows(np.array([[7, 5, 6], [9, 8, 10]]), np.array([2, 1]), 3)}
+    jobs = Jobs([1, 3], 3, [{"v": torch.ones(2)}, {}], rows, key=-5, turn=11)
+    first, second = unpack_jobs(pack_jobs(jobs, np.array([0, 5, 0, 8])))
+    assert (first.rows["a"].order.tolist(), second.rows["a"].order.tolist()) == ([2, 0, 1], [1, 0, 2])
+    for job, found in zip(jobs, (first, second), strict=True):
+        assert found.rows["a"].sizes.tolist() == [2, 1]
+        assert found == job._replace(rows=found.rows, state=None)
+
+
+def test_results_that_lie_in_one_tree_are_sent_as_they_lie():
+    stacked = Pair(torch.arange(6.0).reshape(3, 2), {"x": torch.tensor([1, 2, 3])})
+    joined = join_trees(Results(stacked, 3))
+    assert joined.layout() == join_trees(tree.unstack(stacked, 3)).layout()
+    again = stack_trees(joined)
+    assert type(again) is Pair
+    assert torch.equal(again.one, stacked.one)
+    assert [each.two["x"].item() for each in part_trees(joined)] == [1, 2, 3]
+    other = join_trees([Pair(torch.zeros(3), {"x": torch.tensor(1)})])
+    assert other.layout() != joined.layout()
+
+
+def test_each_state_has_its_own_digest():
+    same = {"v": torch.ones(2)}
+    states = [same, same, {"v": torch.zeros(2)}]
+    assert digest_each(states) == [digest(pack(state)) for state in states]
 
 
 class Pair(NamedTuple):

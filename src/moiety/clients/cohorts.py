@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from moiety.random import generator
+from moiety.random import generator, passing_generator
 
 
 def uniform_cohort(clients: int, cohort: int, *, seed: int, round: int) -> np.ndarray:
     """``cohort`` distinct clients drawn uniformly, in ascending order; work is O(cohort), not O(clients)."""
     if cohort == clients:
         return np.arange(clients)
-    return np.sort(generator(seed, "cohort", round).choice(clients, size=cohort, replace=False, shuffle=False))
+    return np.sort(passing_generator(seed, "cohort", round).choice(clients, size=cohort, replace=False, shuffle=False))
 
 
 def bernoulli_cohort(clients: int, expected: int, *, seed: int, round: int) -> np.ndarray:

@@ -7,7 +7,7 @@ since.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class Store:
     def get(self, clients: Iterable[int]) -> list[Tree]:
         """The states of ``clients``; a client never asked has the first state."""
         first = self.first()  # nobody writes into a state, so one is enough for all that were never asked
+        if not self.states and isinstance(clients, Sized):
+            return [first] * len(clients)
         return [self.states.get(int(client), first) for client in clients]
 
     def put(self, clients: Iterable[int], states: Iterable[Tree]) -> None:

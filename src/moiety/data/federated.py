@@ -171,11 +171,16 @@ class FederatedData:
 
     def spans(self, clients: Sequence[int], part: str = "train") -> list[tuple[int, int]]:
         """The first row and the row after the last for each of the clients at these positions."""
+        starts, stops = self.edges(clients, part)
+        return list(zip(starts.tolist(), stops.tolist(), strict=True))
+
+    def edges(self, clients: Sequence[int], part: str = "train") -> tuple[Ints, Ints]:
+        """The same as two arrays: of first rows, and of rows after the last."""
         at, k = np.asarray(clients, dtype=np.int64), _part_index(part)
         if len(at) and not 0 <= at.min() <= at.max() < len(self):
-            return [self.rows(client, part) for client in clients]  # which names the one that is not there
-        starts, stops = self.bounds[at, k].tolist(), self.bounds[at, k + 1].tolist()
-        return list(zip(starts, stops, strict=True))
+            for client in clients:
+                self.rows(client, part)  # which names the one that is not there
+        return self.bounds[at, k], self.bounds[at, k + 1]
 
     def sizes(self, part: str = "train") -> Ints:
         """The number of rows of every client's part."""

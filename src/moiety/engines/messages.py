@@ -7,46 +7,67 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from moiety.engines.base import RoundInfo
-from moiety.engines.rows import Job, Rows
+from moiety.engines.jobs import Jobs
+from moiety.engines.rows import AlikeRows, Job, Rows
 from moiety.errors import MoietyError
 from moiety.transport import PrivacyError
 
-Share = Sequence[tuple[int, Job]]
-"""Jobs, each with the slot of its state and its result."""
+Share = tuple[list[int], Sequence[Job]]
+"""The slots of the states and the results of jobs, and the jobs."""
 ERRORS = (PrivacyError, MoietyError)
 """The errors that a worker passes on as they are, the narrower first."""
 
 
 def pack_order(function: str, share: Share, info: RoundInfo) -> bytes:
     """The order to run a function for a share of the clients. Their states are not in it: they lie in mapped memory."""
-    heads, arrays = [], []
-    for slot, job in share:
-        rows = [(name, len(each.order), len(each.sizes)) for name, each in job.rows.items()]
-        heads.append((slot, job.client, job.examples, job.key, job.turn, job.round_trip, rows))
-        arrays += [array for each in job.rows.values() for array in each]
-    head = json.dumps([function, heads, info], default=np.generic.item).encode()
+    slots, jobs = share
+    heads: list[Any] = []
+    arrays: list[np.ndarray] = []
+    alike = None
+    if isinstance(jobs, Jobs):
+        alike = jobs.clients, jobs.examples, jobs.key, jobs.turn
+        for name, plan in jobs.rows.items():
+            heads.append((name, plan.orders.shape[1], len(plan.sizes), plan.owned))
+            arrays += [plan.orders.reshape(-1), plan.sizes]
+    else:
+        for job in jobs:
+            rows = [(name, len(each.order), len(each.sizes)) for name, each in job.rows.items()]
+            heads.append((job.client, job.examples, job.key, job.turn, job.round_trip, rows))
+            arrays += [array for each in job.rows.values() for array in each]
+    head = json.dumps([function, info, slots, alike, heads], default=np.generic.item).encode()
     numbers = np.concatenate(arrays, dtype=np.int64) if arrays else np.empty(0, np.int64)
     return b"".join((len(head).to_bytes(8, "little"), head, numbers.data))
 
 
-def unpack_order(packed: bytes) -> tuple[str, list[tuple[int, Job]], RoundInfo]:
+def unpack_order(packed: bytes) -> tuple[str, Share, RoundInfo]:
     """The function, the share (its jobs without states) and the round of an order."""
     end = 8 + int.from_bytes(packed[:8], "little")
-    function, heads, info = json.loads(packed[8:end])
+    function, info, slots, alike, heads = json.loads(packed[8:end])
     numbers = np.frombuffer(packed, np.int64, offset=end).copy()  # PyTorch wants memory that it may write to
-    share, at = [], 0
-    for slot, client, examples, key, turn, round_trip, phases in heads:
-        rows = {}
-        for name, length, batches in phases:
-            middle, stop = at + length, at + length + batches
-            rows[name] = Rows(numbers[at:middle], numbers[middle:stop])
-            at = stop
-        share.append((slot, Job(client, rows, examples, None, key, turn, round_trip)))
-    return function, share, RoundInfo(*info)
+    at = 0
+
+    def take(count: int) -> np.ndarray:
+        nonlocal at
+        at += count
+        return numbers[at - count : at]
+
+    if alike is not None:
+        clients, examples, key, turn = alike
+        plans = {
+            name: AlikeRows(take(len(clients) * length).reshape(len(clients), length), take(batches), owned)
+            for name, length, batches, owned in heads
+        }
+        return function, (slots, Jobs(clients, examples, [None] * len(clients), plans, key, turn)), RoundInfo(*info)
+    jobs = []
+    for client, examples, key, turn, round_trip, phases in heads:
+        rows = {name: Rows(take(length), take(batches)) for name, length, batches in phases}
+        jobs.append(Job(client, rows, examples, None, key, turn, round_trip))
+    return function, (slots, jobs), RoundInfo(*info)
 
 
 def pack_answer(answer: Iterable[str] | Exception) -> bytes:

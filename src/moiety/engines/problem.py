@@ -11,7 +11,8 @@ import torch
 
 from moiety import tree
 from moiety.data import FederatedData
-from moiety.engines.rows import Job, Rows, plan_rows
+from moiety.engines.jobs import Jobs
+from moiety.engines.rows import AlikeRows, Job, plan_rows
 from moiety.random import hash_words, torch_seed
 from moiety.split import Split
 from moiety.task import backprop_bytes, dtype_of
@@ -102,19 +103,23 @@ class Problem:
 
     def make_jobs(
         self, phases: Mapping[str, Phase], clients: Iterable[int], states: Iterable[Tree], *words: str | int, part: str
-    ) -> list[Job]:
+    ) -> Sequence[Job]:
         """One job for each of ``clients``; ``words`` (purpose, round) tell one turn's shuffles from another's."""
         turn, key = hash_words(*words), hash_words("client", self.seed)
-        places = [int(client) for client in clients]
-        spans = self.data.spans(places, part)
-        rows: list[dict[str, Rows]] = [{} for _ in places]
-        for name, phase in phases.items():
-            plans = plan_rows(phase, places, spans, name, *words, seed=self.seed)
-            for own, plan in zip(rows, plans, strict=True):
-                own[name] = plan
+        places = np.asarray(clients if isinstance(clients, Sequence | np.ndarray) else list(clients)).tolist()
+        states = list(states)
+        starts, stops = self.data.edges(places, part)
+        plans = {
+            name: plan_rows(phase, places, starts, stops, name, *words, seed=self.seed)
+            for name, phase in phases.items()
+        }
+        alike = {name: plan for name, plan in plans.items() if isinstance(plan, AlikeRows)}
+        if alike and len(alike) == len(plans):
+            return Jobs(places, int(stops[0] - starts[0]), states, alike, key, turn)
+        sizes = (stops - starts).tolist()
         return [
-            Job(client, own, stop - start, state, key ^ client, turn)
-            for client, (start, stop), own, state in zip(places, spans, rows, states, strict=True)
+            Job(client, {name: plan[i] for name, plan in plans.items()}, size, state, key ^ client, turn)
+            for i, (client, size, state) in enumerate(zip(places, sizes, states, strict=True))
         ]
 
     def client_key(self, client: int) -> int:

@@ -8,6 +8,7 @@ a stated time, is replaced and its clients are served again: seeds belong to cli
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -25,6 +26,7 @@ import torch
 from moiety import tree
 from moiety.engines.arena import Arena
 from moiety.engines.base import Engine, Functions, Results, RoundInfo
+from moiety.engines.jobs import Jobs, states_of, take_jobs, with_states
 from moiety.engines.messages import Share, pack_answer, pack_order, unpack_answer, unpack_order
 from moiety.engines.problem import Problem
 from moiety.engines.rows import Job, Rows
@@ -125,9 +127,9 @@ class Processes(Engine):
         return _Worker(process, mine)
 
     def _serve(self, function: str, jobs: Sequence[Job], info: RoundInfo) -> Results:
-        self.states.write_all(range(len(jobs)), [job.state for job in jobs])
+        self.states.write_all(range(len(jobs)), states_of(jobs))
         shares = [share for share in deal_jobs(jobs, len(self.workers)) if share]
-        orders = [(function, [(slot, jobs[slot]._replace(state=None)) for slot in share], info) for share in shares]
+        orders = [(function, (share, take_jobs(jobs, share)), info) for share in shares]
         waiting: dict[int, int] = {}  # worker -> times its share was sent
         for w, order in enumerate(orders):
             self._send(w, order)
@@ -177,6 +179,7 @@ class Processes(Engine):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
         release_locks()
         torch.set_num_threads(1)
+        gc.freeze()  # all that there was before the fork stays, so garbage is not looked for there
         problem = replace(self.problem, quiet=True)  # warnings go to the parent, which shows them
         engine = self.inner(problem, self.functions)
         while True:
@@ -188,17 +191,17 @@ class Processes(Engine):
                 if os.getppid() != parent:
                     os._exit(0)
             try:
-                function, share, info = unpack_order(pipe.recv_bytes())
+                function, (slots, jobs), info = unpack_order(pipe.recv_bytes())
             except EOFError:
                 os._exit(0)
             try:
                 # One client at a time, where clients are not joined in blocks: few results are in memory then.
-                step = 1 if self.inner is Sequential else len(share)
-                for at in range(0, len(share), step):
-                    some = share[at : at + step]
-                    jobs = [job._replace(state=self.states.read(slot)) for slot, job in some]
-                    results = engine.map(function, jobs, self.received.read(0), info)
-                    self.results[function].write_all([slot for slot, _ in some], results)
+                step = 1 if self.inner is Sequential else len(slots)
+                for at in range(0, len(slots), step):
+                    some = slots[at : at + step]
+                    own = with_states(jobs[at : at + step], [self.states.read(slot) for slot in some])
+                    results = engine.map(function, own, self.received.read(0), info)
+                    self.results[function].write_all(some, results)
                     del results
                 self.problem.data.release()
                 pipe.send_bytes(pack_answer(sorted(problem.warned)))
@@ -257,6 +260,8 @@ def count_slots(example: Tree, wanted: int) -> int:
 
 def deal_jobs(jobs: Sequence[Job], shares: int) -> list[list[int]]:
     """Deal the jobs into ``shares`` parts of about equal work: the longest first, each to the part that has least."""
+    if isinstance(jobs, Jobs):
+        return [list(range(share, len(jobs), shares)) for share in range(shares)]
     sizes = [sum(len(rows.order) for rows in job.rows.values()) for job in jobs]
     dealt: list[list[int]] = [[] for _ in range(shares)]
     load = [0] * shares

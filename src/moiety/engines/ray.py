@@ -10,7 +10,6 @@ is the same.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import socket
@@ -22,13 +21,25 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from moiety import tree
-from moiety.engines.base import Engine, Functions, RoundInfo
+from moiety.engines.base import Engine, Functions, RoundInfo, join_blocks
+from moiety.engines.jobs import clients_of, states_of, take_jobs, with_states
 from moiety.engines.problem import Problem
 from moiety.engines.processes import count_cores, count_slots
-from moiety.engines.rows import Job, Rows
+from moiety.engines.ray_messages import (
+    Joined,
+    PackedJobs,
+    digest_each,
+    join_trees,
+    pack,
+    pack_jobs,
+    part_trees,
+    stack_trees,
+    unpack,
+    unpack_jobs,
+)
+from moiety.engines.rows import Job
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 from moiety.errors import MoietyError, message, must
@@ -38,15 +49,6 @@ INLINE_BYTES = 100_000
 """Ray sends what is smaller along with a call."""
 STARTS = 3
 """How often to begin a cluster on this machine before giving up."""
-
-
-class Joined(NamedTuple):
-    """Many trees as one message."""
-
-    size: int
-    shape: Tree | None
-    """A tree of zeros of the shape of each; None where they are not alike."""
-    content: list[Any]
 
 
 class Ray(Engine):
@@ -85,7 +87,7 @@ class Ray(Engine):
             raise
         self.shift = row_shifts(problem.data.bounds, self.count)
 
-    def map(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> list[Tree]:
+    def map(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> Sequence[Tree]:
         """Run the function for each job on the actor that owns its client."""
         if not jobs:
             return []
@@ -98,14 +100,15 @@ class Ray(Engine):
             sent = self.ray.put(sent)
         call = (function, limit, info, sent)
         shares: dict[int, list[int]] = {}
-        for slot, job in enumerate(jobs):
-            shares.setdefault(job.client % self.count, []).append(slot)
-        results: list[Tree] = [None] * len(jobs)
-        waiting = {self._send(w, [jobs[s] for s in share], call): (w, 1) for w, share in shares.items()}
+        clients = clients_of(jobs)
+        for slot, client in enumerate(clients):
+            shares.setdefault(client % self.count, []).append(slot)
+        answered: dict[int, Joined] = {}
+        waiting = {self._send(w, take_jobs(jobs, share), call): (w, 1) for w, share in shares.items()}
         while waiting:
             (answer,), _ = self.ray.wait(list(waiting))
             w, tries = waiting.pop(answer)
-            share = [jobs[s] for s in shares[w]]
+            share = take_jobs(jobs, shares[w])
             try:
                 answers, digests = self.ray.get(answer)
             except self.ray.exceptions.RayTaskError as error:
@@ -123,9 +126,17 @@ class Ray(Engine):
                 self.actors[w] = self._actor(w, cpus=0)
                 waiting[self._send(w, share, call)] = (w, tries + 1)
                 continue
-            for slot, result, after in zip(shares[w], part_trees(answers), digests, strict=True):
+            answered[w] = answers
+            for slot, after in zip(shares[w], digests, strict=True):
+                remember(self.held[w], clients[slot], after, limit)
+        layouts = {each.layout() for each in answered.values()}
+        if len(layouts) == 1 and None not in layouts:
+            blocks = ((shares[w], stack_trees(each)) for w, each in answered.items())
+            return join_blocks(blocks, len(jobs))
+        results: list[Tree] = [None] * len(jobs)
+        for w, each in answered.items():
+            for slot, result in zip(shares[w], part_trees(each), strict=True):
                 results[slot] = result
-                remember(self.held[w], jobs[slot].client, after, limit)
         return results
 
     def close(self) -> None:
@@ -160,10 +171,13 @@ class Ray(Engine):
     def _send(self, w: int, jobs: Sequence[Job], call: tuple[Any, ...]) -> Any:
         """Send an actor its share: rows by their numbers there, and those states that it does not hold."""
         function, limit, info, received = call
-        absent = [job for job in jobs if self.held[w].get(job.client) != digest(pack(job.state))]
-        names = [str(self.problem.data.ids[job.client]) for job in jobs]
-        states = join_trees([job.state for job in absent])
-        order = Order(function, pack_jobs(jobs, self.shift), names, [job.client for job in absent], states, limit, info)
+        clients, states = clients_of(jobs), states_of(jobs)
+        digests = digest_each(states)
+        absent = [i for i, client in enumerate(clients) if self.held[w].get(client) != digests[i]]
+        names = [str(self.problem.data.ids[client]) for client in clients]
+        sent = join_trees([states[i] for i in absent])
+        packed = pack_jobs(jobs, self.shift)
+        order = Order(function, packed, names, [clients[i] for i in absent], sent, limit, info)
         return self.actors[w].serve.remote(order, received)
 
 
@@ -171,7 +185,7 @@ class Order(NamedTuple):
     """What an actor is sent for a round, beside the broadcast: jobs, the names of their clients, and some states."""
 
     function: str
-    jobs: tuple[np.ndarray, dict[str, tuple[np.ndarray, ...]]]
+    jobs: PackedJobs
     names: list[str]
     absent: list[int]
     """The clients whose ``states`` are sent."""
@@ -187,25 +201,27 @@ class Actor:
     def __init__(self, common: tuple[Problem, Functions], shard: Tree, inner: type[Sequential | Vectorised]) -> None:
         torch.set_num_threads(1)
         problem, functions = common
-        self.data = SimpleNamespace(ids={})  # of all that is known about clients, the engine asks for names only
+        # Of all that is known about clients, the engine asks for names only; no data is mapped here.
+        self.data = SimpleNamespace(ids={}, release=lambda: None)
         self.engine = inner(replace(problem, data=cast(Any, self.data), columns=unpack(shard)), functions)
         self.states: dict[int, Tree] = {}
 
     def serve(self, order: Order, received: Tree) -> tuple[Joined, list[bytes]]:
         """The results, and digests of the states that the actor holds after them."""
         share = unpack_jobs(order.jobs)
-        self.data.ids = dict(zip((job.client for job in share), order.names, strict=True))
+        clients = clients_of(share)
+        self.data.ids = dict(zip(clients, order.names, strict=True))
         states = self.states | dict(zip(order.absent, part_trees(order.states), strict=True))
-        before = [states[job.client] for job in share]
-        jobs = [job._replace(state=state) for job, state in zip(share, before, strict=True)]
+        before = [states[client] for client in clients]
+        jobs = with_states(share, before)
         results = self.engine.map(order.function, jobs, unpack(received), order.info)
         # The run may yet reject a new state. The digests then differ, and the old one is sent.
         after = results if order.function == "adapt" else before
         if order.function == "train":
             after = [state for _, state, _ in results]
-        for job, state in zip(share, after, strict=True):
-            remember(self.states, job.client, tree.clone(state), order.limit)
-        return join_trees(results), [digest(pack(state)) for state in after]
+        for client, state in zip(clients, after, strict=True):
+            remember(self.states, client, tree.clone(state), order.limit)
+        return join_trees(results), digest_each(after)
 
 
 def connect(address: str | None, workers: int | None) -> tuple[Any, bool]:
@@ -281,80 +297,3 @@ def remember(held: dict[int, Any], client: int, value: Any, limit: int) -> None:
     held[client] = value
     while len(held) > limit:
         del held[next(iter(held))]
-
-
-def pack(value: Tree) -> Tree:
-    """The tree with arrays for tensors: Ray moves those without further copies, and of a view only what it shows."""
-
-    def array(x: Tensor) -> Any:
-        return x.detach().clone() if x.dtype is torch.bfloat16 else x.detach().numpy()  # NumPy has no bfloat16
-
-    return tree.map_leaves(lambda x: array(x) if isinstance(x, Tensor) else x, value)
-
-
-def unpack(value: Tree) -> Tree:
-    """The tree with tensors again, in memory of their own: what Ray hands out is not to be written to."""
-    return tree.map_leaves(lambda x: torch.from_numpy(x.copy()) if isinstance(x, np.ndarray) else x, value)
-
-
-def join_trees(trees: Sequence[Tree]) -> Joined:
-    """Many trees as one message: an array for each leaf with a row for each tree, where all trees are alike."""
-    layouts = {_describe(each) for each in trees}
-    if len(layouts) != 1 or None in layouts:
-        return Joined(len(trees), None, [pack(each) for each in trees])
-    rows = [tree.values(each) for each in trees]
-    stacked = [pack(torch.stack([row[leaf] for row in rows])) for leaf in range(len(rows[0]))]
-    return Joined(len(trees), tree.map_leaves(lambda leaf: 0, trees[0]), stacked)
-
-
-def part_trees(joined: Joined) -> list[Tree]:
-    """The inverse of ``join_trees``; trees that are alike are views into one tensor for each leaf."""
-    if joined.shape is None:
-        return [unpack(each) for each in joined.content]
-    make = tree.maker(joined.shape)
-    columns = [unpack(column).unbind(0) for column in joined.content]
-    return [make(iter([column[row] for column in columns])) for row in range(joined.size)]
-
-
-def _describe(value: Tree) -> tuple[Any, ...] | None:
-    """What trees that can be joined have in common; None for a tree with a leaf that is no tensor."""
-    leaves = tree.values(value)
-    if not all(isinstance(leaf, Tensor) for leaf in leaves):
-        return None
-    return repr(tree.map_leaves(lambda leaf: 0, value)), tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-
-
-def pack_jobs(jobs: Sequence[Job], shift: np.ndarray) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, ...]]]:
-    """Jobs without their states as a few arrays, with the numbers that rows have at the actor."""
-    numbers = np.array([[job.client, job.examples, job.key, job.turn, job.round_trip] for job in jobs])
-    phases: dict[str, tuple[np.ndarray, ...]] = {}
-    for name in jobs[0].rows:
-        orders = [job.rows[name].order - shift[job.client] for job in jobs]
-        sizes = [job.rows[name].sizes for job in jobs]
-        counts = np.array([[len(order), len(size)] for order, size in zip(orders, sizes, strict=True)])
-        phases[name] = np.concatenate(orders), np.concatenate(sizes), counts
-    return numbers, phases
-
-
-def unpack_jobs(packed: tuple[np.ndarray, dict[str, tuple[np.ndarray, ...]]]) -> list[Job]:
-    """The inverse of ``pack_jobs``."""
-    numbers, phases = packed
-    rows: list[dict[str, Rows]] = [{} for _ in numbers]
-    for name, (orders, sizes, counts) in phases.items():
-        ends = counts.cumsum(0)[:-1]
-        pieces = zip(np.split(orders.copy(), ends[:, 0]), np.split(sizes.copy(), ends[:, 1]), strict=True)
-        for each, piece in zip(rows, pieces, strict=True):
-            each[name] = Rows(*piece)
-    return [
-        Job(client, own, examples, None, key, turn, round_trip)
-        for own, (client, examples, key, turn, round_trip) in zip(rows, numbers.tolist(), strict=True)
-    ]
-
-
-def digest(packed: Tree) -> bytes:
-    """Tells a packed state from any other."""
-    content = hashlib.blake2b(digest_size=16)
-    for path, leaf in tree.leaves(packed).items():
-        array = leaf.float().numpy() if isinstance(leaf, Tensor) else np.asarray(leaf)
-        content.update(f"{path} {array.dtype} {array.shape};".encode() + array.tobytes())
-    return content.digest()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from moiety.local.sgd import WHOLE
-from moiety.random import generator
+from moiety.random import generator, passing_generator
 from moiety.types import Phase, Tree
 
 KNOWN_ROWS = 8192
@@ -45,6 +45,36 @@ class Rows(NamedTuple):
             return False
         start, stop = self.span()
         return len(self.order) > stop - start
+
+
+class AlikeRows(Sequence[Rows]):
+    """The rows of clients that own as many rows each, and go through them in batches of the same sizes.
+
+    Args:
+        orders: the rows of each client in the order they are used, [clients, rows].
+        sizes: the sizes of the batches, the same for all.
+        owned: how many rows each client owns.
+    """
+
+    def __init__(self, orders: np.ndarray, sizes: np.ndarray, owned: int) -> None:
+        self.orders, self.sizes, self.owned = orders, sizes, owned
+
+    def __len__(self) -> int:
+        return len(self.orders)
+
+    @overload
+    def __getitem__(self, at: int) -> Rows: ...
+    @overload
+    def __getitem__(self, at: slice | Sequence[int]) -> AlikeRows: ...
+    def __getitem__(self, at: int | slice | Sequence[int]) -> Rows | AlikeRows:
+        if isinstance(at, int):
+            return Rows(self.orders[at], self.sizes)
+        return AlikeRows(self.orders[at], self.sizes, self.owned)
+
+    @property
+    def repeat(self) -> bool:
+        """Whether some row comes round more than once: no row does within an epoch."""
+        return bool(self.orders.shape[1] > self.owned)
 
 
 class Job(NamedTuple):
@@ -82,32 +112,36 @@ def phase_rows(phase: Phase, start: int, stop: int, *words: str | int, seed: int
     n = stop - start
     sizes, order, epochs = _known_walk(phase, n) if _length(phase, n) <= KNOWN_ROWS else _walk(phase, n)
     if phase.shuffle:
-        draw = generator(seed, "batches", *words)
-        fresh = [draw.permutation(n) for _ in range(epochs)]
-        order = np.concatenate(fresh)[: len(order)] if epochs > 1 else fresh[0][: len(order)]
+        order = _shuffle(n, epochs, seed, words)[: len(order)]
     return Rows(start + order, sizes)
 
 
-def plan_rows(
-    phase: Phase, clients: Sequence[int], spans: Sequence[tuple[int, int]], *words: str | int, seed: int
-) -> list[Rows]:
-    """The rows of one phase for many clients, each of which owns the rows of its span.
+def _shuffle(n: int, epochs: int, seed: int, words: tuple[str | int, ...]) -> np.ndarray:
+    """The numbers below ``n`` in a fresh order for each epoch."""
+    draw = passing_generator(seed, "batches", *words)
+    return draw.permutation(n) if epochs == 1 else np.concatenate([draw.permutation(n) for _ in range(epochs)])
 
-    Clients that walk through as many rows in data order go through the same plan, shifted.
+
+def plan_rows(
+    phase: Phase, clients: Sequence[int], starts: np.ndarray, stops: np.ndarray, *words: str | int, seed: int
+) -> Sequence[Rows]:
+    """The rows of one phase for many clients, each of which owns the rows from its start to its stop.
+
+    Clients that own as many rows go through the same plan, shifted, or each in an order of its own.
 
     >>> whole = Phase(epochs=1, steps=None, batch_size=2, shuffle=False)
-    >>> [rows.order.tolist() for rows in plan_rows(whole, [4, 7], [(0, 3), (10, 13)], "local", seed=0)]
+    >>> plan = plan_rows(whole, [4, 7], np.array([0, 10]), np.array([3, 13]), "local", seed=0)
+    >>> [rows.order.tolist() for rows in plan]
     [[0, 1, 2], [10, 11, 12]]
     """
-    sizes = {stop - start for start, stop in spans}
-    if phase.shuffle or phase.walk or len(sizes) > 1 or not spans or _length(phase, *sizes) > KNOWN_ROWS:
-        return [
-            phase_rows(phase, start, stop, *words, client, seed=seed)
-            for client, (start, stop) in zip(clients, spans, strict=True)
-        ]
-    batches, order, _ = _known_walk(phase, *sizes)
-    shifted = np.array([start for start, _ in spans])[:, None] + order
-    return [Rows(own, batches) for own in shifted]
+    n = int(stops[0] - starts[0]) if len(starts) else 0
+    if phase.walk or not n or _length(phase, n) > KNOWN_ROWS or (stops - starts != n).any():
+        spans = zip(clients, starts.tolist(), stops.tolist(), strict=True)
+        return [phase_rows(phase, start, stop, *words, client, seed=seed) for client, start, stop in spans]
+    batches, order, epochs = _known_walk(phase, n)
+    if phase.shuffle:
+        order = np.stack([_shuffle(n, epochs, seed, (*words, client))[: len(order)] for client in clients])
+    return AlikeRows(starts[:, None] + order, batches, n)
 
 
 def _length(phase: Phase, n: int) -> int:
@@ -191,6 +225,8 @@ def pad_rows(rows: Sequence[Rows]) -> tuple[Tensor, Tensor | None]:
 
     Padding repeats the client's first row, so that no foreign or undefined value enters the arithmetic.
     """
+    if isinstance(rows, AlikeRows):
+        return _pad_alike(rows)
     steps, width = max(len(r.sizes) for r in rows), max(r.width for r in rows)
     if all(len(r.order) == steps * width for r in rows):  # every batch of every client is full
         return torch.from_numpy(np.stack([r.order for r in rows]).reshape(len(rows), steps, width)), None
@@ -204,8 +240,27 @@ def pad_rows(rows: Sequence[Rows]) -> tuple[Tensor, Tensor | None]:
     return torch.from_numpy(index), None if mask.all() else torch.from_numpy(mask)
 
 
+def _pad_alike(rows: AlikeRows) -> tuple[Tensor, Tensor | None]:
+    """The same for clients whose batches have the same sizes."""
+    sizes, count = rows.sizes, len(rows)
+    steps, width = len(sizes), int(sizes.max())
+    if rows.orders.shape[1] == steps * width:
+        return torch.from_numpy(rows.orders.reshape(count, steps, width)), None
+    real = np.arange(width) < sizes[:, None]
+    index = np.repeat(rows.orders[:, 0], steps * width).reshape(count, steps, width)
+    index[:, real] = rows.orders
+    return torch.from_numpy(index), torch.from_numpy(real).expand(count, steps, width).contiguous()
+
+
+def repeat_rows(rows: Sequence[Rows]) -> bool:
+    """Whether some row of each client comes round more than once."""
+    return rows.repeat if isinstance(rows, AlikeRows) else all(each.repeats for each in rows)
+
+
 def own_rows(rows: Sequence[Rows]) -> Tensor:
     """The rows that each of several clients owns, [clients, rows]; a shorter list repeats its last row."""
+    if isinstance(rows, AlikeRows) and rows.repeat:  # the first epoch is whole
+        return torch.from_numpy(rows.orders.min(1)[:, None] + np.arange(rows.owned))
     spans = [r.span() for r in rows]
     width = max(stop - start for start, stop in spans)
     return torch.stack([(start + torch.arange(width)).clamp(max=stop - 1) for start, stop in spans])

@@ -14,17 +14,26 @@ from moiety.local.verbs import autograd_gradient
 from moiety.random import torch_seed
 from moiety.types import Params, Tree
 
+RELEASE_CLIENTS = 64
+"""After so many clients, pages of mapped data are let go: around a row that is read, the system may map a megabyte."""
+
 
 class Sequential(Engine):
     """Serves clients one after another."""
 
     name = "sequential"
+    since_release = 0
+    """How many clients were served since pages of mapped data were let go."""
 
     def map(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> list[Tree]:
         """Run the function for each job in turn."""
         results = []
         for job in jobs:
             results.append(self._serve(function, job, received, info))
+            self.since_release += 1
+            if self.since_release >= RELEASE_CLIENTS:
+                self.problem.data.release()
+                self.since_release = 0
         return results
 
     def _serve(self, function: str, job: Job, received: Params, info: RoundInfo) -> Tree:

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from moiety import tree
 from moiety.engines.base import Engine, Functions, RoundInfo, count_writes, join_blocks
+from moiety.engines.jobs import Jobs, states_of, take_jobs
 from moiety.engines.problem import Problem
-from moiety.engines.rows import Job, own_rows, pad_rows
-from moiety.engines.sequential import Sequential
+from moiety.engines.rows import Job, own_rows, pad_rows, repeat_rows
+from moiety.engines.sequential import RELEASE_CLIENTS, Sequential
 from moiety.engines.work import Batches, job_numbers, make_work
 from moiety.errors import MoietyError, must
 from moiety.task.block import block_gradient
@@ -45,6 +46,10 @@ def split_into_blocks(
     A block has at most ``most`` clients, and at most ``room(width)`` where its batches are ``width`` rows wide. Padding
     of up to ``free`` rows in a step is not counted.
     """
+    if isinstance(jobs, Jobs):  # nothing is padded for another
+        step = max(1, min(most, room(max((int(plan.sizes.max()) for plan in jobs.rows.values()), default=0))))
+        yield from (list(range(at, min(at + step, len(jobs)))) for at in range(0, len(jobs), step))
+        return
     shapes = [[(len(r.sizes), r.width) for r in job.rows.values()] for job in jobs]
     block: list[int] = []
     widest: list[tuple[int, int]] = []
@@ -62,6 +67,11 @@ def split_into_blocks(
         widest, apart = joined, apart + cost
     if block:
         yield block
+
+
+def stack_states(states: Sequence[Tree]) -> Tree:
+    """The states as one, with a leading axis over clients; where states are empty, each is all of them."""
+    return tree.stack(states) if tree.values(states[0]) else states[0]
 
 
 class Vectorised(Engine):
@@ -89,7 +99,7 @@ class Vectorised(Engine):
             room=lambda width: BLOCK_BYTES // (4 * model_bytes + width * row_bytes),
             free=PADDING_BYTES / max(row_bytes, 1),
         )
-        blocks = ((places, self._serve(function, [jobs[i] for i in places], received, info)) for places in split)
+        blocks = ((places, self._serve(function, take_jobs(jobs, places), received, info)) for places in split)
         return join_blocks(blocks, len(jobs))
 
     @cached_property
@@ -108,35 +118,48 @@ class Vectorised(Engine):
 
     def _plan(self, jobs: Sequence[Job], phase: str) -> dict[str, Any]:
         """The arguments of ``Batches`` for a phase, with a leading axis over the jobs."""
-        rows = [job.rows[phase] for job in jobs]
+        rows = jobs.rows[phase] if isinstance(jobs, Jobs) else [job.rows[phase] for job in jobs]
         device = self.problem.device
         index, mask = pad_rows(rows)
         index, mask = index.to(device), None if mask is None else mask.to(device)
-        again = self.problem.partial and all(each.repeats for each in rows)
+        again = self.problem.partial and repeat_rows(rows)
         plan: dict[str, Any] = {"index": index, "mask": mask, "own": own_rows(rows).to(device) if again else None}
         plan["gathered"] = None if again else self._gather(index)
         return {name: value for name, value in plan.items() if value is not None}
 
     def _serve(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> Tree:
-        problem, call = self.problem, self.functions[function].call
+        problem, call, first = self.problem, self.functions[function].call, jobs[0]
+        turn = first.turn
 
-        def serve_one(plans: dict[str, dict[str, Any]], numbers: dict[str, Tensor], state: Tree) -> Tree:
+        given = (
+            {phase: self._plan(jobs, phase) for phase in first.rows},
+            job_numbers(jobs, problem.device),
+            stack_states(states_of(jobs)),
+        )
+        # Tensors go in and come out one beside the other: to find them in trees takes vmap longer than us.
+        make, remake = tree.maker(given), None
+
+        def serve_one(*leaves: Tensor) -> tuple[Tensor, ...]:
+            nonlocal remake
+            plans, numbers, state = make(iter(leaves))
+
             def batches(phase: str) -> Batches:
                 return Batches(problem.columns, **plans[phase])
 
-            work = make_work(problem, batches, block_gradient, numbers, jobs[0].turn, info, clients=len(jobs))
-            return call(work, received, state)
+            work = make_work(problem, batches, block_gradient, numbers, turn, info, clients=len(jobs))
+            result = call(work, received, state)
+            remake = tree.maker(result)
+            return tuple(tree.values(result))
 
-        plans = {phase: self._plan(jobs, phase) for phase in jobs[0].rows}
-        states = tree.stack([job.state for job in jobs])
         before = count_writes(received)
         try:
             with torch.no_grad():
-                results = torch.func.vmap(serve_one, randomness="error")(
-                    plans, job_numbers(jobs, problem.device), states
-                )
+                results = torch.func.vmap(serve_one, randomness="error")(*tree.values(given))
+            if len(jobs) >= RELEASE_CLIENTS:
+                problem.data.release()
             self.refuse_writes(before, received, jobs, info)
-            return results
+            assert remake is not None
+            return remake(iter(results))
         except RuntimeError as error:
             if "randomness" in str(error):
                 got = "random numbers drawn while training (dropout)"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from moiety.engines.base import RoundInfo
+from moiety.engines.jobs import Jobs
 from moiety.engines.problem import Problem
 from moiety.engines.rows import Job
 from moiety.types import Batch, Gradient, LossFunction, Params, Partial, Work
@@ -56,6 +57,12 @@ class Batches:
 
 def job_numbers(jobs: Sequence[Job], device: torch.device) -> dict[str, Tensor]:
     """The numbers of ``Work`` that belong to one client, as tensors with a leading axis over the jobs."""
+    if isinstance(jobs, Jobs):
+        return {
+            "examples": torch.full((len(jobs),), float(jobs.examples), dtype=torch.float64, device=device),
+            "key": torch.from_numpy(jobs.keys()).to(device),
+            "round_trip": torch.zeros(len(jobs), dtype=torch.int64, device=device),
+        }
     return {
         "examples": torch.tensor([float(job.examples) for job in jobs], dtype=torch.float64, device=device),
         "key": torch.tensor([job.key for job in jobs], device=device),

@@ -210,6 +210,7 @@ def evaluate(
     for name, values in sets.items():
         for row, value in zip(rows, values, strict=True):
             row[name] = float(value)
+    data.release()
     return Evaluation(rows, pooled)
 
 

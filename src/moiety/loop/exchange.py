@@ -81,7 +81,7 @@ class Exchange:
         """Client and round, for a message."""
         return f"client {self.problem.data.ids[client]}, round {t + 1}"
 
-    def count_broadcast(self, received: Params, jobs: list[Job]) -> None:
+    def count_broadcast(self, received: Params, jobs: Sequence[Job]) -> None:
         """Enter a broadcast to the clients of these jobs into the ledger."""
         if self.traffic is None:
             # The guard has seen that it has the declared layout.
@@ -98,7 +98,7 @@ class Exchange:
         apart = self.options.codec or self.options.attack or self.traffic or received.running is None
         if isinstance(results, Results) and not apart:
             update, _, largest = results.stacked
-            if fits(update, self.up, len(clients)) and bool(largest.isfinite().all()):
+            if fits(update, self.up, len(clients)) and math.isfinite(largest.sum().item()):
                 self._receive_block(received, clients, results)
                 return
         turns = zip(clients, results, strict=True)
@@ -175,7 +175,10 @@ class Exchange:
 
 def mean_loss(losses: list[float], weights: list[float]) -> float:
     """The mean training loss of clients, weighted as the aggregate is; NaN where there are none."""
-    return float(np.average(losses, weights=weights if any(weights) else None)) if losses else math.nan
+    if not losses:
+        return math.nan
+    each, by = np.array(losses), np.array(weights) if any(weights) else np.ones(len(losses))
+    return float((each * by).sum() / by.sum())
 
 
 def declare_layouts(problem: Problem, algorithm: Algorithm) -> tuple[Params, Params]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from moiety.clients import DiskStore, Store, bernoulli_cohort, uniform_cohort
 from moiety.clients.clock import Clock
 from moiety.engines.auto import OPEN, make_engine, pick_engine
 from moiety.engines.base import Engine, Results, RoundInfo
+from moiety.engines.jobs import Jobs, clients_of
 from moiety.engines.problem import Problem
 from moiety.engines.processes import SLOTS, TIMEOUT, count_slots
 from moiety.engines.rows import Job
@@ -118,9 +120,9 @@ class Loop:
         received = self.open_round()
         step = len(jobs) if received.running is None else self.count_together(len(jobs))
         for at in range(0, len(jobs), max(step, 1)):
-            some, before = jobs[at : at + step], len(received.states)
+            some, before = jobs[at : at + step] if step < len(jobs) else jobs, len(received.states)
             results = engine.map("train", some, broadcast, info)
-            self.exchange.receive(received, [job.client for job in some], results, now.round)
+            self.exchange.receive(received, clients_of(some), results, now.round)
             if step < len(jobs) and isinstance(results, Results):  # the next results may be written over these
                 received.states[before:] = [(client, tree.clone(state)) for client, state in received.states[before:]]
             del results  # before the next are computed
@@ -158,11 +160,11 @@ class Loop:
         """What all clients of round ``t`` have in common."""
         return RoundInfo(t, self.algorithm.schedule.factor(t, self.rounds), t / max(self.rounds - 1, 1))
 
-    def make_jobs(self, clients: Iterable[int], states: Iterable[Tree], t: int) -> list[Job]:
+    def make_jobs(self, clients: Iterable[int], states: Iterable[Tree], t: int) -> Sequence[Job]:
         """Jobs of ``clients`` with the batches and the draws of round ``t``."""
         return self.problem.make_jobs(self.algorithm.phases, clients, states, "train", t, part="train")
 
-    def prepare_engine(self, jobs: list[Job], received: Params, info: RoundInfo) -> Engine:
+    def prepare_engine(self, jobs: Sequence[Job], received: Params, info: RoundInfo) -> Engine:
         """The engine for local work. The first call chooses one where the choice is open."""
         if jobs and self.engine_name in OPEN:
             sample = jobs[: self.probe_clients]
@@ -199,7 +201,7 @@ class Loop:
         """
         now = self.progress
         now.consistent = False
-        ledger, transit = replace(now.ledger), now.in_transit and now.in_transit.copy()
+        ledger, transit = copy.copy(now.ledger), now.in_transit and now.in_transit.copy()
         try:
             yield
         except DivergenceError:
@@ -208,20 +210,20 @@ class Loop:
             raise
         now.consistent = True
 
-    def count(self, jobs: list[Job], received: Params) -> None:
+    def count(self, jobs: Sequence[Job], received: Params) -> None:
         """Enter a broadcast to clients and their local work into the ledger."""
         self.exchange.count_broadcast(received, jobs)
         self.count_work(jobs)
 
-    def count_work(self, jobs: list[Job]) -> None:
+    def count_work(self, jobs: Sequence[Job]) -> None:
         """Enter the local work of clients into the ledger."""
-        alike = {}  # turns of one length cost the same, unless something is sparse
-        if not self.algorithm.sparsity:
-            alike = {(job.examples, *[len(rows.order) for rows in job.rows.values()]): job for job in jobs}
-        for job in jobs if len(alike) != 1 else [next(iter(alike.values()))]:
-            flops, search = self.job_flops(job)
-            times = len(jobs) if len(alike) == 1 else 1
-            self.progress.ledger.work(times * flops, times * search)
+        # Turns of one length cost the same, unless something is sparse.
+        if not self.algorithm.sparsity and (isinstance(jobs, Jobs) or len({_length_of(job) for job in jobs}) == 1):
+            flops, search = self.job_flops(jobs[0])
+            self.progress.ledger.work(len(jobs) * flops, len(jobs) * search)
+            return
+        for job in jobs:
+            self.progress.ledger.work(*self.job_flops(job))
 
     def job_flops(self, job: Job) -> tuple[float, float]:
         """Operations of one client's turn, and those that search for masks; counted when first asked for."""
@@ -253,7 +255,7 @@ class Loop:
                 aggregate = self.uploads.join(algorithm, received.updates, problem.seed, t, len(dropped))
             if algorithm.aggregator is not None:
                 server = algorithm.server_update(now.server, aggregate, usable / len(problem.data))
-                if not bool(tree.is_finite((aggregate, server))):
+                if not tree.all_finite((aggregate, server)):
                     largest = dict(zip(map(self.name_client, received.usable), received.largest, strict=True))
                     self.report_divergence("server", explain_server(aggregate, server, largest, t + 1))
                 now.server = server
@@ -309,3 +311,8 @@ class Loop:
         if self.engine is not None:
             self.engine.close()
             self.engine = None
+
+
+def _length_of(job: Job) -> tuple[int, ...]:
+    """A client's examples, and the rows of each phase of its turn."""
+    return job.examples, *[len(rows.order) for rows in job.rows.values()]

@@ -40,7 +40,7 @@ class ClockedLoop(Loop):
         turn = self.in_transit.turns.get(client, 0)
         return travel.seconds(self.problem.seed, client, self.name_client(client), turn)
 
-    def compute(self, jobs: list[Job], received: Params, t: int) -> Sequence[Tree]:
+    def compute(self, jobs: Sequence[Job], received: Params, t: int) -> Sequence[Tree]:
         """The local work of clients with the batches and the draws of round ``t``."""
         info = self.round_info(t)
         return self.prepare_engine(jobs, received, info).map("train", jobs, received, info)
@@ -178,12 +178,12 @@ class DelayedLoop(ClockedLoop):
         """Staleness, and how many uploads are under way: lost, if the run ends here."""
         return self.staleness_fields()
 
-    def make_jobs(self, clients: Iterable[int], states: Iterable[Tree], t: int) -> list[Job]:
+    def make_jobs(self, clients: Iterable[int], states: Iterable[Tree], t: int) -> Sequence[Job]:
         """Jobs of round ``t``, each with its client's round trip."""
         jobs = super().make_jobs(clients, states, t)
         return [job._replace(round_trip=sum(self.clock.of(job.client))) for job in jobs]
 
-    def _compute_by_version(self, jobs: list[Job], versions: list[int], t: int) -> list[Tree]:
+    def _compute_by_version(self, jobs: Sequence[Job], versions: list[int], t: int) -> list[Tree]:
         """The local work of round ``t``, each client with the broadcast of its version."""
         results: list[Tree] = [None] * len(jobs)
         for version, places in group_places(versions):

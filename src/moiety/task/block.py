@@ -67,6 +67,13 @@ def leave_block() -> AbstractContextManager[None]:
     return left
 
 
+def fills_memory(value: Tensor) -> bool:
+    """Whether nothing else lies in the memory of a tensor, but the same tensor of other clients of a block."""
+    while functorch is not None and functorch.is_batchedtensor(value):
+        value = functorch.get_unwrapped(value)
+    return value.is_contiguous() and value.untyped_storage().nbytes() == value.numel() * value.element_size()
+
+
 def for_blocks(module: nn.Module) -> nn.Module:
     """Let the linear layers of a module compute in the way that is fast for blocks of clients.
 

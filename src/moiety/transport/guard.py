@@ -13,6 +13,7 @@ from torch import Tensor
 
 from moiety import tree
 from moiety.errors import MoietyError
+from moiety.task.block import fills_memory
 from moiety.types import ClientUpdate, Params
 
 
@@ -89,7 +90,9 @@ def check_message(packed: Params, upload: Params, names: tuple[str, ...], *, whe
 
 def copy_out(update: ClientUpdate) -> ClientUpdate:
     """The update in memory of its own: a view would carry along whatever else lies in its storage."""
-    copy: ClientUpdate = tree.map_leaves(lambda x: x.clone() if isinstance(x, Tensor) else x, update)
+    copy: ClientUpdate = tree.map_leaves(
+        lambda x: x.clone() if isinstance(x, Tensor) and not fills_memory(x) else x, update
+    )
     return copy
 
 
