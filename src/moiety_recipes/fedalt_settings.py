@@ -42,6 +42,8 @@ SWEEPS = (
 DROPOUT = Sweep(option="dropout", split="output", values=(0.0, 0.3))
 CONTEXT = 5
 """How many characters the next one is told from."""
+LETTERS = 82
+"""How many characters there are in the plays."""
 OTHER_TASK = Paper(task="no such task", table={}, baselines={})
 
 
@@ -98,13 +100,14 @@ def _dense_stages(**sizes: Any) -> Night:
         "cohort": 10,
         "batch_size": 16,
         "decay": "exponential",
-        "rounds": 400,
+        "rounds": 800,
         "personal_rounds": 100,
         "finetune_epochs": 5,
         "lr": RATES,
         "personal_lr": RATES,
         "finetune_lr": (0.003, 0.01, 0.03, 0.1),
         "pfedme_lr": 10.0,
+        "pfedme_steps": 3,
         "sweeps": SWEEPS,
     }
     return plan_night(**{**common, **sizes})
@@ -209,31 +212,34 @@ def plan_labels(scale: str) -> Plan:
 
 def _clothes(alpha: float) -> Setting:
     def data(seed: int) -> mo.FederatedData:
-        how = mo.data.dirichlet(alpha, balanced=False)
-        fed = mo.data.load("fashion_mnist", clients=600, partition=how, test_per_client=40, validation=0.2, seed=seed)
+        fed = mo.data.load("fashion_mnist", clients=300, **_deal(alpha, 200), seed=seed)
         return average_pixels(choose_clients(fed, least=20, count=50))
 
     title = f"Pictures of clothes (Fashion-MNIST), 14 x 14, 10 classes, each dealt by Dirichlet({alpha:g})."
-    return _dense(f"clothes_{alpha:g}", title, data, 196, 10, _dense_stages())
+    return _dense(f"clothes_{alpha:g}", title, data, 196, 10, _dense_stages(rounds=400, batch_size=32))
+
+
+def _deal(alpha: float, most: int) -> dict[str, Any]:
+    """Rows of each label by Dirichlet, so that sizes differ too; no client has more rows than ``most``."""
+    how = mo.data.dirichlet(alpha, balanced=False, min_examples=1)
+    return {"partition": how, "per_client": most, "test_per_client": 40, "validation": 0.2}
 
 
 def _objects(alpha: float) -> Setting:
     def data(seed: int) -> mo.FederatedData:
-        how = mo.data.dirichlet(alpha, balanced=False)
-        fed = mo.data.load("cifar10", clients=300, partition=how, test_per_client=40, validation=0.2, seed=seed)
-        return average_pixels(average_pixels(choose_clients(fed, least=40, count=50)))
+        fed = mo.data.load("cifar10", clients=250, **_deal(alpha, 250), seed=seed)
+        return average_pixels(average_pixels(choose_clients(fed, least=30, count=50)))
 
     title = f"Small colour pictures (CIFAR-10), 8 x 8, 10 classes, each dealt by Dirichlet({alpha:g})."
     notes = ["A perceptron on 8 x 8 pixels is a weak model of these pictures; it is one that converges."]
-    return _dense(f"objects_{alpha:g}", title, data, 192, 10, _dense_stages(), notes)
+    return _dense(f"objects_{alpha:g}", title, data, 192, 10, _dense_stages(rounds=400, batch_size=32), notes)
 
 
 def plan_roles(scale: str) -> Plan:
     """Roles of Shakespeare's plays, by character."""
     sweeps = (*SWEEPS, DROPOUT)
-    letters = 80
     title = (
-        f"Shakespeare's plays, the next character from the {CONTEXT} before it, each as one of {letters}; clients are"
+        f"Shakespeare's plays, the next character from the {CONTEXT} before it, each as one of {LETTERS}; clients are"
         " speaking roles."
     )
     tiny = _dense(
@@ -244,8 +250,8 @@ def plan_roles(scale: str) -> Plan:
         12,
         _tiny_stages(seeds=1, with_stateless=False, with_theory=False, sweeps=(replace(DROPOUT, values=(0.0, 0.3)),)),
     )
-    stages = _dense_stages(decay="linear", batch_size=32, sweeps=sweeps)
-    return _at_scale(scale, _one_split(tiny), _dense("roles", title, _load_roles, letters * CONTEXT, letters, stages))
+    stages = _dense_stages(decay="linear", rounds=500, batch_size=32, sweeps=sweeps)
+    return _at_scale(scale, _one_split(tiny), _dense("roles", title, _load_roles, LETTERS * CONTEXT, LETTERS, stages))
 
 
 def _load_counting_letters(seed: int) -> mo.FederatedData:
@@ -274,7 +280,7 @@ def _load_roles(seed: int) -> mo.FederatedData:
     )
     fed = choose_clients(fed, least=64, count=50)
     x, y = fed.columns["x"], fed.columns["y"][:, -1]
-    x = np.eye(80, dtype=np.float32)[x].reshape(len(x), -1)
+    x = np.eye(LETTERS, dtype=np.float32)[x].reshape(len(x), -1)
     return replace(fed, columns={"x": x, "y": y}, spec={})
 
 
@@ -291,7 +297,7 @@ def plan_numbers(scale: str) -> Plan:
         seeds=6,
         cohort=10,
         batch_size=8,
-        rounds=300,
+        rounds=400,
         personal_rounds=60,
         finetune_epochs=3,
         lr=(0.3, 0.6, 1.2),
