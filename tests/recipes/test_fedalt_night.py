@@ -97,7 +97,7 @@ def change(**tests):
 
 
 def test_losers_of_one_half_of_the_seeds_are_looked_at_in_the_other():
-    """Over the first and third seed a loses 2 and c loses 1 on average, b wins 1; a and c are looked at in the others."""
+    """Over the first and third seed a and c lose 2 and 1 on average, b wins 1: a and c are looked at in the others."""
     seeds = [change(a=-1, b=1, c=0), change(a=-4, b=-9, c=-2), change(a=-3, b=1, c=-2), change(a=0, b=-9, c=2)]
     assert split_halves(seeds) == [3, -1]
     assert split_halves([change(a=1), change(a=-1)]) == []
