@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import moiety as mo
 from moiety.experiments import FAILS, HOLDS, Results, Row, claim, compare, interval
@@ -35,6 +35,8 @@ class Comparison:
     setting: Setting
     seeds: Sequence[int]
     results: Results
+    swept: ClassVar[str] = "finetuned"
+    """What the sweeps of an option are made on."""
 
     @property
     def steps(self) -> dict[str, Row]:
@@ -143,14 +145,14 @@ def summarise(comparison: Comparison, families: Families) -> Row:
         **describe_setting(comparison, families),
         "higher_is_better": comparison.sign == 1,
         "margin": setting.margin,
-        "scores": {step: _score(comparison, step) for step in comparison.steps},
+        "scores": {step: summarise_step(comparison, step) for step in comparison.steps},
         "claims": list(judge(comparison, memory)),
         "memory": memory,
         "sweeps": sweeps,
     }
 
 
-def _score(comparison: Comparison, step: str) -> Row:
+def summarise_step(comparison: Comparison, step: str) -> Row:
     """Mean and interval over seeds; and, but for FedAvg, the share of clients that it hurts."""
     each = comparison.scores(step)
     row = {"each": each, **asdict(interval(each))}

@@ -18,7 +18,6 @@ Table 9. Scale ``ci`` has other data and another model, and shows that everythin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +25,7 @@ import moiety as mo
 from moiety.experiments import Experiment
 from moiety_recipes import fedalt_page, fedalt_stages
 from moiety_recipes.fedalt_stages import LONGER_AND_SWEPT, ONE_DEAL, Paper, Plan, Setting, Stages, Sweep, split_layers
-from moiety_recipes.pictures import average_pixels, replace_pictures
+from moiety_recipes.pictures import average_pixels, choose_clients, replace_pictures
 
 EMNIST = Paper(
     task="EMNIST",
@@ -102,7 +101,7 @@ def _fashion_mnist(paper: bool) -> Setting:
         clients, test = (200, 60) if paper else (1000, 40)
         options: dict[str, Any] = {"clients": clients, "partition": how, "test_per_client": test, "seed": seed}
         fed = mo.data.load("fashion_mnist", validation=0.2, **options)
-        return _keep_clients(fed, least=100) if paper else average_pixels(_keep_clients(fed, least=25, count=30))
+        return choose_clients(fed, least=100) if paper else average_pixels(choose_clients(fed, least=25, count=30))
 
     title = "Pictures of clothes (Fashion-MNIST), 10 classes, each dealt to clients by Dirichlet(0.3)."
     notes = ["Test rows of a client have the label ratios of its training rows."]
@@ -182,19 +181,6 @@ def _resnet(
         margin=0.01,
         notes=describe,
     )
-
-
-def _keep_clients(fed: mo.FederatedData, *, least: int, count: int | None = None) -> mo.FederatedData:
-    """The first so many clients that have at least so many rows to train and validate on."""
-    import numpy as np
-
-    kept = np.flatnonzero(fed.sizes("train") + fed.sizes("validation") >= least)[:count]
-    spans = fed.bounds[kept]
-    rows = np.concatenate([np.arange(span[0], span[3]) for span in spans])
-    sizes = spans[:, 3] - spans[:, 0]
-    bounds = spans - spans[:, :1] + (np.cumsum(sizes) - sizes)[:, None]
-    columns = {name: column[rows] for name, column in fed.columns.items()}
-    return replace(fed, columns=columns, bounds=bounds, ids=[str(fed.ids[int(i)]) for i in kept], spec={})
 
 
 fedalt_images = Experiment(

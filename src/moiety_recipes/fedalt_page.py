@@ -44,10 +44,10 @@ def show_setting(table: Row, comparison: Comparison) -> list[Section]:
         "Claims": _show_claims(table, comparison.scale),
         "Before the final finetuning (Table 12)": _show_final(table, comparison),
         "Clients without state (Table 13)": _show_stateless(table, comparison),
-        "Memory on one device (Table 10)": _show_memory(table, comparison),
-        "Who is hurt": _show_hurt(table, comparison),
+        "Memory on one device (Table 10)": show_memory(table, comparison),
+        "Who is hurt": show_hurt(table, comparison),
         **{
-            f"{option}, finetuning of {sweep['split']} (Figure 10)": _show_sweep(sweep["rows"], comparison.scale)
+            f"{option}, finetuning of {sweep['split']} (Figure 10)": show_sweep(sweep["rows"], comparison.scale)
             for option, sweep in table["sweeps"].items()
         },
         "Learning rates": show_rates(table, comparison.scale),
@@ -57,8 +57,8 @@ def show_setting(table: Row, comparison: Comparison) -> list[Section]:
         for title, rows in tables.items()
     ]
     return [
-        Section(title=setting.name, text=describe(table, comparison), rows=list(_show_splits(table, comparison))),
-        Section(rows=_show_baselines(table, comparison)),
+        Section(title=setting.name, text=describe(table, comparison), rows=list(show_splits(table, comparison))),
+        Section(rows=show_baselines(table, comparison)),
         *(section for section in details if section.rows),
         Section(title="Notes", notes=setting.notes(setting.stages), level=3),
     ]
@@ -72,7 +72,7 @@ def describe(table: Row, comparison: Comparison) -> str:
     return f"{table['title']} {table['clients']} clients; seeds {seeds}; {name} in {unit}, {better} is better."
 
 
-def _show_splits(table: Row, comparison: Comparison) -> Iterator[Row]:
+def show_splits(table: Row, comparison: Comparison) -> Iterator[Row]:
     """Table 4."""
     sizes, paper = {row["row"]: row for row in table["memory"]}, comparison.setting.paper
     for split in comparison.setting.splits:
@@ -81,15 +81,15 @@ def _show_splits(table: Row, comparison: Comparison) -> Iterator[Row]:
         theirs = paper.table.get(split, (None, None, None))
         for (column, step), number in zip(COLUMNS.items(), theirs, strict=True):
             row[column] = show_mean(table["scores"][step.format(split)], scale=comparison.scale)
-            row[f"{column}, paper ({paper.task})"] = _show_number(number)
+            row |= {f"{column}, paper ({paper.task})": show_number(number)} if paper.table else {}
         yield row
 
 
-def _show_baselines(table: Row, comparison: Comparison) -> list[Row]:
+def show_baselines(table: Row, comparison: Comparison) -> list[Row]:
     """Table 2."""
     paper, scores = comparison.setting.paper, table["scores"]
     ours = {name: show_mean(scores[step], scale=comparison.scale) for name, step in BASELINES.items()}
-    theirs = {name: _show_number(paper.baselines.get(name.lower())) for name in BASELINES}
+    theirs = {name: show_number(paper.baselines.get(name.lower())) for name in BASELINES}
     return [{"": "here", **ours}, {"": f"paper ({paper.task})", **theirs}]
 
 
@@ -119,7 +119,7 @@ def _show_final(table: Row, comparison: Comparison) -> Iterator[Row]:
             row |= {
                 f"{method} before": show_mean(before, scale=comparison.scale),
                 f"change of {method} by finetuning": show_mean(change, scale=comparison.scale, sign="+"),
-                f"change of {method}, paper ({paper.task})": _show_number(number),
+                f"change of {method}, paper ({paper.task})": show_number(number),
             }
         yield row
 
@@ -130,27 +130,33 @@ def _show_stateless(table: Row, comparison: Comparison) -> list[Row]:
         return []
     steps = {name: step.replace("-final", "-stateless-final") for name, step in COLUMNS.items()}
     scores = [show_mean(table["scores"][step.format(split)], scale=comparison.scale) for step in steps.values()]
-    theirs = map(_show_number, paper.stateless.get(split, (None, None, None)))
+    theirs = map(show_number, paper.stateless.get(split, (None, None, None)))
     return [
         {"": f"{split}, here", **dict(zip(steps, scores, strict=True))},
         {"": f"{split}, paper ({paper.task})", **dict(zip(steps, theirs, strict=True))},
     ]
 
 
-def _show_memory(table: Row, comparison: Comparison) -> list[Row]:
+def show_memory(table: Row, comparison: Comparison) -> list[Row]:
+    """Table 10."""
     paper, names = comparison.setting.paper, {"no personalisation": "none", "full personalisation": FULL}
     return [
         {
             "personal part": row["row"],
             "megabytes": f"{row['megabytes']:.2f}",
             "saved against full": f"{row['saving']:.0%}",
-            f"megabytes, paper ({paper.task})": f"{paper.memory.get(names.get(row['row'], row['row']), '-')}",
+            **(
+                {f"megabytes, paper ({paper.task})": f"{paper.memory.get(names.get(row['row'], row['row']), '-')}"}
+                if paper.memory
+                else {}
+            ),
         }
         for row in table["memory"]
     ]
 
 
-def _show_hurt(table: Row, comparison: Comparison) -> Iterator[Row]:
+def show_hurt(table: Row, comparison: Comparison) -> Iterator[Row]:
+    """How many clients each step hurts, and in how many seeds."""
     splits = comparison.setting.splits
     steps = {
         **{f"{column}, {split}": step.format(split) for split in splits for column, step in COLUMNS.items()},
@@ -162,7 +168,8 @@ def _show_hurt(table: Row, comparison: Comparison) -> Iterator[Row]:
         yield {"": name, "share hurt": show_share(score["hurt"]), **counts}
 
 
-def _show_sweep(rows: Sequence[Row], scale: float) -> list[Row]:
+def show_sweep(rows: Sequence[Row], scale: float) -> list[Row]:
+    """What each value of an option does to the clients."""
     return [
         {
             "value": f"{float(row['value']):g}",
@@ -183,7 +190,7 @@ def show_rates(table: Row, scale: float) -> Iterator[Row]:
     heading = "rates tried, and their scores on validation rows (first seed)"
     for step, rate in table["rates"].items():
         scores = [
-            f"{lr}: {_show_number(s if s is None else scale * s)}" for lr, s in table["tried"].get(step, {}).items()
+            f"{lr}: {show_number(s if s is None else scale * s)}" for lr, s in table["tried"].get(step, {}).items()
         ]
         yield {"run": step, "rate": f"{rate:g}", heading: ", ".join(scores) or "fixed"}
 
@@ -210,7 +217,8 @@ def show_share(row: Mapping[str, Any]) -> str:
     return f"{row['mean']:.1%} [{max(0.0, row['low']):.1%}, {min(1.0, row['high']):.1%}]"
 
 
-def _show_number(value: float | None) -> str:
+def show_number(value: float | None) -> str:
+    """A number of the paper's, or a dash."""
     return "-" if value is None else f"{value:.2f}"
 
 
@@ -256,7 +264,7 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, str, Callable[[], An
         changes = {f"{v:g}": comparison.all_changes(step) for v, step in comparison.sweep_steps(sweep).items()}
         yield (
             f"figure10-{sweep.option}",
-            f"change of clients by {sweep.option}, {sweep.split} finetuned (Figure 10)",
+            f"change of clients by {sweep.option}, {sweep.split}, {comparison.swept} (Figure 10)",
             partial(reports.violins, changes, label=sweep.option, **how),
         )
 

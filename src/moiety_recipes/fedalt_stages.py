@@ -51,8 +51,8 @@ Families = dict[str, tuple[tuple[float, ...], Callable[[float], "Step"]]]
 class Sweep:
     """One option of the finetuning of one split at several values, the first of which is without it (Figure 10).
 
-    ``option`` is ``weight_decay`` of ``moiety.finetune``, ``pull`` of ``moiety.ditto`` (then ``split`` is ``full``),
-    or ``dropout``: then the setting's model is made with it.
+    ``option`` is ``weight_decay`` of ``moiety.finetune``, ``pull``, the weight of Ditto's penalty (then ``split`` is
+    ``full``), or ``dropout``: then the setting's model is made with it.
     """
 
     option: str
@@ -189,7 +189,7 @@ def list_steps(setting: Setting, rates: Rates) -> Iterator[Step]:
     yield train_together(stages, rates["fedavg"])
     yield train_longer(stages, rates[LONGER])
     yield finetune(stages, FULL, rates[f"{FULL}-finetune"])
-    yield _ditto(stages, stages.pull, rates, f"{FULL}-ditto")
+    yield ditto(stages, stages.pull, rates[f"{FULL}-finetune"], f"{FULL}-ditto")
     # pFedMe's shared model is finetuned in the end, as the paper has it.
     yield from then_finetune(stages, pfedme(stages, rates[f"{FULL}-pfedme"]), FULL, rates)
     for split in setting.splits:
@@ -256,9 +256,10 @@ def pfedme(stages: Stages, lr: float) -> Step:
     return Step(f"{FULL}-pfedme", algorithm, None, stages.personal_rounds, stages.cohort)
 
 
-def _ditto(stages: Stages, pull: float, rates: Rates, name: str) -> Step:
-    work = local_sgd(stages, rates[f"{FULL}-finetune"], stages.finetune_epochs, pull=pull)
-    return Step(name, mo.ditto(form="finetune", personal=work), None, 1, None)
+def ditto(stages: Stages, weight: float, lr: float, name: str, start: str = "fedavg") -> Step:
+    """Finetuning with the penalty weight ||v - w||^2, which appendix B.2 prints without 1/2: a pull of twice that."""
+    work = local_sgd(stages, lr, stages.finetune_epochs, pull=2 * weight)
+    return Step(name, mo.ditto(form="finetune", personal=work), None, 1, None, start)
 
 
 def _list_sweep(stages: Stages, sweep: Sweep, rates: Rates) -> Iterator[Step]:
@@ -268,7 +269,7 @@ def _list_sweep(stages: Stages, sweep: Sweep, rates: Rates) -> Iterator[Step]:
         if name in (f"{sweep.split}-finetune", f"{FULL}-ditto"):
             continue
         if sweep.option == "pull":
-            yield _ditto(stages, value, rates, name)
+            yield ditto(stages, value, rates[f"{FULL}-finetune"], name)
             continue
         decay, dropout = (value, None) if sweep.option == "weight_decay" else (0.0, value)
         step = finetune(stages, sweep.split, rates[f"{sweep.split}-finetune"], weight_decay=decay)

@@ -85,3 +85,16 @@ def average_pixels(fed: mo.FederatedData) -> mo.FederatedData:
     rows, channels, height, width = fed.columns["x"].shape
     blocks = (rows, channels, height // 2, 2, width // 2, 2)
     return replace_pictures(fed, lambda x: x.reshape(blocks).mean(axis=(3, 5)))
+
+
+def choose_clients(fed: mo.FederatedData, *, least: int, count: int | None = None) -> mo.FederatedData:
+    """The first so many clients that have at least so many rows to train and validate on."""
+    import numpy as np
+
+    kept = np.flatnonzero(fed.sizes("train") + fed.sizes("validation") >= least)[:count]
+    spans = fed.bounds[kept]
+    rows = np.concatenate([np.arange(span[0], span[3]) for span in spans])
+    sizes = spans[:, 3] - spans[:, 0]
+    bounds = spans - spans[:, :1] + (np.cumsum(sizes) - sizes)[:, None]
+    columns = {name: column[rows] for name, column in fed.columns.items()}
+    return replace(fed, columns=columns, bounds=bounds, ids=[str(fed.ids[int(i)]) for i in kept], spec={})

@@ -26,6 +26,32 @@ def test_the_shared_steps_see_the_new_v_and_the_personal_steps_the_old_u():
         assert (float(run.parameters(0)["u"]), float(run.parameters(0)["v"])) == (u, v)
 
 
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@pytest.mark.parametrize(("build", "u", "v"), [(mo.fedalt, 25 / 64, 3 / 16), (mo.fedsim, 5 / 8, 1 / 8)])
+def test_a_client_that_restarts_is_evaluated_with_the_v_of_its_last_turn(build, u, v, engine):
+    """One row (1, 1, 1) from u = v = 0, rates 1/2 in the first round and 1/4 in the second; v begins at 0 in both.
+
+    FedAlt: v = 1/2, u = 1/4; then v = 1/4 (1 - 1/4) = 3/16, u = 1/4 + 1/4 (1 - 1/4 - 3/16) = 25/64. A v that went on
+    would be 9/16; one made on the spot at the full rate (stateful=False) is 1/2 (1 - 25/64) = 39/128.
+    FedSim: u = v = 1/2; then u = 1/2 + 1/4 (1 - 1/2) = 5/8 and v = 1/4 (1 - 1/2) = 1/8; on the spot 1/2 (1 - 5/8).
+    """
+    row = {"a": np.ones(1), "b": np.ones(1), "y": np.ones(1)}
+    how = {"split": split_of(["u"], ["v"]), "rounds": 2, "engine": engine}
+    options = {"shared": 0.5, "personal": 0.5, "schedule": mo.schedule.exponential(halve_every=1)}
+    run = mo.fit(scalar_task(0.0, 0.0), federated([row]), build(**options, restart=True), **how)
+    assert (float(run.parameters(0)["u"]), float(run.parameters(0)["v"])) == (u, v)
+    assert run.clients[0]["loss"] == pytest.approx((1 - u - v) ** 2 / 2)
+    adapted = mo.fit(scalar_task(0.0, 0.0), federated([row]), build(**options, stateful=False), **how)
+    assert (float(adapted.parameters(0)["u"]), float(adapted.parameters(0)["v"])) == (u, (1 - u) / 2)
+    half = mo.fit(scalar_task(0.0, 0.0), federated([row, row]), build(**options, restart=True), cohort=1, **how)
+    never = {int(client) for client in (0, 1)} - set(half._loop.progress.store.owners())
+    assert all(float(half.parameters(client)["v"]) == 0 for client in never)
+    with pytest.raises(MoietyError, match="`restart` must be left out with stateful=False"):
+        build(**options, stateful=False, restart=True)
+    with pytest.raises(MoietyError, match="keep_state"):
+        build(shared=0.5, personal=mo.sgd(0.5, keep_state=True), restart=True)
+
+
 def test_each_phase_has_its_own_steps_and_its_own_shuffle():
     """The gradients asked for, in order: tau_v of v, then tau_u of u, on rows drawn apart."""
     net = mo.models.mlp(4, 3, hidden=(5,))

@@ -19,6 +19,10 @@ OWN_ENGINE = ("--scale", "ci")
 RECIPES: dict[str, tuple[str, ...]] = {
     "quickstart": ("--rounds", "10", "--engine", "sequential"),
     "fedalt-images": SEQUENTIAL,
+    "fedalt-labels": SEQUENTIAL,
+    "fedalt-numbers": SEQUENTIAL,
+    "fedalt-people": SEQUENTIAL,
+    "fedalt-roles": SEQUENTIAL,
     "fedalt-speech": SEQUENTIAL,
     "fedalt-text": SEQUENTIAL,
     "fedpop-full": SEQUENTIAL,

@@ -22,12 +22,14 @@ Deviations from the paper:
    is not finite is left out of the round.
 5. Running statistics of BatchNorm, which the paper does not have, move in both phases, since both are training.
 6. Clients without state and clients never seen get v by lines 2 to 5 at the full learning rate, whatever the schedule.
+   With ``restart=True`` clients without state are evaluated with the v of their last turn, as in the authors' program.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from moiety.errors import must
 from moiety.local import Kept, Optimiser, Personal, begin_personal, continue_training, difference, optimiser_work, train
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
@@ -43,6 +45,7 @@ def fedalt(
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
     stateful: bool = True,
+    restart: bool = False,
 ) -> Algorithm:
     """FedAlt: personal parameters first, then shared ones (Pillutla et al. 2022).
 
@@ -53,10 +56,16 @@ def fedalt(
         weighting: alpha_i, by ``examples``, ``batches`` or ``uniform``.
         server: the server's optimiser; plain averaging by default.
         schedule: of the client learning rates across rounds; constant by default.
-        stateful: False lets v_i start anew from its first value each time (appendix C.4).
+        stateful: False lets v_i start anew from its first value each time (appendix C.4). A client is then evaluated
+            with the v_i that it makes on the spot.
+        restart: the same training, but a client is evaluated with the v_i that its last turn ended with, as in the
+            authors' experiments; one that was never asked has its first value.
     """
+    must(stateful or not restart, "restart", "left out with stateful=False", restart, "Each is a rule of its own.")
     shared_optimiser = optimiser_work("shared", shared)
-    personal_optimiser = optimiser_work("personal", personal, without=() if stateful else ("keep_state",))
+    personal_optimiser = optimiser_work(
+        "personal", personal, without=("keep_state",) if restart or not stateful else ()
+    )
     weight = client_weights(weighting, shared_optimiser.rows)
 
     def local_v(work: Work, u: Params, state: Personal) -> tuple[Params, Tensor, Kept]:
@@ -66,7 +75,8 @@ def fedalt(
         return continue_training(work, model, batches, parts, state.memory, centre=centre)
 
     def client_update(work: Work, u: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
-        model, loss_v, memory = local_v(work, u, state)
+        begin = Personal(work.parts(work.task.init)[1], state.memory) if restart else state
+        model, loss_v, memory = local_v(work, u, begin)
         # Lines 6-7: u_{i,k+1} = u_{i,k} - gamma_u grad_u F_i(u_{i,k}, v_i^+)
         model, loss_u = train(work, model, work.batches("shared"), {work.shared: shared_optimiser})
         u_i, v_i = work.parts(model)  # lines 8-9

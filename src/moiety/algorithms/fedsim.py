@@ -19,7 +19,8 @@ Deviations from the paper:
 4. "With secure aggregation" (Algorithm 5, line 12) is not simulated: the server sees each upload. A client whose update
    is not finite is left out of the round.
 5. Clients without state and clients never seen get v by LocalSim at the full learning rate, whatever the schedule; the
-   shared result is thrown away.
+   shared result is thrown away. With ``restart=True`` clients without state are evaluated with the v of their last
+   turn, as in the authors' program.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def fedsim(
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
     stateful: bool = True,
+    restart: bool = False,
 ) -> Algorithm:
     """FedSim: shared and personal parameters at the same time (Pillutla et al. 2022).
 
@@ -60,10 +62,14 @@ def fedsim(
         weighting: alpha_i, by ``examples``, ``batches`` or ``uniform``.
         server: the server's optimiser; plain averaging by default.
         schedule: of the client learning rates across rounds; constant by default.
-        stateful: False lets v_i start anew from its first value each time (appendix C.4).
+        stateful: False lets v_i start anew from its first value each time (appendix C.4). A client is then evaluated
+            with the v_i that it makes on the spot.
+        restart: the same training, but a client is evaluated with the v_i that its last turn ended with, as in the
+            authors' experiments; one that was never asked has its first value.
     """
+    must(stateful or not restart, "restart", "left out with stateful=False", restart, "Each is a rule of its own.")
     shared_optimiser = optimiser_work("shared", shared)
-    fresh = () if stateful else ("keep_state",)
+    fresh = ("keep_state",) if restart or not stateful else ()
     personal_optimiser = optimiser_work("personal", personal, epochs=None, batch_size=None, without=fresh)
     for name, default in JOINT.items():
         ours, theirs = getattr(personal_optimiser, name), getattr(shared_optimiser, name)
@@ -85,7 +91,8 @@ def fedsim(
         return ClientUpdate(difference(u_i, u), weight(work), {"loss": loss}), Personal(v_i, memory)
 
     def client_update(work: Work, u: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
-        update, after = local_sim(work, u, state)
+        begin = Personal(work.parts(work.task.init)[1], state.memory) if restart else state
+        update, after = local_sim(work, u, begin)
         return update, after if stateful else state
 
     return assemble(

@@ -85,10 +85,11 @@ def claim(
         number("within", within, "> 0", lambda w: w > 0)
         must(above == 0, "above", "left out where within is given", above)
     result = interval(differences, level=level)
-    return Claim(name, _judge(result.low, result.high, above, within), result)
+    return Claim(name, judge_ends(result.low, result.high, above, within), result)
 
 
-def _judge(low: float | None, high: float | None, above: float, within: float | None) -> str:
+def judge_ends(low: float | None, high: float | None, above: float, within: float | None) -> str:
+    """The verdict that the ends of an interval give, as ``claim`` says."""
     if low is None or high is None:
         return UNDECIDED
     if within is None:

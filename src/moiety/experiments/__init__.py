@@ -6,7 +6,7 @@ experiment that a package brings under a name (entry-point group ``moiety.recipe
 
 from moiety.analysis.intervals import FAILS, HOLDS, UNDECIDED, claim, interval, table_row
 from moiety.experiments.experiment import Experiment
-from moiety.experiments.judge import claim_row, compare, count_verdicts, score_row, show_interval
+from moiety.experiments.judge import claim_row, compare, count_verdicts, decide, score_row, show_interval
 from moiety.experiments.page import CI_NOTICE
 from moiety.experiments.plans import SCALES
 from moiety.experiments.records import Cell, Cells, Outcome, Page, Results, Row, Section, Watch, keep_clients
@@ -31,6 +31,7 @@ __all__ = [
     "claim_row",
     "compare",
     "count_verdicts",
+    "decide",
     "interval",
     "keep_clients",
     "list_recipes",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib.util
 import json
 import math
 import platform
 import shlex
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,9 +57,11 @@ def describe_run(name: str, options: Row, results: Results) -> Row:
         words += ["--set", f"{field}={value if isinstance(value, str) else json.dumps(value)}"]
     versions = {"moiety": __version__, "torch": torch.__version__, "numpy": numpy.__version__}
     files = {use["file"] + use["digest"]: use for row in results.values() for use in row.get("files", ())}
+    commits = sorted({row["commit"] for row in results.values() if row.get("commit")})
     return {
         "recipe": name,
         **options,
+        **({"commit": " and ".join(commits)} if commits else {}),
         **({"files": list(files.values())} if files else {}),
         "command": shlex.join(words),
         "engines": sorted({row["engine"] for row in results.values() if row.get("engine")}),
@@ -67,11 +71,33 @@ def describe_run(name: str, options: Row, results: Results) -> Row:
     }
 
 
+@functools.cache
+def find_commit() -> str | None:
+    """The commit of moiety's own sources, with "and changes" where files differ from it; None outside a repository.
+
+    A repository that holds an environment in which moiety is installed is not meant: it does not track this file.
+    """
+    here = Path(__file__)
+
+    def ask(*words: str) -> str:
+        answer = subprocess.run(["git", *words], cwd=here.parent, capture_output=True, text=True, check=True)
+        return answer.stdout.strip()
+
+    try:
+        ask("ls-files", "--error-unmatch", here.name)
+        changes = ask("status", "--porcelain", "--untracked-files=no", "--", str(here.parents[2]))
+        return ask("rev-parse", "--short=12", "HEAD") + (" and changes" if changes else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
 def _opening(experiment: Experiment[Any], head: Mapping[str, Any]) -> Iterator[str]:
     yield f"# {head['recipe']}, scale {head['scale']}"
     versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
     engines = f"engine {' and '.join(head['engines'])}; " if head["engines"] else ""
-    yield f"`{head['command']}`, {head['date']}; {engines}{versions}; {head['seconds'] / 60:.1f} minutes in all."
+    commit = f"commit {head['commit']}; " if head.get("commit") else ""
+    minutes = f"{head['seconds'] / 60:.1f} minutes in all."
+    yield f"`{head['command']}`, {head['date']}; {commit}{engines}{versions}; {minutes}"
     if head.get("files"):
         from moiety.data.sources.provenance import FileUse  # here: lists of recipes do without NumPy
 

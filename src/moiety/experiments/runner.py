@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moiety.errors import choice, must, whole
-from moiety.experiments.page import write_page
+from moiety.experiments.page import find_commit, write_page
 from moiety.experiments.plans import SCALES, change_plan, describe_plan, plain_fields
 from moiety.experiments.records import Cell, Key, Outcome, Row, Watch, watch_nothing
 from moiety.files import RECIPE, digest, is_whole_table, make_folder, read_sealed, write_sealed
@@ -131,6 +131,8 @@ class Runner:
             began = time.perf_counter()
             row = cell.work() if cell.work else self.fit(cell)
             row["seconds"] = time.perf_counter() - began
+            commit = find_commit()
+            row |= {"commit": commit} if commit else {}
             if self.files:
                 row["files"] = list(self.files.values())
             row = json.loads(json.dumps(row))  # the same as when it is read again

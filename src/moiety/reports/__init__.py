@@ -2,7 +2,7 @@
 
 from moiety.reports.clients import draw_clients
 from moiety.reports.figures import accuracy_against_parameters, save, scatter_change, seed_bands, violins
-from moiety.reports.lines import bands, courses, heat_map, log_panels
+from moiety.reports.lines import bands, courses, forest, heat_map, log_panels
 from moiety.reports.reliability import densities, reliability_diagram
 from moiety.reports.tables import markdown
 from moiety.reports.words import (
@@ -21,6 +21,7 @@ __all__ = [
     "courses",
     "densities",
     "draw_clients",
+    "forest",
     "format_amount",
     "format_count",
     "format_gain",

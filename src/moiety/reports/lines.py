@@ -141,3 +141,25 @@ def heat_map(
     axes.tick_params(axis="x", labelrotation=35)
     figure.colorbar(image, ax=axes).set_label(label, fontsize=12)
     return figure
+
+
+def forest(rows: Rows, *, x: str, title: str = "", line: float = 0.0) -> Figure:
+    """Means with their intervals, one below another, in the order given.
+
+    Args:
+        rows: with ``row``, ``mean`` and, where they are known, ``low`` and ``high``; ``strong`` ones are drawn heavier.
+        x: label of the horizontal axis.
+        title: above the figure.
+        line: where the vertical line stands.
+    """
+    must(len(rows) > 0, "rows", "at least one", "none")
+    figure, axes = make_axes(1.2 + 0.24 * len(rows), x=x, y="", title=title)
+    axes.axvline(line, color="grey", linewidth=0.8)
+    for at, row in enumerate(rows):
+        strong = bool(row.get("strong"))
+        colour = COLOURS[1] if strong else COLOURS[0]
+        if row.get("low") is not None:
+            axes.plot([row["low"], row["high"]], [-at, -at], color=colour, linewidth=2.5 if strong else 1.2)
+        axes.plot([row["mean"]], [-at], color=colour, marker="D" if strong else "o", markersize=6 if strong else 4)
+    axes.set_yticks([-at for at in range(len(rows))], [str(row["row"]) for row in rows], fontsize=8)
+    return figure

@@ -1,0 +1,179 @@
+"""What holds of Pillutla et al. 2022, over all settings: one page from the tables of the settings' pages.
+
+    python -m moiety_recipes.fedalt_holds RUN [RUN ...] --out FOLDER
+
+A RUN is the folder of a recipe of ``fedalt_settings`` that has ended. Nothing is trained here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import moiety as mo
+from moiety.experiments import FAILS, HOLDS, Row
+from moiety_recipes.fedalt_night_page import PLAN, show_needed, show_rule
+from moiety_recipes.fedalt_questions import OWN_SPLIT, QUESTIONS, Each, Question, average_labels
+from moiety_recipes.pages import show_mean
+
+OWN = "own-split"
+HEADLINES = {
+    "alt-sim-before": "FedAlt minus FedSim, before finetuning",
+    "alt-sim-after": "FedAlt minus FedSim, after finetuning",
+    "partial-full": "best split minus Finetune, each trained as long",
+    "beats-longer": "best split minus FedAvg trained as long",
+    OWN: "own best split minus the best overall",
+    "sim-ft": "FedSim minus FT (part.)",
+    "state-alt": "FedAlt with state minus without",
+    "hurt-small": "share hurt, clients with few rows minus many",
+    "regulariser-hurt": "share hurt without minus with a regulariser",
+}
+"""The questions that have a figure, with what it shows."""
+
+
+def pool(settings: Sequence[Row]) -> dict[str, Row]:
+    """The verdict of every question over the settings that can answer it, with each setting's own."""
+    rows = {}
+    for name, question in {**QUESTIONS, OWN: OWN_SPLIT}.items():
+        each = compare_own_split(settings) if name == OWN else collect(settings, name)
+        if each:
+            alone = {setting: question.decide({"": some}) for setting, some in each.items()}
+            rows[name] = {**question.decide(each), "alone": alone, "each": each}
+    return rows
+
+
+def collect(settings: Sequence[Row], question: str) -> Each:
+    """One number a seed for each setting that has the question, averaged over its labels."""
+    return {
+        setting["setting"]: average_labels(row["each"])
+        for setting in settings
+        for row in setting["claims"]
+        if row["question"] == question
+    }
+
+
+def compare_own_split(settings: Sequence[Row]) -> Each:
+    """What the split chosen on a setting's validation rows has above the one that is best over all of them."""
+    common = set.intersection(*(set(setting["validation"]) for setting in settings))
+    overall = max(sorted(common), key=lambda split: sum(s["sign"] * s["validation"][split] for s in settings))
+    return {
+        s["setting"]: [s["sign"] * (a - b) for a, b in zip(s["finals"][s["best"]], s["finals"][overall], strict=True)]
+        for s in settings
+    }
+
+
+def make_page(tables: Sequence[Row]) -> tuple[str, dict[str, Row], dict[str, tuple[str, list[Row]]]]:
+    """The page, all verdicts, and the rows of its figures by file name."""
+    settings = [setting for table in tables for setting in table["settings"]]
+    names = [setting["setting"] for setting in settings]
+    if len(set(names)) < len(names):
+        raise mo.MoietyError(f"`runs` must be of different settings, got {', '.join(names)}. Give each once.")
+    rows = pool(settings)
+    figures = {
+        f"{name}.png": (title, list(_draw_rows(rows[name]))) for name, title in HEADLINES.items() if name in rows
+    }
+    counts = Counter(row["verdict"] for row in rows.values())
+    alone = Counter(one["verdict"] for row in rows.values() for one in row["alone"].values())
+    flat = [setting["setting"] for setting in settings if not setting["converged"]["yes"]]
+    parts = [
+        "# What holds of Pillutla et al. 2022",
+        f"Over {len(settings)} settings: {', '.join(names)}. Questions, margins, seeds and the rule were committed"
+        f" before the runs ({PLAN}). A verdict is of the mean over these settings: the whole 99% interval must say so."
+        f" {counts[HOLDS]} claims hold, {counts[FAILS]} do not, {sum(counts.values()) - counts[HOLDS] - counts[FAILS]}"
+        f" are not decided; taken setting by setting {alone[HOLDS]} hold, {alone[FAILS]} do not,"
+        f" {sum(alone.values()) - alone[HOLDS] - alone[FAILS]} are not decided. About one verdict in a hundred would be"
+        " chance if nothing were true. Numbers are points; for clients hurt, clients in a hundred.",
+        mo.reports.markdown(list(_show(rows)), columns=None if not rows else {k: k for k in next(_show(rows))}),
+        "\n".join(f"- {note}" for note in _notes(settings, flat)),
+        "\n".join(
+            f"- `{table['command']}`, {table['date']}, commit {table.get('commit', 'unknown')}" for table in tables
+        ),
+        "\n\n".join(f"![{title}]({file})" for file, (title, _) in figures.items()),
+    ]
+    return "\n\n".join(parts) + "\n", rows, figures
+
+
+def _question(name: str) -> Question:
+    return OWN_SPLIT if name == OWN else QUESTIONS[name]
+
+
+def _show(rows: Mapping[str, Row]) -> Iterator[Row]:
+    for name, row in rows.items():
+        question = _question(name)
+        verdicts = Counter(one["verdict"] for one in row["alone"].values())
+        yield {
+            "claim": question.text + (" *" if question.ours else ""),
+            "paper": question.paper,
+            "ours": show_mean(row, scale=100, sign="+"),
+            "rule": show_rule(question.above, question.within),
+            "verdict": f"**{row['verdict'].replace(' at this scale', '')}**",
+            "settings: hold / not / undecided": f"{verdicts[HOLDS]} / {verdicts[FAILS]} / "
+            f"{len(row['alone']) - verdicts[HOLDS] - verdicts[FAILS]}",
+            "seeds needed": show_needed(row),
+        }
+
+
+def _notes(settings: Sequence[Row], flat: Sequence[str]) -> Iterator[str]:
+    yield "*: a control or a question that the paper does not have."
+    told = [(s["theory"][split]["better"], split, s) for s in settings for split in s["theory"]]
+    decided = [(side, split, s) for side, split, s in told if side in ("fedalt", "fedsim")]
+    agree = 0
+    for side, split, s in decided:
+        (row,) = [row for row in s["claims"] if row["question"] == "alt-sim-before"]
+        agree += (sum(row["each"][split]) > 0) == (side == "fedalt")
+    yield f"The theory prefers one method in {len(decided)} of {len(told)} splits; the sign agrees in {agree}."
+    best = ", ".join(f"{s['setting']} {s['best']}" for s in settings)
+    yield f"The best split on validation rows: {best}."
+    if flat:
+        yield f"FedAvg had not converged by the stated test in {', '.join(flat)}."
+
+
+def _draw_rows(row: Row) -> Iterator[Row]:
+    for name, one in row["alone"].items():
+        yield {"row": name, **_in_points(one)}
+    yield {"row": "all settings", "strong": True, **_in_points(row)}
+
+
+def _in_points(row: Row) -> dict[str, Any]:
+    return {key: None if row[key] is None else 100 * row[key] for key in ("mean", "low", "high")}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Read the tables, write the page and its figures."""
+    parser = argparse.ArgumentParser(prog="python -m moiety_recipes.fedalt_holds", description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs that have ended")
+    parser.add_argument("--out", required=True, type=Path, help="the folder of the page")
+    asked = parser.parse_args(words)
+    try:
+        tables = [_read(run / "table.json") for run in asked.runs]
+        page, rows, figures = make_page(tables)
+    except mo.MoietyError as error:
+        print(error, file=sys.stderr)
+        return 2
+    asked.out.mkdir(parents=True, exist_ok=True)
+    for file, (title, some) in figures.items():
+        mo.reports.save(mo.reports.forest(some, x="points, 99% interval", title=title), asked.out / file)
+    (asked.out / "table.json").write_text(json.dumps({"questions": rows}, indent=1) + "\n")
+    (asked.out / "README.md").write_text(page)
+    print(page)
+    return 0
+
+
+def _read(file: Path) -> Row:
+    try:
+        table: Row = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise mo.MoietyError(f"`runs` must be folders with a table.json, got {file}. {error}") from error
+    known = table.get("settings") and all("finals" in setting for setting in table["settings"])
+    if not known:
+        raise mo.MoietyError(f"`runs` must be of fedalt-people and the like, got {file}. Run one of them first.")
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,280 @@
+"""The runs behind the verdicts on Pillutla et al. 2022: rates found on other seeds, converged starts, equal training.
+
+The stages are those of ``fedalt_stages``. What is added:
+
+- Rates, and the weight of Ditto's penalty, are chosen by the mean validation score of ``pilot_seeds``, which are not
+  among the seeds that are reported. Every method has a grid of the same length.
+- Step (a) has converged where twice its rounds, under the same schedule stretched, gain at most one margin on
+  validation rows. The page says whether that is so.
+- "Trained as long": FedAvg goes on for as many rounds as (b) has, and Finetune, Ditto and FT (part.) start from there
+  too. pFedMe has these rounds anyway.
+- Clients without state are evaluated by the authors' rule, for all splits. Regularisers of the personal part are swept
+  on FedAlt itself, at the end of (b).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import moiety as mo
+from moiety.experiments import Cell, Cells, Row
+from moiety_recipes.fedalt_stages import (
+    FULL,
+    LONGER,
+    METHODS,
+    Families,
+    Plan,
+    Rates,
+    Setting,
+    Stages,
+    Step,
+    Sweep,
+    build_cell,
+    choose_rate,
+    ditto,
+    finetune,
+    keep,
+    list_families,
+    local_sgd,
+    measure_memory,
+    personalise,
+    pfedme,
+    score,
+    then_finetune,
+    train_longer,
+    train_together,
+)
+
+DEAL = 0
+"""The seed of the deal: clients and their rows are the same in all runs."""
+TWICE = "fedavg-twice"
+DITTO = f"{FULL}-ditto"
+SWEPT = "{}-fedalt-{}-{:g}"
+"""The step of one value of a sweep on FedAlt, by split, option and value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Night(Stages):
+    """Sizes of scale ``night``; ``decay`` names the schedule, ``weights`` are those tried for Ditto's penalty."""
+
+    decay: str
+    pilot_seeds: tuple[int, ...] = (100, 101)
+    weights: tuple[float, ...] = (0.01, 0.1, 1.0)
+    with_stateless: bool = True
+    with_theory: bool = True
+
+    def with_rounds(self, rounds: int) -> Night:
+        """That many rounds of (a), of (b) in the same ratio, and schedules of the same shape."""
+        changed = super().with_rounds(rounds)
+        assert isinstance(changed, Night)
+        return replace(changed, **make_schedules(self.decay, changed.rounds, changed.personal_rounds))
+
+
+def make_schedules(decay: str, rounds: int, personal_rounds: int) -> dict[str, Any]:
+    """The paper's: linear with a tenth of warm-up, or halved four times in (a) and once, at its end, in (b)."""
+    if decay == "linear":
+        both: Any = {"schedule": mo.schedule.linear(warmup=0.1)}
+        return {"federated": both, "personalised": both}
+    halve = [max(1, rounds // 4), max(1, personal_rounds)]
+    first, second = ({"schedule": mo.schedule.exponential(halve_every=every)} for every in halve)
+    return {"federated": first, "personalised": second}
+
+
+def plan_night(*, decay: str, rounds: int, personal_rounds: int, **sizes: Any) -> Night:
+    """The stages with their schedules."""
+    how = make_schedules(decay, rounds, personal_rounds)
+    return Night(decay=decay, rounds=rounds, personal_rounds=personal_rounds, **how, **sizes)
+
+
+def stages_of(setting: Setting) -> Night:
+    """The stages of a setting that is planned for the night."""
+    assert isinstance(setting.stages, Night)
+    return setting.stages
+
+
+def families_of(setting: Setting) -> Families:
+    """What is tuned: the rate of every method, and last the weight of Ditto's penalty at Finetune's rate."""
+    return list_families(setting)
+
+
+def list_steps(setting: Setting, rates: Rates) -> Iterator[Step]:
+    """All runs of one seed."""
+    stages = stages_of(setting)
+    yield train_together(stages, rates["fedavg"])
+    yield train_longer(stages, rates[LONGER])
+    full = rates[f"{FULL}-finetune"]
+    for start, suffix in (("fedavg", ""), (LONGER, "-longer")):
+        yield replace(finetune(stages, FULL, full, start), name=f"{FULL}-finetune{suffix}", train=start == "fedavg")
+        yield ditto(stages, rates[DITTO], full, f"{DITTO}{suffix}", start)
+    yield from then_finetune(stages, pfedme(stages, rates[f"{FULL}-pfedme"]), FULL, rates)
+    for split in setting.splits:
+        yield from _list_split(stages, split, rates)
+    for sweep in stages.sweeps:
+        yield from _list_sweep(stages, sweep, rates)
+
+
+def _list_split(stages: Night, split: str, rates: Rates) -> Iterator[Step]:
+    """FT (part.) from both starts; FedAlt and FedSim, with state and without, each with the final finetuning."""
+    lr = rates[f"{split}-finetune"]
+    yield finetune(stages, split, lr)
+    yield replace(finetune(stages, split, lr, LONGER), name=f"{split}-finetune-longer")
+    for method in METHODS:
+        step = personalise(stages, split, method, rates[f"{split}-{method}"])
+        yield from then_finetune(stages, step, split, rates)
+        if stages.with_stateless:
+            work = local_sgd(stages, rates[f"{split}-{method}"])
+            algorithm = getattr(mo, method)(shared=work, personal=work, restart=True, **stages.personalised)
+            step = replace(step, name=f"{split}-{method}-stateless", algorithm=algorithm)
+            yield from then_finetune(stages, step, split, rates)
+
+
+def _list_sweep(stages: Night, sweep: Sweep, rates: Rates) -> Iterator[Step]:
+    """FedAlt once for each value but the first: the option is of the personal part alone, in the personal phase."""
+    lr = rates[f"{sweep.split}-fedalt"]
+    for value in sweep.values[1:]:
+        # The penalty value ||v - v_0||^2 has no 1/2 in the authors' program: a pull of twice that.
+        options: dict[str, Any] = {"weight_decay": {"weight_decay": value}, "pull": {"pull": 2 * value}, "dropout": {}}[
+            sweep.option
+        ]
+        algorithm = mo.fedalt(
+            shared=local_sgd(stages, lr), personal=local_sgd(stages, lr, **options), **stages.personalised
+        )
+        step = personalise(stages, sweep.split, "fedalt", lr)
+        dropout = value if sweep.option == "dropout" else None
+        yield replace(step, name=SWEPT.format(sweep.split, sweep.option, value), algorithm=algorithm, dropout=dropout)
+
+
+def sweep_steps(sweep: Sweep) -> dict[float, str]:
+    """The step of each value of a sweep; without the option it is FedAlt at the end of (b)."""
+    names = {value: SWEPT.format(sweep.split, sweep.option, value) for value in sweep.values[1:]}
+    return {sweep.values[0]: f"{sweep.split}-fedalt", **names}
+
+
+def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
+    """For each setting: the pilot, then all steps of all seeds, then what a device needs."""
+    dealt = [setting.data(DEAL) for setting in plan.settings]
+    for setting, tuning in zip(plan.settings, dealt, strict=True):
+        rates = yield from _tune(setting, tuning)
+        fed = tuning.with_validation_in_train()
+        for seed in setting.seeds(seeds):
+            steps = list(list_steps(setting, rates))
+            starts = {step.start for step in steps}
+            for step in steps:
+                cell = replace(build_cell(setting, fed, step, seed), stored=step.name in starts)
+                asks = step.name == "fedavg" and seed == seeds[0] and stages_of(setting).with_theory
+                if asks:
+                    cell = replace(cell, keep=partial(_keep_with_theory, setting, fed))
+                yield cell
+        yield Cell(key=(setting.name, "memory"), work=partial(measure_memory, setting, fed, seeds[0]))
+
+
+def _keep_with_theory(setting: Setting, fed: mo.FederatedData, run: mo.Run) -> Row:
+    return {**keep(run, train=True), "theory": ask_theory(setting, fed, run)}
+
+
+def ask_theory(setting: Setting, fed: mo.FederatedData, run: mo.Run) -> Row:
+    """What ``moiety.advise`` says of every split where stage (b) begins."""
+    stages, model = stages_of(setting), run.export()
+    how = {key: setting.fit[key] for key in ("loss", "inputs") if key in setting.fit}
+    sizes: dict[str, Any] = {"cohort": stages.cohort, "rounds": stages.personal_rounds, "batch_size": stages.batch_size}
+    answers = {}
+    for name in setting.splits:
+        split = setting.split(name, model)
+        advice = mo.advise(model, fed, split=split, **sizes, **how)
+        answers[name] = {"better": advice.better, "factor": advice.factor, "low": advice.low, "high": advice.high}
+        answers[name]["chi"] = advice.chi
+    return answers
+
+
+def pilot_key(setting: Setting, seed: int, name: str) -> tuple[str | int, ...]:
+    """The cell of a run without the validation rows, scored on them."""
+    return (setting.name, "tuning", seed, name)
+
+
+def _pilot_cells(
+    setting: Setting, fed: mo.FederatedData, step: Step, start: str | None
+) -> Generator[Cell, Row, list[Row]]:
+    rows = []
+    for seed in stages_of(setting).pilot_seeds:
+        cell = build_cell(setting, fed, replace(step, train=False), seed, tuning=True)
+        begin = None if start is None else pilot_key(setting, seed, start)
+        cell = replace(cell, key=pilot_key(setting, seed, step.name), start=begin, keep=_keep_curve)
+        rows.append((yield replace(cell, stored=step.start is None)))
+    return rows
+
+
+def _keep_curve(run: mo.Run) -> Row:
+    curve = [[row["round"], row["metric"]] for row in run.history if row.get("metric") is not None]
+    return {**keep(run, train=False), "curve": curve}
+
+
+def _tune(setting: Setting, fed: mo.FederatedData) -> Generator[Cell, Row, Rates]:
+    """Choose every family's rate on validation rows; and train FedAvg for twice its rounds at the rate it got."""
+    rates: dict[str, float] = {}
+    stages, first = stages_of(setting), None
+    for name, (grid, make) in families_of(setting).items():
+        rows = {}
+        for lr in grid:
+            step = replace(make(lr), name=f"{name}-{lr:g}")
+            rows[lr] = merge((yield from _pilot_cells(setting, fed, step, first)))
+        rates[name] = choose_rate(grid, rows)
+        if name == "fedavg":
+            first = f"fedavg-{rates[name]:g}"
+            twice = replace(train_together(stages.with_rounds(2 * stages.rounds), rates[name]), name=TWICE)
+            yield from _pilot_cells(setting, fed, twice, None)
+    rows = {}
+    for weight in stages.weights:
+        step = ditto(stages, weight, rates[f"{FULL}-finetune"], f"{DITTO}-{weight:g}")
+        rows[weight] = merge((yield from _pilot_cells(setting, fed, step, first)))
+    rates[DITTO] = choose_rate(stages.weights, rows)
+    return rates
+
+
+def merge(rows: Sequence[Row]) -> Row:
+    """The rows of several seeds as one: its score is the mean of theirs, since the clients are the same."""
+    return {"metric": rows[0]["metric"], "clients": [client for row in rows for client in row["clients"]]}
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """What the pilot seeds say: validation scores of all that was tried, by family and value."""
+
+    setting: Setting
+    results: Mapping[Any, Row]
+
+    def _rows(self, name: str) -> Row:
+        return merge([self.results[pilot_key(self.setting, s, name)] for s in stages_of(self.setting).pilot_seeds])
+
+    @property
+    def tried(self) -> dict[str, dict[str, float]]:
+        """Validation scores by family and rate."""
+        grids = {name: grid for name, (grid, _) in families_of(self.setting).items()}
+        grids[DITTO] = stages_of(self.setting).weights
+        return {name: {f"{v:g}": score(self._rows(f"{name}-{v:g}")) for v in grid} for name, grid in grids.items()}
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """The value that was chosen in each family."""
+        grids = {name: grid for name, (grid, _) in families_of(self.setting).items()}
+        grids[DITTO] = stages_of(self.setting).weights
+        return {n: choose_rate(grid, {v: self._rows(f"{n}-{v:g}") for v in grid}) for n, grid in grids.items()}
+
+    def best(self, name: str) -> float:
+        """The validation score of a family at the value that was chosen."""
+        return self.tried[name][f"{self.rates[name]:g}"]
+
+    @property
+    def more(self) -> float:
+        """What twice the rounds of FedAvg gain on validation rows, in the metric's own unit and direction."""
+        return score(self._rows(TWICE)) - self.best("fedavg")
+
+    @property
+    def curves(self) -> dict[str, list[tuple[float, float]]]:
+        """FedAvg on validation rows of the first pilot seed, for its rounds and for twice as many."""
+        seed = stages_of(self.setting).pilot_seeds[0]
+        names = {"FedAvg": f"fedavg-{self.rates['fedavg']:g}", "twice the rounds": TWICE}
+        keys = {title: pilot_key(self.setting, seed, name) for title, name in names.items()}
+        return {title: [(p[0], p[1]) for p in self.results[key]["curve"]] for title, key in keys.items()}
