@@ -154,23 +154,6 @@ def test_peft_wants_a_model_of_peft() -> None:
         mo.split.peft(make("BERT"))
 
 
-def test_models_with_lora_can_be_traced_and_exported() -> None:
-    for name in ("BERT", "ViT"):
-        model, column = make(name), "input_ids" if name == "BERT" else "pixel_values"
-        fed = data(column)
-        algorithm = mo.fedalt(shared=0.1, personal=0.5)
-        run = mo.fit(model, fed, algorithm, split=mo.split.lora(model, rank=2), rounds=1, engine="sequential")
-        x = torch.from_numpy(fed.columns[column][:3])
-        exported, merged = run.export(1), run.export(1, merge=True)
-        with torch.no_grad():
-            wanted = exported(x).logits
-            torch.testing.assert_close(merged(x).logits, wanted, rtol=1e-4, atol=1e-6)
-            program = torch.export.export(exported, (x,), strict=False)
-            torch.testing.assert_close(program.module()(x).logits, wanted)
-            torch.testing.assert_close(torch.jit.trace(exported, x, strict=False)(x)["logits"], wanted)
-        assert merged.state_dict().keys() == model.state_dict().keys()
-
-
 def test_names_of_columns_that_do_not_fit() -> None:
     columns, _ = tokens(y=np.zeros(15, dtype=np.int64))
     renamed = {"words": columns["input_ids"], "y": columns["y"]}
