@@ -37,7 +37,7 @@ pytest: install
 # not see it. torch is in the environment below, so pip cannot replace it by another build.
 test-extras:
 	@start=$$(date +%s) && $(MAKE) --no-print-directory .venv/extras/installed && installed=$$(date +%s) && \
-		MOIETY_EXTRAS=1 OMP_NUM_THREADS=1 .venv/extras/bin/python -m pytest -n 2 --dist=loadscope tests/extras && \
+		MOIETY_EXTRAS=1 OMP_NUM_THREADS=1 .venv/extras/bin/python -m pytest -n 2 --dist=load tests/extras && \
 		echo "test-extras: installed in $$((installed - start)) s, tested in $$(($$(date +%s) - installed)) s"
 
 .venv/extras/installed: .venv/installed
