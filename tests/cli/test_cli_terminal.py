@@ -112,6 +112,23 @@ def test_the_bar_says_what_happens_before_the_first_round():
     assert log.handlers == before
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_long_name_leaves_room_for_the_bar_the_count_and_the_time(width):
+    """The line of a sweep's run: what tells it from the others is at the end of its name."""
+    drawn = io.StringIO()
+    bars = Bars(Console(file=drawn, width=width))
+    bar = bars.watch("data.partition=dirichlet algorithm.shared=0.003 seed 17")
+    bar.on_start(RUN)
+    bar.on_evaluate(RUN, {"part": "test", "loss": 0.6019, "metric": 0.808, "metric_name": "accuracy"})
+    bar.on_round(RUN, RoundRecord(4, (0,), 0.6535, (), None))
+    bars.progress.console.print(bars.progress.get_renderable())
+    (line,) = [line for line in drawn.getvalue().splitlines() if "4/5" in line]
+    assert len(line) <= width
+    loss = "" if width == 80 else "loss 0.6535  "
+    assert re.search(rf"^….*\.003 seed 17 ━+╸? +4/5 {loss}test 0\.6019  accuracy 80\.8% +\S*:\S\S", line), line
+    assert line.count("━") >= 8
+
+
 def test_dropped_clients_are_counted_on_the_bar():
     bars = Bars(Console(file=io.StringIO(), width=80))
     bar = bars.watch("mine")

@@ -45,7 +45,7 @@ def test_a_search_that_stopped_goes_on_as_if_it_had_not(tmp_path):
     assert "failed" not in states
 
     def break_off(name, folder):
-        def on_round(record, rounds):
+        def on_round(run, record):
             if name.startswith("trial-5") and record.round == 2:
                 raise KeyboardInterrupt
 

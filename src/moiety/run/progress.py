@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from moiety.errors import MoietyError, kind
 from moiety.evaluation import Row
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 BARS = 8
 WIDTH = 48
-"""How much of a message a bar shows."""
+"""How much of a message a bar shows, where the terminal is not narrow."""
+OTHERS = 18
+"""What the count of rounds, the time and the gaps of a bar take."""
 
 
 @contextmanager
@@ -66,12 +69,15 @@ class Bars:
     """A bar for each run; the last few stay where they are when the run has ended."""
 
     def __init__(self, shown_on: Console) -> None:
+        self.narrow = shown_on.width < NARROW
+        bar, self.room = (10, 28) if self.narrow else (20, WIDTH)
+        self.longest_name = max(shown_on.width - bar - self.room - OTHERS, 12)
         self.progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=10 if shown_on.width < NARROW else 20),
-            MofNCompleteColumn(),
+            BarColumn(bar_width=bar, table_column=Column(no_wrap=True)),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=Column(no_wrap=True)),
             console=shown_on,
         )
         self.newest: TaskID | None = None
@@ -84,8 +90,13 @@ class Bars:
         """A new bar at the bottom."""
         for old in self.progress.task_ids[: 1 - BARS]:  # more than fit on a screen would hide the newest
             self.progress.remove_task(old)
-        self.newest = self.progress.add_task(make_printable(name), total=None, status="preparing")
+        self.newest = self.progress.add_task(self.shorten(name), total=None, status="preparing")
         return self.newest
+
+    def shorten(self, name: str) -> str:
+        """The name as far as it fits before a bar; its end tells it from others."""
+        shown = make_printable(name)
+        return shown if len(shown) <= self.longest_name else f"…{shown[1 - self.longest_name :]}"
 
     @contextmanager
     def show(self) -> Iterator[None]:
@@ -110,7 +121,7 @@ class Bars:
 
     def _show_stage(self, text: str) -> None:
         if self.newest is not None:
-            self.progress.update(self.newest, status=text.splitlines()[0][:WIDTH])
+            self.progress.update(self.newest, status=text.splitlines()[0][: self.room])
 
 
 class Bar(Callback):
@@ -130,7 +141,7 @@ class Bar(Callback):
             self.bar = self.bars.add(name)
         self.ended, self.evaluation, self.dropped = False, {}, 0
         loop, progress = run._loop, self.bars.progress
-        progress.reset(self.bar, total=loop.rounds, completed=loop.progress.round, description=make_printable(name))
+        progress.reset(self.bar, total=loop.rounds, completed=loop.progress.round, description=self.bars.shorten(name))
 
     def on_evaluate(self, run: Run, row: Row) -> None:
         """Note the newest scores."""
@@ -142,7 +153,9 @@ class Bar(Callback):
             self.bars.progress.console.print(heading(name_of(self.name, run), run))
             self.announced = run
         self.dropped += len(record.dropped)
-        shown = status(record.train_loss, {**self.evaluation, "dropped": [""] * self.dropped}, short=True)
+        # A narrow terminal has no room for both losses.
+        loss = None if self.bars.narrow and self.evaluation else record.train_loss
+        shown = status(loss, {**self.evaluation, "dropped": [""] * self.dropped}, short=True)
         self.bars.progress.update(self.bar, completed=record.round, status=shown)
 
     def on_end(self, run: Run) -> None:
@@ -158,7 +171,7 @@ def name_of(name: str, run: Run) -> str:
     return run.folder.name if staged and run.folder is not None else name
 
 
-def status(train_loss: float, evaluation: Mapping[str, Any], *, short: bool = False) -> str:
+def status(train_loss: float | None, evaluation: Mapping[str, Any], *, short: bool = False) -> str:
     """Losses and metric in one line.
 
     >>> row = {"part": "test", "loss": 0.5, "metric": 0.25, "metric_name": "accuracy", "dropped": ["2:ann"]}
@@ -171,7 +184,7 @@ def status(train_loss: float, evaluation: Mapping[str, Any], *, short: bool = Fa
     >>> status(2.6e46, {})
     'train loss 2.6e+46'
     """
-    words = [f"{'' if short else 'train '}loss {format_score(train_loss)}"]
+    words = [] if train_loss is None else [f"{'' if short else 'train '}loss {format_score(train_loss)}"]
     if "metric" in evaluation:
         metric, part = evaluation["metric_name"], str(evaluation["part"])
         part = "train-set" if part == "train" else part  # not the loss of the cohort while it trains
