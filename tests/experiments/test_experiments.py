@@ -480,3 +480,55 @@ def test_a_file_imports_no_recipe_and_no_compiler(tmp_path):
     for option in ("--scale", "--seeds"):
         code = main(["run", str(tmp_path / "first.toml"), option, "3"])
         assert code == 2
+
+
+def _write_and_keep(folder, name):
+    (folder / f"{name}-{os.getpid()}").write_text("")
+    return {"score": float(len(name)), "process": os.getpid()}
+
+
+def test_cells_of_a_list_run_side_by_side_once_and_in_order(tmp_path):
+    """Each in a process of its own; what a list gives are its rows in order; a resume runs what is missing alone."""
+    marks = tmp_path / "marks"
+    marks.mkdir()
+
+    def listed(plan, seeds):
+        names = ["one", "seven", "thirteen"]
+        rows = yield [Cell(key=(name,), work=partial(_write_and_keep, marks, name)) for name in names]
+        assert [row["score"] for row in rows] == [3.0, 5.0, 8.0]
+        yield Cell(key=("sum",), work=lambda: {"score": sum(row["score"] for row in rows)})
+
+    def show(plan, seeds, results):
+        return Page(about="", rows=[], sections=[], sentence=f"{results['sum',]['score']:g}")
+
+    experiment = Experiment(name="listed", summary="A list.", plan=lambda scale: Plan(), cells=listed, page=show)
+    outcome = experiment.run(out=tmp_path / "out")
+    assert outcome.sentence == "16"
+    processes = {outcome.results[name,]["process"] for name in ("one", "seven", "thirteen")}
+    assert len(processes) == 3
+    assert os.getpid() not in processes
+    (tmp_path / "out/seven.json").unlink()
+    again = experiment.run(out=tmp_path / "out", resume=True)
+    assert again.sentence == "16"
+    assert len(list(marks.glob("seven-*"))) == 2
+    assert len(list(marks.iterdir())) == 4
+    assert experiment.run().sentence == "16"  # without a folder: one after another
+
+
+def test_how_many_cells_of_a_list_have_ended_is_said(tmp_path, caplog):
+    def listed(plan, seeds):
+        yield [Cell(key=(name,), work=dict) for name in ("a", "b")]
+
+    experiment = Experiment(
+        name="listed",
+        summary="A list.",
+        plan=lambda scale: Plan(),
+        cells=listed,
+        page=lambda *_: Page(about="", rows=[], sections=[], sentence=""),
+    )
+    with caplog.at_level("INFO", logger="moiety.cells"):
+        experiment.run(out=tmp_path / "out")
+    assert [re.sub(r"last ., .*", "", message) for message in caplog.messages] == [
+        "1 of 2 cells ended; ",
+        "2 of 2 cells ended; ",
+    ]

@@ -17,9 +17,10 @@ Deviations from the paper:
 
 1. A client sends -gamma_theta Delta_m, the change that its gradient makes, instead of Delta_m, so that the server may
    use any optimiser. With the default server, SGD of learning rate 1, line 7 is the paper's in exact arithmetic.
-2. "Initialize w randomly" (Algorithm 2, line 1) is one random draw for all clients and rounds: that of the model's
-   first personal values, which its layers draw; or one made with the seed ``random_start``, for a model
-   that was trained before. The paper draws anew each time. The theory takes any start (its Remark 1 takes 0).
+2. "Initialize w randomly" (Algorithm 2, line 1) is by default one random draw for all clients and rounds: that of the
+   model's first personal values, which its layers draw. ``random_start="fresh"`` draws anew for each client and turn,
+   as the paper does; a seed draws once for all. Each tensor is then normal with the mean and the deviation of its first
+   values, since the paper does not name a distribution. The theory takes any start (its Remark 1 takes 0).
 3. Options the pseudocode does not have, all off by default: a gradient in line 5 from one batch instead of all data
    (the estimate g_m of Algorithm 5), other weightings than the plain mean of line 7, schedules (for both learning
    rates), and those of the solvers.
@@ -32,8 +33,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moiety.errors import SEED, must, whole
-from moiety.local import ALL, Optimiser, Personal, Solver, difference, draw_start, sgd_work, solver_work, train
+from moiety.errors import must
+from moiety.local import (
+    ALL,
+    Optimiser,
+    Personal,
+    Solver,
+    check_start,
+    difference,
+    draw_start,
+    sgd_work,
+    solver_work,
+    train,
+)
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Work
@@ -44,7 +56,7 @@ def ffgg(
     *,
     shared: float | Optimiser,
     personal: Solver | Optimiser,
-    random_start: int | None = None,
+    random_start: int | str | None = None,
     weighting: str = "uniform",
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
@@ -56,7 +68,8 @@ def ffgg(
             gradient from one batch; by default it is from all that the client has.
         personal: finds the personal parameters, for instance ``moiety.solver.conjugate_gradient(steps=10)`` or
             ``moiety.sgd(gamma_w, steps=tau)``.
-        random_start: a seed to draw the start of the solver with; by default it is the model's first personal values.
+        random_start: the start of the solver: ``fresh`` draws it anew for each client and turn, as the paper does; a
+            seed draws it once for all; by default it is the model's first personal values.
         weighting: of the clients in the mean, by ``uniform``, ``examples`` or ``batches``.
         server: the server's optimiser; plain averaging by default.
         schedule: of all client learning rates across rounds; constant by default.
@@ -65,8 +78,7 @@ def ffgg(
     shared_sgd = sgd_work("shared", shared, epochs=None, steps=1, batch_size=ALL, without=none)
     must(shared_sgd.steps == 1, "shared.steps", "1 or left out", shared_sgd.steps, "local_ffgg takes several.")
     solver = solver_work("personal", personal)
-    if random_start is not None:
-        whole("random_start", random_start, 0, SEED)
+    check_start(random_start)
     weight = client_weights(weighting, shared_sgd.rows)
 
     def find_w(work: Work, theta: Params, state: Personal) -> tuple[Params, Tensor]:

@@ -15,9 +15,10 @@ Deviations from the paper:
 2. Lines 6 and 7 use one batch of the client's data, the same in both, as the paper's experiments do with stochastic
    steps (section 3.3); batches are drawn without replacement, from epochs each freshly shuffled. With a ``batch_size``
    of at least the client's data the gradients are those of f_m, as printed.
-3. "Initialize w randomly" is one random draw for all clients and rounds: that of the model's first personal values,
-   which its layers draw; or one made with the seed ``random_start``, for a model that was trained before. The
-   paper draws anew each time.
+3. "Initialize w randomly" is by default one random draw for all clients and rounds: that of the model's first personal
+   values, which its layers draw. ``random_start="fresh"`` draws anew for each client and turn, as the paper does; a
+   seed draws once for all. Each tensor is then normal with the mean and the deviation of its first values, since the
+   paper does not name a distribution.
 4. Options the pseudocode does not have, all off by default: weight decay and clipping (of the block being trained),
    other weightings than the plain mean of line 11, schedules (for both learning rates and the solver's), and
    those of the solvers. A client whose update is not finite is left out of the round.
@@ -29,8 +30,18 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moiety.errors import SEED, whole
-from moiety.local import Optimiser, Personal, Solver, difference, draw_start, fold, sgd_work, solver_work, train
+from moiety.local import (
+    Optimiser,
+    Personal,
+    Solver,
+    check_start,
+    difference,
+    draw_start,
+    fold,
+    sgd_work,
+    solver_work,
+    train,
+)
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Schedule, ServerOptimiser, Work
@@ -42,7 +53,7 @@ def local_ffgg(
     shared: float | Optimiser,
     personal: float | Optimiser,
     solver: Solver | Optimiser,
-    random_start: int | None = None,
+    random_start: int | str | None = None,
     weighting: str = "uniform",
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
@@ -54,7 +65,8 @@ def local_ffgg(
             batches hold for both parts.
         personal: the turns on the personal parameters: gamma_w, or ``moiety.sgd(gamma_w, ...)``.
         solver: finds the personal parameters first, for instance ``moiety.sgd(0.1, epochs=1)``.
-        random_start: a seed to draw the start of the solver with; by default it is the model's first personal values.
+        random_start: the start of the solver: ``fresh`` draws it anew for each client and turn, as the paper does; a
+            seed draws it once for all; by default it is the model's first personal values.
         weighting: of the clients in the mean, by ``uniform``, ``examples`` or ``batches``.
         server: the server's optimiser; plain averaging by default.
         schedule: of all client learning rates across rounds; constant by default.
@@ -62,8 +74,7 @@ def local_ffgg(
     shared_sgd = sgd_work("shared", shared)
     turns = ("pull", "epochs", "steps", "batch_size", "shuffle")
     personal_sgd, first = sgd_work("personal", personal, without=turns), solver_work("solver", solver)
-    if random_start is not None:
-        whole("random_start", random_start, 0, SEED)
+    check_start(random_start)
     weight = client_weights(weighting, shared_sgd.rows)
 
     def find_w(work: Work, theta: Params, state: Personal) -> Params:

@@ -173,7 +173,7 @@ def diagnose_split(
     solver: Solver | None = None,
     rounds: int = 0,
     lr: float | None = None,
-    random_start: int | None = None,
+    random_start: int | str | None = None,
     close: float = 0.01,
     clients: int = 10,
     loss: tasks.Loss | None = None,
@@ -196,7 +196,7 @@ def diagnose_split(
             ``moiety.solver.lbfgs(steps=50)``.
         rounds: rounds of FFGG over the sampled clients; the numbers are computed in each. None by default.
         lr: the step size of FFGG, needed with ``rounds``.
-        random_start: a seed to draw the start of the solver with, as in ``moiety.ffgg``.
+        random_start: the start of the solver, as in ``moiety.ffgg``.
         close: the share of the gradient before finetuning below which what is left is too close to 0, for the median
             client and for the mean of all.
         clients: the most clients to sample.
@@ -239,7 +239,7 @@ class Method(NamedTuple):
     """How splits are diagnosed, the same for all of them."""
 
     solver: Solver
-    random_start: int | None
+    random_start: int | str | None
     rounds: int
     lr: float
     close: float
@@ -257,7 +257,7 @@ class Measured(NamedTuple):
     state: Tree
 
 
-def make_measure(solver: Solver, random_start: int | None) -> ClientCall:
+def make_measure(solver: Solver, random_start: int | str | None) -> ClientCall:
     """A client function that finetunes, and takes the gradients of all the client's data before and after it."""
 
     def gradients(work: Work, model: Params) -> tuple[Params, Params, Tensor]:

@@ -10,15 +10,17 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from moiety.engines.processes import can_fork, count_cores
 from moiety.errors import MoietyError, message, must, whole
 from moiety.experiments.records import Cell, Row, watch_nothing
-from moiety.experiments.runner import Runner
 from moiety.files import release_locks
+
+if TYPE_CHECKING:
+    from moiety.experiments.runner import Runner
 
 PR_SET_PDEATHSIG = 1
 

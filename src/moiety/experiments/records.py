@@ -80,9 +80,10 @@ def _folder_name(part: str | int) -> str:
     return part.replace(", ", "-").replace(" ", "_").replace("(", "").replace(")", "").replace("/", "-")
 
 
-Cells = Generator[Cell, Row, None]
+Cells = Generator["Cell | list[Cell]", Any, None]
 """What ``cells`` of an experiment returns: it yields cells. Where a later cell depends on an earlier one, the value of
-``yield`` is what was kept: ``row = yield Cell(...)``."""
+``yield`` is what was kept: ``row = yield Cell(...)``. Cells of a list, ``rows = yield [Cell(...), ...]``, are run side
+by side, each in a process of its own: none of them may start from another."""
 
 
 @dataclass(frozen=True, kw_only=True)

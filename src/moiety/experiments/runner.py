@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import secrets
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from moiety.experiments.experiment import Experiment
     from moiety.run.result import Run
 
+LOGGER = logging.getLogger("moiety.cells")
 AGAIN = ("model", "data", "split", "algorithm", "loss", "metric", "settings")
 """The arguments of ``moiety.fit`` that a run needs again when it is continued."""
 
@@ -51,7 +54,7 @@ def run(
         runner = Runner(out, engine, experiment.engine, settled["device"], watch, files, id=run, rounds=rounds)
         with contextlib.suppress(StopIteration):
             while True:
-                cell = cells.send(runner.run(cell))
+                cell = cells.send(runner.run_all(cell) if isinstance(cell, list) else runner.run(cell))
     page = experiment.page(plan, seeds, runner.results)
     return write_page(experiment, {**settled, "engine": engine}, page, runner.results, out, run)
 
@@ -143,6 +146,23 @@ class Runner:
         if cell.group is not None and cell.vectorise:
             self.measured.setdefault(cell.group, row["engine"])
         return self.results[cell.key]
+
+    def run_all(self, cells: Sequence[Cell]) -> list[Row]:
+        """What is kept of cells that do not depend on each other: run side by side, one on each core.
+
+        Each runs in a process of its own. ``moiety`` logs how many have ended.
+        """
+        from moiety.experiments.parallel import count_jobs, run_cells  # here: lists of recipes do without torch
+
+        left = [cell for cell in cells if self.out is None or not (self.out / f"{cell.place}.json").is_file()]
+        for cell in cells:
+            if cell not in left:
+                self.run(cell)
+        jobs = count_jobs(1 if self.out is None else None, len(left))  # runs to start from must be in a folder
+        for done, (cell, row) in enumerate(run_cells(self, left, jobs), len(cells) - len(left)):
+            took = f"{row['seconds']:.1f} s"
+            LOGGER.info("%d of %d cells ended; last %s, %s", done + 1, len(cells), cell.label, took)
+        return [self.results[cell.key] for cell in cells]
 
     def _read(self, cell: Cell, file: Path) -> Row | None:
         """What was kept of a cell; None where there is nothing, and with a warning where the file is damaged."""

@@ -3,7 +3,7 @@
 from moiety.local.descent import continue_training, train
 from moiety.local.online import Online, online_work, project_to_ball
 from moiety.local.sgd import ALL, WHOLE, Kept, Optimiser, Sgd, check_rate, optimiser_work, sgd_work
-from moiety.local.solvers import Solver, draw_start, solver_work
+from moiety.local.solvers import Solver, check_start, draw_start, solver_work
 from moiety.local.states import OwnModel, Personal, begin_own_model, begin_personal, keep_own_model, own_model
 from moiety.local.verbs import (
     add_prefix,
@@ -38,6 +38,7 @@ __all__ = [
     "begin_own_model",
     "begin_personal",
     "check_rate",
+    "check_start",
     "clip_gradients",
     "continue_training",
     "count_rows",

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moiety.errors import kind, must, number, whole
+from moiety.errors import SEED, choice, kind, must, number, whole
 from moiety.local.descent import train
 from moiety.local.quasi_newton import Search, begin
 from moiety.local.sgd import WHOLE, Optimiser, optimiser_work
 from moiety.local.verbs import from_vector, mean_loss, reuse_rows, to_vector
-from moiety.random import generator
+from moiety.random import generator, normal
 from moiety.spec import recorded
 from moiety.types import Batch, LossFunction, Objective, Params, Phase, Recorded, Work
 
@@ -193,20 +193,36 @@ def solver_work(name: str, value: Solver | Optimiser) -> Solver:
     return Solver(how.phase, solve)
 
 
-def draw_start(work: Work, personal: Params, seed: int | None) -> Params:
-    """The personal part that a solver begins with: the given one, or drawn with ``seed``.
+FRESH = "fresh"
+"""The ``random_start`` that is drawn anew for each client and turn."""
+
+
+def check_start(seed: int | str | None) -> None:
+    """Refuse a ``random_start`` that is neither a seed, nor ``fresh``, nor None."""
+    if isinstance(seed, str):
+        choice("random_start", seed, (FRESH,))
+    elif seed is not None:
+        whole("random_start", seed, 0, SEED)
+
+
+def draw_start(work: Work, personal: Params, seed: int | str | None) -> Params:
+    """The personal part that a solver begins with: the given one, or a random one.
 
     Each tensor is drawn from the normal distribution with the mean and the deviation of its given values, so that
-    what was all zeros or all ones stays so. The draw is the same for all clients.
+    what was all zeros or all ones stays so. With a ``seed`` the draw is the same for all clients and turns, with
+    ``fresh`` it is the client's own in each turn.
     """
     if seed is None:
         return personal
     start = {}
     for name in work.personal:
         values = personal[name]
-        noise = generator(seed, "start", name).standard_normal(values.shape)
-        scale = values.std(correction=0)
-        start[name] = values.mean() + scale * torch.as_tensor(noise, dtype=values.dtype, device=values.device)
+        if isinstance(seed, str):
+            noise = normal(work.key, values, work.turn, "start", name)
+        else:
+            drawn = generator(seed, "start", name).standard_normal(values.shape)
+            noise = torch.as_tensor(drawn, dtype=values.dtype, device=values.device)
+        start[name] = values.mean() + values.std(correction=0) * noise
     return {**personal, **start}
 
 

@@ -120,7 +120,9 @@ class Bars:
             logger.setLevel(level)
 
     def _show_stage(self, text: str) -> None:
-        if self.newest is not None:
+        if self.newest is None:  # cells side by side have no bars
+            self.progress.console.print(text)
+        else:
             self.progress.update(self.newest, status=text.splitlines()[0][: self.room])
 
 
