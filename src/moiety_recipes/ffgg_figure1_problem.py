@@ -13,7 +13,7 @@ needed of the n rows. It is made once, from all rows, and is a client's only exa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -78,20 +78,51 @@ class Quadratics:
         return float(np.sum((self.operators().mean(0) @ gap) ** 2)), float(np.sum(gap**2))
 
 
+@dataclass(frozen=True)
+class OwnStars(Quadratics):
+    """The same where each client has its own theta_m* (``own``), so that no theta suits all.
+
+    Then F(theta) is the mean of J_m (theta - theta_m*), and ``theta`` is where it is 0.
+    """
+
+    own: np.ndarray
+
+    def stars(self) -> np.ndarray:
+        """x_m* = (theta_m*, w_m*), where f_m is least."""
+        return np.hstack([self.own, self.w])
+
+
 @lru_cache(maxsize=1)
 def draw_problem(size: Size, seed: int) -> Quadratics:
     """The problem of a seed, from all of its rows."""
-    d, e = size.shared, size.personal
-    grams = []
-    for m in range(size.clients):
-        draw = mo.random.generator(seed, "ffgg-figure1", m)
-        h, a = (draw.random((size.rows, d)) / d for _ in range(2))
-        both = np.hstack([a, draw.random((size.rows, e)) / e])
-        gram = both.T @ both
-        gram[:d, :d] += h.T @ h
-        grams.append(gram)
+    grams = [_draw_rows(size, seed, m)[0] for m in range(size.clients)]
     stars = mo.random.generator(seed, "ffgg-figure1", "stars")
-    return Quadratics(np.stack(grams), stars.random(d), stars.random((size.clients, e)))
+    return Quadratics(np.stack(grams), stars.random(size.shared), stars.random((size.clients, size.personal)))
+
+
+def draw_uniform(size: Size, seed: int) -> OwnStars:
+    """The same matrices with b_m and y_m uniform on [0, 1]: clients then differ in where their loss is least."""
+    d = size.shared
+    grams, slopes = zip(*(_draw_rows(size, seed, m) for m in range(size.clients)), strict=True)
+    gram = np.stack(grams)
+    stars = np.linalg.solve(gram, np.stack(slopes)[..., None])[..., 0]
+    drawn = OwnStars(gram, np.zeros(d), stars[:, d:], stars[:, :d])
+    jacobians = drawn.operators()
+    theta = np.linalg.solve(jacobians.mean(0), np.einsum("mij,mj->mi", jacobians, stars[:, :d]).mean(0))
+    return replace(drawn, theta=theta)
+
+
+def _draw_rows(size: Size, seed: int, m: int) -> tuple[np.ndarray, np.ndarray]:
+    """What is needed of a client's rows: G_m, and the gradient at 0 less its sign for b_m and y_m uniform."""
+    d, e = size.shared, size.personal
+    draw = mo.random.generator(seed, "ffgg-figure1", m)
+    h, a = (draw.random((size.rows, d)) / d for _ in range(2))
+    both = np.hstack([a, draw.random((size.rows, e)) / e])
+    b, y = draw.random(size.rows), draw.random(size.rows)
+    gram, slope = both.T @ both, both.T @ y
+    gram[:d, :d] += h.T @ h
+    slope[:d] += h.T @ b
+    return gram, slope
 
 
 def deal(problem: Quadratics) -> mo.FederatedData:
