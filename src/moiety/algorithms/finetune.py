@@ -14,7 +14,7 @@ Deviations from the paper:
 1. The paper finetunes every client once, after training. Here a round does it for the clients of its cohort, and one
    that is asked again goes on from where it was; one round with all clients is the paper's.
 2. Options the paper does not use here, all off by default: momentum, weight decay, clipping (which appendix B.3 has for
-   training), schedules.
+   training), schedules, a random start (as after FFGG, whose clients keep nothing).
 3. A client whose result is not finite keeps the state that it had.
 4. Running statistics of BatchNorm, which the paper does not have, move with the training where they are personal;
    shared ones stay as the server has them.
@@ -22,25 +22,38 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from moiety.local import Optimiser, Personal, begin_personal, continue_training, optimiser_work
+from moiety.local import (
+    Optimiser,
+    Personal,
+    begin_personal,
+    check_start,
+    continue_training,
+    draw_start,
+    optimiser_work,
+)
 from moiety.server.averaging import assemble
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, Work
 
 
 @recorded
-def finetune(*, personal: float | Optimiser, schedule: Schedule | None = None) -> Algorithm:
+def finetune(
+    *, personal: float | Optimiser, random_start: int | str | None = None, schedule: Schedule | None = None
+) -> Algorithm:
     """Finetuning: personal parameters alone, the shared ones fixed (Pillutla et al. 2022).
 
     Args:
         personal: local work on the personal parameters: the learning rate, or ``moiety.sgd(...)``.
+        random_start: what a client starts from: ``fresh`` draws it anew for each client and turn, a seed draws it once
+            for all; by default it is the client's own.
         schedule: of the learning rate across rounds; constant by default.
     """
+    check_start(random_start)
     personal_optimiser = optimiser_work("personal", personal, without=("pull",))
 
     def client_update(work: Work, w: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
         # v_k <- v_k - lr grad_v F_k(w, v_k)
-        model = work.compose(w, state.personal)
+        model = work.compose(w, draw_start(work, state.personal, random_start))
         parts = {work.personal: personal_optimiser}
         model, loss, memory = continue_training(work, model, work.batches("local"), parts, state.memory)
         return ClientUpdate({}, work.examples, {"loss": loss}), Personal(work.parts(model)[1], memory)

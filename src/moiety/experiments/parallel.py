@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
 import torch
+from threadpoolctl import threadpool_limits
 
 from moiety.engines.processes import can_fork, count_cores
 from moiety.errors import MoietyError, message, must, whole
@@ -92,6 +93,7 @@ def _serve(runner: Runner, cell: Cell, pipe: Connection, parent: int) -> None:
         os._exit(1)
     release_locks()
     torch.set_num_threads(1)
+    threadpool_limits(1)  # NumPy's own
     runner.watch = watch_nothing
     try:
         answer: Row = {"row": runner.run(cell)}

@@ -78,7 +78,13 @@ def courses(
 
 
 def log_panels(
-    series: Mapping[str, Mapping[str, Points]], *, x: str = "rounds", y: str, columns: int = 2, title: str = ""
+    series: Mapping[str, Mapping[str, Points]],
+    *,
+    x: str = "rounds",
+    y: str,
+    columns: int = 2,
+    title: str = "",
+    legend_under: bool = False,
 ) -> Figure:
     """Lines in panels with a logarithmic vertical axis, on which numbers that are not positive are left out.
 
@@ -88,9 +94,11 @@ def log_panels(
         y: label of the vertical axes.
         columns: the most panels in a row.
         title: above all panels.
+        legend_under: whether one legend below the figure, that of the first panel, takes the place of one in each.
     """
     must(len(series) > 0 and all(series.values()), "series", "panels with at least one line each", "none")
-    figure, places = make_panels(series, columns=columns, margin=0.4, height=3.6, x=x, y=y, title=title)
+    margin = 1.2 if legend_under else 0.4
+    figure, places = make_panels(series, columns=columns, margin=margin, height=3.6, x=x, y=y, title=title)
     for axes, lines in places:
         for i, (label, points) in enumerate(lines.items()):
             positive = [(a, b) for a, b in points if b > 0]
@@ -101,7 +109,10 @@ def log_panels(
             axes.plot(*coordinates, linestyle=style, color=colour, linewidth=width, label=label)
         axes.set_yscale("log")
         axes.grid(visible=True, which="major", linewidth=0.4, color="#CCCCCC")
-        axes.legend(fontsize=10, loc="best")
+        if not legend_under:
+            axes.legend(fontsize=10, loc="best")
+    if legend_under:
+        legend_below(figure, 4, places[0][0])
     return figure
 
 

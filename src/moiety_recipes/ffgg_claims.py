@@ -1,0 +1,60 @@
+"""Claims of Mishchenko et al. 2023 as rows of a table: decided by the rule of scale ``night``, and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from moiety.experiments import Row, Section, decide
+
+DECIDED = {
+    "row": "claim",
+    "paper": "paper",
+    "ours": "ours",
+    "interval": "99% interval",
+    "verdict": "verdict",
+    "needed": "seeds for 80% power",
+}
+"""The columns of a table of claims."""
+
+
+def decide_claim(
+    text: str,
+    differences: Mapping[str, Sequence[float]],
+    *,
+    above: float = 0.0,
+    within: float | None = None,
+    paper: str | float | None = None,
+    scale: float = 1.0,
+    unit: str = "",
+    headline: bool = False,
+) -> Row:
+    """A claim with its verdict, from one difference a seed in each setting; ``scale=100`` makes points of shares.
+
+    ``above`` and ``within`` are in the scaled unit. ``headline`` marks the claims that the short page of the paper
+    shows.
+    """
+    scaled = {name: [scale * value for value in each] for name, each in differences.items()}
+    row = decide(text, scaled, above=above, within=within)
+    ends = None if row["low"] is None else [row["low"], row["high"]]
+    shown = {"row": text, "paper": paper, "ours": row["mean"], "interval": ends, "unit": unit, "headline": headline}
+    return {**shown, **row, "each": scaled}
+
+
+def show_claims(title: str, rows: Sequence[Row], *, text: str = "", level: int = 2) -> Section:
+    """The section of some claims, with numbers as they are read."""
+    return Section(title=title, text=text, rows=[_show(row) for row in rows], columns=DECIDED, level=level)
+
+
+def _show(row: Row) -> Row:
+    ends, unit = row["interval"], f" {row['unit']}" if row["unit"] else ""
+    shown = "-" if ends is None else f"{ends[0]:+.3g} to {ends[1]:+.3g}"
+    needed = "-" if row["verdict"] != "not decided at this scale" else row["needed"] or "over 1,000"
+    return {**row, "ours": f"{row['ours']:+.3g}{unit}", "interval": shown, "needed": needed}
+
+
+RULE = (
+    "A claim is judged by the mean of the differences over seeds, paired seed by seed, and over settings where it is"
+    " pooled. It *holds* where the whole 99% interval (Student's t; Welch and Satterthwaite over settings) says so,"
+    " *does not hold* where the whole interval says the contrary, and else is not decided; then the seeds that would"
+    " decide it with a probability of 80% stand beside it. Claims, margins and seeds were fixed before the run."
+)

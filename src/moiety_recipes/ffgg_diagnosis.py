@@ -1,0 +1,216 @@
+"""Does ``moiety.diagnose_split`` pick a good split? Its advice against training with every split.
+
+Section 2.4 of Mishchenko et al. 2023 leaves the right split open and names ||F_m|| as what to measure; the function
+measures it, with the accuracy of finetuned models on validation rows. Here it is asked for a model that FedAvg trained,
+and its advice is compared with what Local FFGG and finetuning make of each split, on test rows: the advice is good
+where it is within one point of the best split.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+import moiety as mo
+from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section, count_verdicts, score_row
+from moiety.experiments import show_interval as show
+from moiety_recipes.ffgg_claims import RULE, decide_claim, show_claims
+from moiety_recipes.ffgg_settings import NIGHT, SETTINGS
+from moiety_recipes.ffgg_stages import (
+    COMMUNICATION,
+    EVERYTHING,
+    FEDAVG,
+    NOTHING,
+    Arm,
+    Sizes,
+    build_split,
+    describe_choice,
+    load,
+    run_pilot,
+    run_seeds,
+)
+
+SPLITS = ("input", "output", "adapter", EVERYTHING)
+ARMS = tuple(Arm(split, fresh=False) for split in SPLITS)
+SOLVERS = ("L-BFGS", "SGD")
+ADVICE = {"best": "the best on validation rows", "best_that_shares": "the best of those that leave something to share"}
+MARGIN = 1.0
+"""How far from the best split, in points, is near enough."""
+
+
+def plan(scale: str) -> Sizes:
+    """The sizes of a scale."""
+    if scale == "ci":
+        few: dict[str, Any] = {"cohort": 3, "batch_size": 8, "rates": (0.1, 0.3), "epochs": 1, "points": 4}
+        return Sizes(("digits",), seeds=2, rounds=8, personal_rounds=4, **few)
+    if scale == "laptop":
+        return Sizes(("speakers", "clothes"), seeds=3, rounds=150, personal_rounds=60)
+    return Sizes(NIGHT, seeds=8, rounds=300, personal_rounds=120)
+
+
+def cells(plan: Sizes, seeds: Sequence[int]) -> Cells:
+    """Choose on the pilot seed, train every split for all seeds, and ask for advice."""
+    chosen = yield from run_pilot(plan, ARMS)
+    yield from run_seeds(plan, seeds, ARMS, chosen)
+    yield [
+        Cell(key=(s, n, f"advice by {solver}"), work=partial(ask, plan, n, s, solver, chosen[n]))
+        for n, s, solver in itertools.product(plan.settings, seeds, SOLVERS)
+    ]
+
+
+def ask(plan: Sizes, name: str, seed: int, solver: str, chosen: Row) -> Row:
+    """The advice for a model that FedAvg trained on the seed's training rows alone, without its validation rows."""
+    from moiety_recipes.ffgg_stages import fedavg, options
+
+    asked = options(plan, name, seed, fedavg(plan, chosen["rates"][FEDAVG]), NOTHING, chosen["rounds"])
+    run = mo.fit(**{**asked, "data": load(name, seed), "engine": "vectorised"}, progress=False)
+    model = run.export(load(name, seed).ids[0])
+    splits = {split: build_split(name, model, split) for split in (NOTHING, *SPLITS)}
+    rates = [chosen["rates"][f"{split}, finetuning"] for split in SPLITS]
+    sgd = mo.sgd(sorted(rates)[len(rates) // 2], epochs=plan.epochs, batch_size=plan.batch_size)
+    how: Row = {"solver": sgd} if solver == "SGD" else {}
+    found = mo.diagnose_split(model, load(name, seed), splits=splits, clients=30, seed=seed, **how)
+    keys = ("split", "left", "metric", "verdict")
+    table = [{key: row[key] for key in keys} for row in found.rows]
+    return {"rows": table} | {kind: None if (b := getattr(found, kind)) is None else b.split for kind in ADVICE}
+
+
+def trained(results: Results, seed: int, name: str, split: str) -> float:
+    """The test accuracy of a split after training; with nothing personal FedAvg goes on instead."""
+    method = COMMUNICATION if split == NOTHING else f"{split}, then finetuning"
+    return float(results[seed, name, method]["score"])
+
+
+def page(plan: Sizes, seeds: Sequence[int], results: Results) -> Page:
+    """Claims, every split's accuracy beside how often it was advised, and what was measured."""
+    claims = list(judge(plan, seeds, results))
+    headline, single = ([row for row in claims if row["pooled"] == pooled] for pooled in (True, False))
+    table = list(tabulate(plan, seeds, results))
+    measured = list(show_measured(plan, seeds, results))
+    chosen = results["chosen",]["chosen"]
+    return Page(
+        about=ABOUT,
+        rows=[*table, *claims],
+        sections=[
+            show_claims("Claims", headline, text=CLAIMS),
+            Section(title="Splits", text=TABLE, rows=[{k: v for k, v in row.items() if k in SHOWN} for row in table]),
+            *([show_claims("Setting by setting", single)] if len(plan.settings) > 1 else []),
+            Section(title="What was measured", text=MEASURED, rows=measured),
+            Section(title="Settings", rows=[{"setting": n, "data": SETTINGS[n].title} for n in plan.settings]),
+            Section(title="Rates and rounds", rows=describe_choice(plan, chosen)),
+            Section(title="Notes", text=RULE, notes=NOTES),
+        ],
+        sentence=count_verdicts(headline),
+        figures={
+            "advice.png": ("Accuracy of each split, best and advised marked", partial(draw, plan, seeds, results))
+        },
+    )
+
+
+def best_split(seeds: Sequence[int], results: Results, name: str) -> str:
+    """The split with the best mean accuracy over the seeds shown, which favours it."""
+    return max((NOTHING, *SPLITS), key=lambda split: fmean(trained(results, s, name, split) for s in seeds))
+
+
+def judge(plan: Sizes, seeds: Sequence[int], results: Results) -> Iterator[Row]:
+    """Is the advised split within a point of the best, and better than always taking one split?"""
+    every = list(plan.settings)
+    groups = [(every, True), *(([name], False) for name in every if len(every) > 1)]
+    for (names, pooled), solver, kind in itertools.product(groups, SOLVERS, ADVICE):
+        losses = {}
+        for n in names:
+            best = best_split(seeds, results, n)
+            advised = [results[s, n, f"advice by {solver}"][kind] or NOTHING for s in seeds]
+            losses[n] = [
+                trained(results, s, n, split) - trained(results, s, n, best)
+                for s, split in zip(seeds, advised, strict=True)
+            ]
+        where = "" if pooled else f"{names[0]}: "
+        text = f"{where}{ADVICE[kind]}, by {solver}, is within {MARGIN:g} point of the best split"
+        row = decide_claim(text, losses, above=-MARGIN, scale=100, unit="points", headline=pooled)
+        yield {**row, "pooled": pooled}
+    for solver, split in itertools.product(SOLVERS, (NOTHING, *SPLITS)):
+        gains = {
+            n: [
+                trained(results, s, n, results[s, n, f"advice by {solver}"]["best"] or NOTHING)
+                - trained(results, s, n, split)
+                for s in seeds
+            ]
+            for n in every
+        }
+        text = f"{ADVICE['best']}, by {solver}, is better than always {split}"
+        yield {**decide_claim(text, gains, scale=100, unit="points"), "pooled": True}
+
+
+def tabulate(plan: Sizes, seeds: Sequence[int], results: Results) -> Iterator[Row]:
+    """A row for each setting and split."""
+    for name, split in itertools.product(plan.settings, (NOTHING, *SPLITS)):
+        row = score_row(f"{name}: {split}", [trained(results, s, name, split) for s in seeds], scale=100)
+        mark = " (best)" if split == best_split(seeds, results, name) else ""
+        counts = {
+            f"advised by {solver}, {kind}": Counter(results[s, name, f"advice by {solver}"][kind] for s in seeds)[split]
+            for solver, kind in itertools.product(SOLVERS, ADVICE)
+        }
+        yield {**row, "setting": name, "split": f"{split}{mark}", "accuracy (%)": show(row, digits=1), **counts}
+
+
+def show_measured(plan: Sizes, seeds: Sequence[int], results: Results) -> Iterator[Row]:
+    """What the function saw, means over seeds."""
+    for name, solver, split in itertools.product(plan.settings, SOLVERS, (NOTHING, *SPLITS)):
+        own = [r for s in seeds for r in results[s, name, f"advice by {solver}"]["rows"] if r["split"] == split]
+        less = sum(r["verdict"] == "personalise less" for r in own)
+        yield {
+            "setting": name,
+            "solver": solver,
+            "split": split,
+            "share of the gradient left": f"{fmean(r['left'] for r in own):.2g}",
+            "validation (%)": f"{100 * fmean(r['metric'] for r in own):.1f}",
+            "personalise less": f"{less} of {len(own)}",
+        }
+
+
+def draw(plan: Sizes, seeds: Sequence[int], results: Results) -> Any:
+    """Accuracy by setting and split, with the best and how often each was advised."""
+    splits = (NOTHING, *SPLITS)
+    rows = {n: [100 * fmean(trained(results, s, n, split) for s in seeds) for split in splits] for n in plan.settings}
+    marks = {}
+    for n in plan.settings:
+        best, advised = best_split(seeds, results, n), Counter(results[s, n, "advice by SGD"]["best"] for s in seeds)
+        marks[n] = [f"{'best, ' if split == best else ''}advised {advised[split]}x" for split in splits]
+    return mo.reports.heat_map(rows, splits, label="test accuracy (%)", marks=marks)
+
+
+SHOWN = (
+    "setting",
+    "split",
+    "accuracy (%)",
+    *(f"advised by {solver}, {kind}" for solver, kind in itertools.product(SOLVERS, ADVICE)),
+)
+ABOUT = (
+    "`moiety.diagnose_split` judged: the split that it advises for a model trained by FedAvg against the split that is"
+    " best after training (Local FFGG from FedAvg's values, then finetuning; with nothing personal FedAvg goes on for"
+    " as many rounds)."
+)
+CLAIMS = (
+    "Differences in points of test accuracy. The best split is the one with the best mean over the seeds shown, which"
+    " favours it. *By L-BFGS* is the function's default solver, *by SGD* finetuning as it will be done."
+)
+TABLE = "In how many seeds each split was advised: *best* on validation rows, and *best_that_shares* of its verdicts."
+MEASURED = "Means over seeds; 30 clients, or all where there are fewer."
+NOTES = (
+    "The function is asked after FedAvg on training rows without validation rows; splits are then trained on both.",
+    "Where it names no split, nothing is personal.",
+)
+
+ffgg_diagnosis = Experiment(
+    name="ffgg-diagnosis",
+    summary="Does diagnose_split pick a split within one point of the best? Its advice against training every split.",
+    plan=plan,
+    cells=cells,
+    page=page,
+    night=True,
+)
