@@ -8,7 +8,7 @@ Each function yields, from the start on, the shared theta and the models that th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -33,8 +33,12 @@ class Powers:
         return self._scale(1 / self.values, x)
 
     def _scale(self, factors: np.ndarray, x: np.ndarray) -> np.ndarray:
-        inside = factors * np.einsum("mji,mj->mi", self.vectors, x)
-        return np.asarray(np.einsum("mij,mj->mi", self.vectors, inside))
+        return _times(self.vectors, factors * _times(self.vectors.transpose(0, 2, 1), x))
+
+
+def _times(matrices: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Each client's matrix times its vector."""
+    return np.asarray(np.matmul(matrices, x[..., None])[..., 0])
 
 
 def _each(theta: np.ndarray, w: np.ndarray) -> np.ndarray:
@@ -46,16 +50,16 @@ def _blocks(problem: Quadratics) -> tuple[np.ndarray, ...]:
     return g[:, :d, :d], g[:, :d, d:], g[:, d:, d:], stars[:, :d], stars[:, d:]
 
 
-def _run_ffgg(problem: Quadratics, step: float, find_w: object) -> Iterator[State]:
+def _run_ffgg(problem: Quadratics, step: float, find_w: Callable[[np.ndarray], np.ndarray]) -> Iterator[State]:
     """Algorithm 1, where ``find_w(right)`` solves Q_m w = right_m from 0, exactly or not."""
     top, cross, inner, own, w_star = _blocks(problem)
     theta = np.zeros(problem.d)
     while True:
         away = theta - own
-        right = np.einsum("mij,mj->mi", inner, w_star) - np.einsum("mij,mi->mj", cross, away)
-        w = find_w(right)  # type: ignore[operator]
+        right = _times(inner, w_star) - _times(cross.transpose(0, 2, 1), away)
+        w = find_w(right)
         yield theta, _each(theta, w)
-        slope = np.einsum("mij,mj->mi", top, away) + np.einsum("mij,mj->mi", cross, w - w_star)
+        slope = _times(top, away) + _times(cross, w - w_star)
         theta = theta - step * slope.mean(0)
 
 
@@ -65,7 +69,7 @@ def ffgg(problem: Quadratics, step: float, steps: int) -> Iterator[State]:
 
     def descend(right: np.ndarray) -> np.ndarray:
         solution = inner.inverse(right)
-        return solution - inner.times(steps, solution)
+        return np.asarray(solution - inner.times(steps, solution))
 
     return _run_ffgg(problem, step, descend)
 
@@ -84,7 +88,7 @@ def ffgg_by_cg(problem: Quadratics, step: float, steps: int) -> Iterator[State]:
         along, size = rest.copy(), (rest**2).sum(1)
         enough = 1e-30 * size
         for _ in range(steps):
-            moved = np.einsum("mij,mj->mi", inner, along)
+            moved = _times(inner, along)
             bend = (along * moved).sum(1)
             # A client whose rest is nothing but rounding stands still.
             go = (size > enough) & (bend > 0)

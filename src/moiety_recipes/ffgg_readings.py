@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -23,7 +23,7 @@ from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Sect
 from moiety_recipes.ffgg_claims import RULE, decide_claim, show_claims
 from moiety_recipes.ffgg_figure1_problem import Quadratics, Size, draw_problem, draw_uniform
 
-DRAWS = {"planted": draw_problem, "uniform": draw_uniform}
+DRAWS: Mapping[str, Callable[[Size, int], Quadratics]] = {"planted": draw_problem, "uniform": draw_uniform}
 MEASURES = {"operator": "the squared norm of F", "loss": "the loss of the clients' models"}
 OTHERS = ("SCAFFOLD", "Local GD", "L2GD")
 EXACT = "exact"
@@ -116,7 +116,8 @@ def follow(plan: Plan, problem: Quadratics, states: Any, *, gap: bool) -> Row:
 
     floor = _least_loss(problem) if gap else 0.0
     every = max(1, plan.rounds // plan.points)
-    operators, row = problem.operators().mean(0), {"rounds": [], "operator": [], "loss": []}
+    operators = problem.operators().mean(0)
+    row: dict[str, list[float]] = {"rounds": [], "operator": [], "loss": []}
     for r, (theta, models) in enumerate(itertools.islice(states, plan.rounds + 1)):
         if r % every == 0 or r == plan.rounds:
             slope = operators @ (theta - problem.theta)

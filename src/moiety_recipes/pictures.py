@@ -32,6 +32,8 @@ class Pictures:
     hidden: tuple[int, ...] = ()
     test: int = 0
     small: bool = False
+    validation: float = 0.0
+    """The share of the training rows that is kept for validation."""
 
     @property
     def title(self) -> str:
@@ -51,6 +53,7 @@ class Pictures:
             partition=mo.data.dirichlet(self.alpha),
             per_client=self.rows,
             test_per_client=self.test or None,
+            validation=self.validation,
             seed=seed,
         )
         return average_pixels(fed) if self.small else fed

@@ -32,7 +32,12 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "fedpop-uncertainty": SEQUENTIAL,
     "ffgg-async": SEQUENTIAL,
     "ffgg-byzantine": SEQUENTIAL,
+    "ffgg-diagnosis": SEQUENTIAL,
     "ffgg-figure1": SEQUENTIAL,
+    "ffgg-readings": OWN_ENGINE,
+    "ffgg-speeds": SEQUENTIAL,
+    "ffgg-splits": SEQUENTIAL,
+    "ffgg-theorem8": OWN_ENGINE,
     "ffgg-table1": SEQUENTIAL,
     "glocal-table1": OWN_ENGINE,
     "glocal-clients": OWN_ENGINE,
@@ -44,7 +49,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "fedspa-sparsity": SEQUENTIAL,
     "fedspa-ablations": SEQUENTIAL,
 }
-"""The options of each. The recipes of Glocal take no engine, and quickstart has no scales."""
+"""The options of each. The recipes of Glocal, and those on formulas, take no engine, and quickstart has no scales."""
 
 
 @dataclass(frozen=True)
