@@ -141,8 +141,9 @@ def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
     ]
     if plan.strict:
         yield every
-    else:
-        yield from every
+        return
+    for cell in every:
+        yield cell
 
 
 def fit_options(plan: Plan, fed: mo.FederatedData, attack: str, aggregator: str, seed: int) -> dict[str, Any]:
