@@ -141,9 +141,8 @@ def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
     ]
     if plan.strict:
         yield every
-        return
-    for cell in every:
-        yield cell
+    else:
+        yield from (cell for cell in every)
 
 
 def fit_options(plan: Plan, fed: mo.FederatedData, attack: str, aggregator: str, seed: int) -> dict[str, Any]:

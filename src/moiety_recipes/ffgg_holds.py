@@ -38,9 +38,10 @@ def make_page(tables: Sequence[Row]) -> tuple[str, list[Row]]:
     parts = [
         "# What holds of Mishchenko et al. 2023",
         f"Claims, margins, seeds and the rule were committed before the runs ({PLAN}). A claim holds, or does not,"
-        f" where the whole 99% interval over seeds says so. Of the headlines below {counts[HOLDS]} hold, {counts[FAILS]} do"
-        f" not, {open_} are not decided; of all {sum(every.values())} claims on the pages {every[HOLDS]} hold,"
-        f" {every[FAILS]} do not. About one verdict in a hundred would be chance if nothing were true.",
+        f" where the whole 99% interval over seeds says so. Of the headlines below {counts[HOLDS]} hold,"
+        f" {counts[FAILS]} do not, {open_} are not decided; of all {sum(every.values())} claims on the pages"
+        f" {every[HOLDS]} hold, {every[FAILS]} do not. About one verdict in a hundred would be chance if nothing were"
+        " true.",
         mo.reports.markdown([_show(row) for row in rows], columns={key: key for key in _show(rows[0])}),
         "\n".join(f"- `{t['command']}`, {t['date']}, commit {t.get('commit', 'unknown')}" for t in tables),
     ]

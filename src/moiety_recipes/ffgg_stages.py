@@ -1,7 +1,7 @@
 """FedAvg, then Local FFGG by split, then finetuning, each at the rate and for the rounds that a pilot seed chose.
 
 A pilot seed, which is not reported, chooses on validation rows. Each method has the same four rates. The rounds of
-FedAvg are the first at which its curve is flat: the mean score of the quarter before differs from that of the last
+FedAvg are the first from which on its curve is flat: the mean score of the quarter before differs from that of the last
 quarter by less than ``flat``. All of stage two has the rounds that its slowest method needs by the same test. Reported
 seeds train on training and validation rows, and are scored on test rows. Every seed deals the rows anew.
 
@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from statistics import fmean
 from typing import Any
 
 import moiety as mo
@@ -32,12 +33,11 @@ Steps = Generator["Cell | list[Cell]", Any, Any]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of one scale; ``most`` and ``most_personal`` are the most rounds of each stage."""
+    """Sizes of one scale. Rounds are the most of each stage; the pilot seed is scored at so many ``points``."""
 
     settings: tuple[str, ...]
     seeds: int
     rounds: int
-    """The most rounds of FedAvg."""
     personal_rounds: int
     cohort: int = 10
     batch_size: int = 16
@@ -135,20 +135,22 @@ def finetune(sizes: Sizes, arm: Arm, lr: float) -> mo.Algorithm:
 
 
 def find_flat(course: Sequence[Sequence[float]], flat: float) -> int | None:
-    """The first round at which a curve is flat; None where it never is.
+    """The first round from which on a curve is flat up to its end; None where it is not.
 
     At round R it is flat where the mean score over (R / 2, 3 R / 4] differs from that over (3 R / 4, R] by less than
     ``flat``, each from at least two scores.
 
     >>> find_flat([(10 * i, min(i, 4) / 4) for i in range(1, 13)], 0.01)
-    80
+    70
     """
-    for last, _ in course:
+    first = None
+    for last, _ in reversed(course):
         before = [score for at, score in course if last / 2 < at <= 3 * last / 4]
         after = [score for at, score in course if 3 * last / 4 < at <= last]
-        if min(len(before), len(after)) > 1 and abs(sum(after) / len(after) - sum(before) / len(before)) < flat:
-            return int(last)
-    return None
+        if min(len(before), len(after)) < 2 or abs(fmean(after) - fmean(before)) >= flat:
+            break
+        first = int(last)
+    return first
 
 
 def choose(rows: Mapping[float, Row]) -> float:
