@@ -24,8 +24,8 @@ class Experiment(Generic[P]):
             of plain values, with ``seeds`` and ``rounds`` in it or in dataclasses that it holds. ``--rounds``,
             ``--seeds`` and ``--set`` change its fields, so everything else is made from the plan, later. A class with
             several numbers of rounds has a method ``with_rounds(rounds)``.
-        cells: yields the cells, or lists of cells to run side by side, given the plan and the seeds. What it does before the first cell is done before
-            anything is written: there it loads the data, which may not be at hand.
+        cells: yields the cells, or lists of cells to run side by side, given the plan and the seeds. What it does
+            before the first cell is done before anything is written: there it loads the data, which may not be at hand.
         page: makes the page, given the plan, the seeds and the results.
         engine: of all cells, where the user names none.
         night: whether ``plan`` knows the scale ``night``; else the sizes of ``laptop`` are used, and the page says so.
