@@ -72,7 +72,7 @@ def plan(scale: str) -> Plan:
     return (
         Plan(pictures=pictures, rounds=40, seeds=3)
         if scale == "laptop"
-        else Plan(pictures=pictures, rounds=100, seeds=8)
+        else Plan(pictures=pictures, rounds=200, seeds=8)
     )
 
 

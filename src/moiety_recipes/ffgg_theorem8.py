@@ -308,7 +308,7 @@ NOTES = (
 
 ffgg_theorem8 = Experiment(
     name="ffgg-theorem8",
-    summary="FFGG on least squares under each attack with each aggregator: does the rate of Theorem 8 show?",
+    summary="FFGG on least squares under each attack with each aggregator, against the rate of Theorem 8.",
     plan=plan,
     cells=cells,
     page=page,
