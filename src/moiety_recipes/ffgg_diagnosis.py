@@ -49,7 +49,7 @@ def plan(scale: str) -> Sizes:
         return Sizes(("digits",), seeds=2, rounds=8, personal_rounds=4, **few)
     if scale == "laptop":
         return Sizes(("speakers", "clothes"), seeds=3, rounds=150, personal_rounds=60)
-    return Sizes(NIGHT, seeds=8, rounds=300, personal_rounds=120)
+    return Sizes(NIGHT, seeds=5, rounds=600, personal_rounds=120)
 
 
 def cells(plan: Sizes, seeds: Sequence[int]) -> Cells:
@@ -57,13 +57,13 @@ def cells(plan: Sizes, seeds: Sequence[int]) -> Cells:
     chosen = yield from run_pilot(plan, ARMS)
     yield from run_seeds(plan, seeds, ARMS, chosen)
     yield [
-        Cell(key=(s, n, f"advice by {solver}"), work=partial(ask, plan, n, s, solver, chosen[n]))
-        for n, s, solver in itertools.product(plan.settings, seeds, SOLVERS)
+        Cell(key=(s, n, "advice"), work=partial(ask, plan, n, s, chosen[n]))
+        for n, s in itertools.product(plan.settings, seeds)
     ]
 
 
-def ask(plan: Sizes, name: str, seed: int, solver: str, chosen: Row) -> Row:
-    """The advice for a model that FedAvg trained on the seed's training rows alone, without its validation rows."""
+def ask(plan: Sizes, name: str, seed: int, chosen: Row) -> Row:
+    """The advice by each solver, for a model that FedAvg trained on training rows without validation rows."""
     from moiety_recipes.ffgg_stages import fedavg, options
 
     asked = options(plan, name, seed, fedavg(plan, chosen["rates"][FEDAVG]), NOTHING, chosen["rounds"])
@@ -72,11 +72,14 @@ def ask(plan: Sizes, name: str, seed: int, solver: str, chosen: Row) -> Row:
     splits = {split: build_split(name, model, split) for split in (NOTHING, *SPLITS)}
     rates = [chosen["rates"][f"{split}, finetuning"] for split in SPLITS]
     sgd = mo.sgd(sorted(rates)[len(rates) // 2], epochs=plan.epochs, batch_size=plan.batch_size)
-    how: Row = {"solver": sgd} if solver == "SGD" else {}
-    found = mo.diagnose_split(model, load(name, seed), splits=splits, clients=30, seed=seed, **how)
-    keys = ("split", "left", "metric", "verdict")
-    table = [{key: row[key] for key in keys} for row in found.rows]
-    return {"rows": table} | {kind: None if (b := getattr(found, kind)) is None else b.split for kind in ADVICE}
+    advice = {}
+    for solver in SOLVERS:
+        how: Row = {"solver": sgd} if solver == "SGD" else {}
+        found = mo.diagnose_split(model, load(name, seed), splits=splits, clients=30, seed=seed, **how)
+        table = [{key: row[key] for key in ("split", "left", "metric", "verdict")} for row in found.rows]
+        named = {kind: getattr(found, kind) for kind in ADVICE}
+        advice[solver] = {"rows": table} | {kind: row and row.split for kind, row in named.items()}
+    return advice
 
 
 def trained(results: Results, seed: int, name: str, split: str) -> float:
@@ -124,7 +127,7 @@ def judge(plan: Sizes, seeds: Sequence[int], results: Results) -> Iterator[Row]:
         losses = {}
         for n in names:
             best = best_split(seeds, results, n)
-            advised = [results[s, n, f"advice by {solver}"][kind] or NOTHING for s in seeds]
+            advised = [results[s, n, "advice"][solver][kind] or NOTHING for s in seeds]
             losses[n] = [
                 trained(results, s, n, split) - trained(results, s, n, best)
                 for s, split in zip(seeds, advised, strict=True)
@@ -136,7 +139,7 @@ def judge(plan: Sizes, seeds: Sequence[int], results: Results) -> Iterator[Row]:
     for solver, split in itertools.product(SOLVERS, (NOTHING, *SPLITS)):
         gains = {
             n: [
-                trained(results, s, n, results[s, n, f"advice by {solver}"]["best"] or NOTHING)
+                trained(results, s, n, results[s, n, "advice"][solver]["best"] or NOTHING)
                 - trained(results, s, n, split)
                 for s in seeds
             ]
@@ -152,7 +155,7 @@ def tabulate(plan: Sizes, seeds: Sequence[int], results: Results) -> Iterator[Ro
         row = score_row(f"{name}: {split}", [trained(results, s, name, split) for s in seeds], scale=100)
         mark = " (best)" if split == best_split(seeds, results, name) else ""
         counts = {
-            f"advised by {solver}, {kind}": Counter(results[s, name, f"advice by {solver}"][kind] for s in seeds)[split]
+            f"advised by {solver}, {kind}": Counter(results[s, name, "advice"][solver][kind] for s in seeds)[split]
             for solver, kind in itertools.product(SOLVERS, ADVICE)
         }
         yield {**row, "setting": name, "split": f"{split}{mark}", "accuracy (%)": show(row, digits=1), **counts}
@@ -161,7 +164,7 @@ def tabulate(plan: Sizes, seeds: Sequence[int], results: Results) -> Iterator[Ro
 def show_measured(plan: Sizes, seeds: Sequence[int], results: Results) -> Iterator[Row]:
     """What the function saw, means over seeds."""
     for name, solver, split in itertools.product(plan.settings, SOLVERS, (NOTHING, *SPLITS)):
-        own = [r for s in seeds for r in results[s, name, f"advice by {solver}"]["rows"] if r["split"] == split]
+        own = [r for s in seeds for r in results[s, name, "advice"][solver]["rows"] if r["split"] == split]
         less = sum(r["verdict"] == "personalise less" for r in own)
         yield {
             "setting": name,
@@ -179,7 +182,7 @@ def draw(plan: Sizes, seeds: Sequence[int], results: Results) -> Any:
     rows = {n: [100 * fmean(trained(results, s, n, split) for s in seeds) for split in splits] for n in plan.settings}
     marks = {}
     for n in plan.settings:
-        best, advised = best_split(seeds, results, n), Counter(results[s, n, "advice by SGD"]["best"] for s in seeds)
+        best, advised = best_split(seeds, results, n), Counter(results[s, n, "advice"]["SGD"]["best"] for s in seeds)
         marks[n] = [f"{'best, ' if split == best else ''}advised {advised[split]}x" for split in splits]
     return mo.reports.heat_map(rows, splits, label="test accuracy (%)", marks=marks)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import moiety as mo
-from moiety.experiments import FAILS, HOLDS, Row
+from moiety.experiments import FAILS, HOLDS, UNDECIDED, Row
 
 PLAN = "docs/ffgg-plan.md"
 TITLES = {
@@ -49,27 +49,32 @@ def make_page(tables: Sequence[Row]) -> tuple[str, list[Row]]:
 
 
 def summarise(table: Row) -> Iterator[Row]:
-    """The headlines of a table. Where a claim is made in each reading of Figure 1, readings are lines."""
+    """The headlines of a table; of Figure 1 a line for each reading."""
     recipe = table["recipe"]
     headlines = [{**row, "recipe": recipe} for row in table["rows"] if row.get("headline")]
     if recipe != "ffgg-readings":
         yield from headlines
         return
-    readings: dict[str, list[Row]] = {}
+    ahead: dict[str, list[Row]] = {}
     for row in headlines:
-        readings.setdefault(row["row"].partition(": ")[0], []).append(row)
-    for reading, own in readings.items():
-        ahead = [row for row in own if "FFGG is ahead of" in row["row"]]
-        for method in dict.fromkeys(row["row"].split("ahead of ")[1].split(",")[0] for row in ahead):
-            yield _join(f"FFGG is ahead of {method}, {reading}", [r for r in ahead if f"of {method}," in r["row"]])
-        yield from ({**row, "row": f"{row['row'].partition(': ')[2]}, {reading}"} for row in own if row not in ahead)
+        if "FFGG is ahead of" in row["row"]:
+            ahead.setdefault(row["row"].partition(": ")[0], []).append(row)
+    for reading, own in ahead.items():
+        methods: dict[str, list[Row]] = {}
+        for row in own:
+            methods.setdefault(row["row"].split("ahead of ")[1].split(",")[0], []).append(row)
+        each = "; ".join(f"{method} {_join('', rows)['verdict']}" for method, rows in methods.items())
+        yield _join(f"FFGG is ahead of all, {reading} ({each})", own)
+    rest = [row for row in headlines if "FFGG is ahead of" not in row["row"]]
+    if rest:
+        yield _join(f"{rest[0]['row'].partition(': ')[2]}, in every reading", rest)
 
 
 def _join(text: str, rows: Sequence[Row]) -> Row:
-    """One line for a claim at several numbers of local steps: the weakest of them, and the verdict that all share."""
-    weakest, verdicts = min(rows, key=lambda row: row["ours"]), {row["verdict"] for row in rows}
-    shared = verdicts.pop() if len(verdicts) == 1 else " / ".join(row["verdict"] for row in rows)
-    return {**weakest, "row": text, "verdict": shared}
+    """One line for claims that must all hold: the weakest of them; it fails where one of them does."""
+    verdicts = {row["verdict"] for row in rows}
+    shared = FAILS if FAILS in verdicts else HOLDS if verdicts == {HOLDS} else UNDECIDED
+    return {**min(rows, key=lambda row: row["ours"]), "row": text, "verdict": shared}
 
 
 def _show(row: Row) -> Row:

@@ -65,10 +65,10 @@ def _load_pictures(name: str, alpha: float, seed: int) -> mo.FederatedData:
 
 
 def _load_roles(seed: int) -> mo.FederatedData:
-    """The 60 roles with most text, 40 passages of each, as examples of eight characters and the next one."""
+    """The 60 roles with most text, 24 passages of each, as examples of eight characters and the next one."""
     import numpy as np
 
-    fed = mo.data.load("shakespeare", per_client=40, **SHARES, seed=seed)
+    fed = mo.data.load("shakespeare", per_client=24, **SHARES, seed=seed)
     largest = np.argsort(-(fed.bounds[:, 3] - fed.bounds[:, 0]), kind="stable")[:60]
     ends = np.arange(CONTEXT, fed.columns["x"].shape[1] + 1, STRIDE)
     rows = np.concatenate([np.arange(*fed.bounds[i, [0, 3]]) for i in largest])

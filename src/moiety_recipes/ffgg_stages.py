@@ -1,9 +1,9 @@
 """FedAvg, then Local FFGG by split, then finetuning, each at the rate and for the rounds that a pilot seed chose.
 
 A pilot seed, which is not reported, chooses on validation rows. Each method has the same four rates. The rounds of
-FedAvg are the first from which on its curve is flat: the mean score of the quarter before differs from that of the last
-quarter by less than ``flat``. All of stage two has the rounds that its slowest method needs by the same test. Reported
-seeds train on training and validation rows, and are scored on test rows. Every seed deals the rows anew.
+FedAvg are the first from which on its curve is flat (``find_flat``). All of stage two has the rounds that its slowest
+method needs by the same test. Reported seeds train on training and validation rows, and are scored on test rows. Every
+seed deals the rows anew.
 
 Local FFGG (Algorithm 4) makes one epoch on the personal part, then one in turns on both: three passes in all, where a
 round of FedAvg makes one. So FedAvg with equal communication goes on for as many rounds, with equal computation for
@@ -13,10 +13,11 @@ three times as many.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import moiety as mo
@@ -43,7 +44,8 @@ class Sizes:
     batch_size: int = 16
     rates: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0)
     epochs: int = 5
-    points: int = 20
+    points: int = 24
+    """Scores of FedAvg along the pilot's runs; methods with a personal part, whose scores cost more, have half."""
     flat: float = 0.005
     pilot: int = 100
 
@@ -81,7 +83,7 @@ def build_split(name: str, model: Any, split: str) -> mo.Split:
 def options(sizes: Sizes, name: str, seed: int, algorithm: mo.Algorithm, split: str, rounds: int, **more: Any) -> Row:
     """The arguments of ``moiety.fit``; the pilot seed is scored on validation rows, along the way too."""
     model, fed, pilot = SETTINGS[name].model(seed), load(name, seed), seed == sizes.pilot
-    every = max(1, rounds // sizes.points) if pilot else rounds
+    every = max(1, rounds // (sizes.points if split == NOTHING else sizes.points // 2)) if pilot else rounds
     part = "validation" if pilot else "test"
     return {
         "model": model,
@@ -137,8 +139,9 @@ def finetune(sizes: Sizes, arm: Arm, lr: float) -> mo.Algorithm:
 def find_flat(course: Sequence[Sequence[float]], flat: float) -> int | None:
     """The first round from which on a curve is flat up to its end; None where it is not.
 
-    At round R it is flat where the mean score over (R / 2, 3 R / 4] differs from that over (3 R / 4, R] by less than
-    ``flat``, each from at least two scores.
+    At round R it is flat where the mean score over (3 R / 4, R] is above that over (R / 2, 3 R / 4] by less than
+    ``flat``, or by less than two standard errors of such a difference by the scatter of the last quarter. Each mean is
+    of at least two scores.
 
     >>> find_flat([(10 * i, min(i, 4) / 4) for i in range(1, 13)], 0.01)
     70
@@ -147,7 +150,10 @@ def find_flat(course: Sequence[Sequence[float]], flat: float) -> int | None:
     for last, _ in reversed(course):
         before = [score for at, score in course if last / 2 < at <= 3 * last / 4]
         after = [score for at, score in course if 3 * last / 4 < at <= last]
-        if min(len(before), len(after)) < 2 or abs(fmean(after) - fmean(before)) >= flat:
+        if min(len(before), len(after)) < 2:
+            break
+        noise = 2 * stdev(after) * math.sqrt(1 / len(before) + 1 / len(after))
+        if fmean(after) - fmean(before) >= max(flat, noise):
             break
         first = int(last)
     return first
