@@ -19,7 +19,7 @@ import moiety as mo
 from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section, count_verdicts, score_row
 from moiety.experiments import show_interval as show
 from moiety_recipes.ffgg_claims import RULE, decide_claim, show_claims
-from moiety_recipes.ffgg_settings import NIGHT, SETTINGS
+from moiety_recipes.ffgg_settings import SETTINGS
 from moiety_recipes.ffgg_stages import (
     COMMUNICATION,
     EVERYTHING,
@@ -30,6 +30,7 @@ from moiety_recipes.ffgg_stages import (
     build_split,
     describe_choice,
     load,
+    plan_sizes,
     run_pilot,
     run_seeds,
 )
@@ -44,12 +45,7 @@ MARGIN = 1.0
 
 def plan(scale: str) -> Sizes:
     """The sizes of a scale."""
-    if scale == "ci":
-        few: dict[str, Any] = {"cohort": 3, "batch_size": 8, "rates": (0.1, 0.3), "epochs": 1, "points": 4}
-        return Sizes(("digits",), seeds=2, rounds=8, personal_rounds=4, **few)
-    if scale == "laptop":
-        return Sizes(("speakers", "clothes"), seeds=3, rounds=150, personal_rounds=60)
-    return Sizes(NIGHT, seeds=5, rounds=600, personal_rounds=120)
+    return plan_sizes(scale, seeds=5)
 
 
 def cells(plan: Sizes, seeds: Sequence[int]) -> Cells:

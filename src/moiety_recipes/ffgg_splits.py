@@ -15,7 +15,7 @@ from typing import Any
 import moiety as mo
 from moiety.experiments import Cells, Experiment, Page, Results, Row, Section, count_verdicts, score_row, show_interval
 from moiety_recipes.ffgg_claims import RULE, decide_claim, show_claims
-from moiety_recipes.ffgg_settings import NIGHT, SETTINGS
+from moiety_recipes.ffgg_settings import SETTINGS
 from moiety_recipes.ffgg_stages import (
     COMMUNICATION,
     COMPUTATION,
@@ -23,6 +23,7 @@ from moiety_recipes.ffgg_stages import (
     Arm,
     Sizes,
     describe_choice,
+    plan_sizes,
     run_pilot,
     run_seeds,
 )
@@ -38,12 +39,7 @@ LEAST, CLOSE = 1.0, 1.0
 
 def plan(scale: str) -> Sizes:
     """The sizes of a scale."""
-    if scale == "ci":
-        few: dict[str, Any] = {"cohort": 3, "batch_size": 8, "rates": (0.1, 0.3), "epochs": 1, "points": 4}
-        return Sizes(("digits",), seeds=2, rounds=8, personal_rounds=4, **few)
-    if scale == "laptop":
-        return Sizes(("speakers", "clothes"), seeds=3, rounds=150, personal_rounds=60)
-    return Sizes(NIGHT, seeds=6, rounds=600, personal_rounds=120)
+    return plan_sizes(scale, seeds=6)
 
 
 def cells(plan: Sizes, seeds: Sequence[int]) -> Cells:
@@ -130,7 +126,7 @@ def judge(plan: Sizes, seeds: Sequence[int], results: Results) -> Iterator[Row]:
             yield compare(text, ours, COMPUTATION, headline=arm.split == "adapter")
         for fresh in (True, False):
             text = f"FFGG (adapter), {START[fresh]}, gains at least one point on FedAvg"
-            options = {"above": LEAST, "paper": PAPER["adapter"], "headline": True}
+            options: dict[str, Any] = {"above": LEAST, "paper": PAPER["adapter"], "headline": True}
             yield compare(text, final(Arm("adapter", fresh)), FEDAVG, **options)
         for split in ("input", "output"):
             adapter = final(Arm("adapter", fresh=True))

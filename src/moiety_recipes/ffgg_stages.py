@@ -22,7 +22,7 @@ from typing import Any
 
 import moiety as mo
 from moiety.experiments import Cell, Row
-from moiety_recipes.ffgg_settings import SETTINGS
+from moiety_recipes.ffgg_settings import NIGHT, SETTINGS
 
 PASSES = 3
 """Gradients of a batch in a round of Local FFGG, where FedAvg has one."""
@@ -52,6 +52,16 @@ class Sizes:
     def with_rounds(self, rounds: int) -> Any:
         """Other rounds of FedAvg, and of the rest in the same ratio."""
         return replace(self, rounds=rounds, personal_rounds=max(1, self.personal_rounds * rounds // self.rounds))
+
+
+def plan_sizes(scale: str, *, seeds: int) -> Sizes:
+    """The sizes of a scale, with so many seeds at ``night`` and ``paper``."""
+    if scale == "ci":
+        few: dict[str, Any] = {"cohort": 3, "batch_size": 8, "rates": (0.1, 0.3), "epochs": 1, "points": 4}
+        return Sizes(("digits",), seeds=2, rounds=8, personal_rounds=4, **few)
+    if scale == "laptop":
+        return Sizes(("speakers", "clothes"), seeds=3, rounds=150, personal_rounds=60)
+    return Sizes(NIGHT, seeds=seeds, rounds=600, personal_rounds=120)
 
 
 @dataclass(frozen=True)

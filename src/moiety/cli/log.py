@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -14,9 +14,16 @@ def show_log(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    handler, logger = logging.Handler(logging.INFO), logging.getLogger("moiety")
     # Through sys.stderr as it is then: where there is a bar, that writes above it.
-    handler.emit = lambda record: print(f"moiety: {record.getMessage()}", file=sys.stderr)  # type: ignore[method-assign]
+    with tell_messages("moiety", lambda text: print(f"moiety: {text}", file=sys.stderr)):
+        yield
+
+
+@contextmanager
+def tell_messages(name: str, tell: Callable[[str], None]) -> Iterator[None]:
+    """Give the messages of a logger to ``tell`` meanwhile."""
+    handler, logger = logging.Handler(logging.INFO), logging.getLogger(name)
+    handler.emit = lambda record: tell(record.getMessage())  # type: ignore[method-assign]
     level = logger.level
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from moiety.cli.log import tell_messages
 from moiety.cli.output import say
 from moiety.reports.console import console, on_terminal
 from moiety.run.progress import Bars, Lines
@@ -21,25 +21,9 @@ def show_progress(quiet: bool) -> Iterator[Watch]:
     if quiet:
         yield lambda name: Callback()
     elif not on_terminal():
-        with _say_cells():
+        with tell_messages("moiety.cells", say):
             yield lambda name: Lines(name, say)
     else:
         bars = Bars(console())
         with bars.show():
             yield bars.watch
-
-
-@contextmanager
-def _say_cells() -> Iterator[None]:
-    """Say how many cells of an experiment have ended, where they are run side by side."""
-    handler = logging.Handler(logging.INFO)
-    handler.emit = lambda record: say(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("moiety.cells")
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
