@@ -156,7 +156,7 @@ def _tiny(name: str, alpha: float, **sizes: Any) -> Setting:
 
     def data(seed: int) -> mo.FederatedData:
         how = mo.data.dirichlet(alpha, balanced=False)
-        return mo.data.load("digits", clients=6, partition=how, validation=0.2, seed=seed)
+        return mo.data.load("digits", clients=6, per_client=20, partition=how, validation=0.2, seed=seed)
 
     title = f"Handwritten digits (scikit-learn); label ratios of clients drawn from Dirichlet({alpha:g})."
     return _dense(name, title, data, 64, 10, _tiny_stages(**sizes))
@@ -315,12 +315,14 @@ def plan_numbers(scale: str) -> Plan:
     how = {"seeds": 1, "clip": 1.0, "batch_size": 4, "lr": (0.001, 0.002), "with_stateless": False}
     return _at_scale(
         scale,
-        _spoken(
-            "joined_digits",
-            "Handwritten digits (scikit-learn), column by column.",
-            _join_digits,
-            tiny_sizes,
-            _tiny_stages(**how, with_theory=False),
+        _one_split(
+            _spoken(
+                "joined_digits",
+                "Handwritten digits (scikit-learn), column by column.",
+                _join_digits,
+                tiny_sizes,
+                _tiny_stages(**how, with_theory=False),
+            )
         ),
         _spoken("connected_digits", title, data, sizes, stages),
     )

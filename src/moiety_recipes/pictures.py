@@ -95,6 +95,8 @@ def choose_clients(fed: mo.FederatedData, *, least: int, count: int | None = Non
     import numpy as np
 
     kept = np.flatnonzero(fed.sizes("train") + fed.sizes("validation") >= least)[:count]
+    if not len(kept):
+        raise mo.MoietyError(f"`data` must have clients of at least {least} rows, got none. Use the whole data set.")
     spans = fed.bounds[kept]
     rows = np.concatenate([np.arange(span[0], span[3]) for span in spans])
     sizes = spans[:, 3] - spans[:, 0]

@@ -96,7 +96,8 @@ def test_cells_run_once_and_results_are_kept(tmp_path):
     }
 
 
-def test_the_two_files_letter_by_letter(tmp_path):
+def test_the_two_files_letter_by_letter(tmp_path, monkeypatch):
+    monkeypatch.setattr("moiety.experiments.runner.find_commit", lambda: "0123456789ab")
     outcome = TOY.run(out=tmp_path, scale="laptop", seeds=1)
     table = json.loads((tmp_path / "table.json").read_text())
     rows = [
@@ -114,7 +115,8 @@ def test_the_two_files_letter_by_letter(tmp_path):
         == (
             "# toy, scale laptop\n"
             "\n"
-            f"`moiety run toy --scale laptop --seeds 1`, {table['date']}; {versions}; 0.0 minutes in all.\n"
+            f"`moiety run toy --scale laptop --seeds 1`, {table['date']}; commit 0123456789ab; {versions}; "
+            "0.0 minutes in all.\n"
             "\n"
             "About.\n"
             "\n"

@@ -354,9 +354,9 @@ def encode(texts: Mapping[str, str]) -> dict[str, np.ndarray]:
     return {**arrays, "vocab": np.array(vocabulary)}
 
 
-def shakespeare_tff(roles: int = 0) -> Made:
-    """Two roles, and so many more who say one thing."""
-    long = "To be, or not to be: that is the question. " * 8
+def shakespeare_tff(roles: int = 0, times: int = 8) -> Made:
+    """Two roles, and so many more who say one thing so many times."""
+    long = "To be, or not to be: that is the question. " * times
     rows = [("train", "HAMLET", example({"snippets": "Words,"})), ("train", "BEATRICE", example({"snippets": long}))]
     rows += [("train", "HAMLET", example({"snippets": "words."})), ("test", "HAMLET", example({"snippets": "O!"}))]
     others = {f"ROLE {k:02}": long for k in range(roles)}
