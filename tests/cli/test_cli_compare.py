@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from cli_command import call, one_line
 
-from moiety.files import write_sealed
 from moiety.run import folder
+from moiety.seals import write_sealed
 
 ONE = {"a": 0.5, "b": 0.6, "c": 0.7, "d": 0.8}
 TWO = {"a": 0.9, "b": 0.6 + 2e-8, "c": 0.2, "d": 0.7}

@@ -15,7 +15,7 @@ import moiety as mo
 from moiety.data import FederatedData, from_arrays, from_clients, load, open_folder
 from moiety.data.folder import FORMAT, read_meta
 from moiety.errors import MoietyError
-from moiety.files import digest, write_sealed
+from moiety.seals import digest, write_sealed
 
 MASKED = np.ma.array([[1.0, 2.0], [3.0, -9999.0], [5.0, 6.0]], mask=[[0, 0], [0, 1], [0, 0]])
 

@@ -30,8 +30,8 @@ from run_settings import with_settings
 from safetensors.torch import save
 
 import moiety as mo
-from moiety.files import LINE_END, digest, seal
 from moiety.run.folder import read_start
+from moiety.seals import LINE_END, digest, seal
 
 FED = federation()
 ROUNDS = 4

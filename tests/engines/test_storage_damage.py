@@ -19,8 +19,8 @@ from storage_cases import FED, ROUNDS, fresh, kind_contents, run_kind
 import moiety as mo
 from moiety.cli import main
 from moiety.cli.results import read_result
-from moiety.files import write_sealed
 from moiety.run.folder import read_id
+from moiety.seals import write_sealed
 
 HERE = Path(__file__).parent
 COUNT = 1000 if NIGHTLY else 30

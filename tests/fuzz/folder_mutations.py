@@ -16,7 +16,7 @@ import tomli_w
 import torch
 from safetensors.torch import load, save
 
-from moiety.files import JSON_END, LINE_END, TOML_END, digest, seal
+from moiety.seals import JSON_END, LINE_END, TOML_END, digest, seal
 
 NUMBERS = [0, -1, 7, 10**30, 0.5, -2.5, 1e308, float("nan"), float("-inf")]
 ODD: list[Any] = [None, True, "", "x", "\0", "../x", [], [1], ["x"], [[]], {}, {"x": 1}, {"name": "x"}, *NUMBERS]

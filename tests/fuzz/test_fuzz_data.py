@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from moiety.data import FederatedData, from_arrays, load, open_folder
 from moiety.data.folder import FORMAT, read_meta
-from moiety.files import write_sealed
+from moiety.seals import write_sealed
 
 ODD: list[Any] = [
     None,

@@ -18,8 +18,8 @@ from night import NIGHTLY
 
 import moiety as mo
 from moiety.cli.results import read_result
-from moiety.files import write_sealed
 from moiety.run.folder import read_id
+from moiety.seals import write_sealed
 
 DRAW = np.random.default_rng(0)
 X = DRAW.normal(size=(32, 3)).astype(np.float32)

@@ -19,7 +19,7 @@ from test_fuzz_runs import KEYS
 from test_fuzz_runs import ODD as WORDS
 
 import moiety as mo
-from moiety.files import read_sealed
+from moiety.seals import read_sealed
 
 TABLES = {
     "model": {"name": "linear"},

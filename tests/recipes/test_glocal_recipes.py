@@ -6,7 +6,7 @@ from recipe_runs import call_command
 
 from moiety.errors import MoietyError
 from moiety.experiments import load_recipe
-from moiety.files import read_sealed, write_sealed
+from moiety.seals import read_sealed, write_sealed
 from moiety_recipes.glocal_clients import draw_masks, glocal_clients, glocal_features
 from moiety_recipes.glocal_delay import RULES, glocal_delay
 from moiety_recipes.glocal_fictitious import draw_rollouts, glocal_fictitious

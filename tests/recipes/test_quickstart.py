@@ -11,8 +11,8 @@ from recipe_runs import call_command
 
 from moiety.errors import MoietyError
 from moiety.experiments import list_recipes, load_recipe
-from moiety.files import write_sealed
 from moiety.run.folder import read_clients, read_config
+from moiety.seals import write_sealed
 from moiety_recipes.quickstart import quickstart, sentence
 
 

@@ -11,7 +11,6 @@ from moiety.cli.groups import Group, group_results, tabulate_groups, tabulate_pa
 from moiety.cli.output import say, show
 from moiety.cli.results import read_result
 from moiety.errors import must
-from moiety.files import CONFIG
 from moiety.reports.console import table
 from moiety.reports.ended import Result
 from moiety.reports.summary import SHARED_ALONE, count_changes, name_hurt, unit
@@ -19,6 +18,7 @@ from moiety.reports.versus import column, higher_is_better, versus
 from moiety.reports.words import format_amount, format_count, format_gain, format_metric, list_names, make_printable
 from moiety.run.folder import LEDGER
 from moiety.run.verify import list_runs
+from moiety.seals import CONFIG
 
 
 def compare_folders(folders: Sequence[Path]) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moiety.errors import must, refuse
-from moiety.files import CONFIG, PIPELINE, RECIPE, read_sealed, write_sealed
 from moiety.run.folder import COMMAND, read_id
 from moiety.run.protocol import Callback
+from moiety.seals import CONFIG, PIPELINE, RECIPE, read_sealed, write_sealed
 
 if TYPE_CHECKING:
     from moiety.run.result import Run

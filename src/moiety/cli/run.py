@@ -27,7 +27,6 @@ from moiety.experiments.config import (
     read_file,
 )
 from moiety.experiments.registry import list_recipes, load_recipe
-from moiety.files import CONFIG
 from moiety.run.fit import fit
 from moiety.run.folder import read_config, read_pipeline
 from moiety.run.pipeline import pipeline
@@ -35,6 +34,7 @@ from moiety.run.protocol import Callback
 from moiety.run.result import Run
 from moiety.run.resume import resume
 from moiety.run.settings import MAY_DIFFER, Settings
+from moiety.seals import CONFIG
 
 OnFolder = Callable[[Path], None]
 """Called with the folder once it is known where the run goes."""

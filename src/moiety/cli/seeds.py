@@ -13,7 +13,7 @@ from moiety.cli.run import OnFolder, run_target
 from moiety.errors import must
 from moiety.experiments.config import read_file
 from moiety.experiments.registry import list_recipes
-from moiety.files import CONFIG, PIPELINE
+from moiety.seals import CONFIG, PIPELINE
 
 
 def run_seeds(request: Request, on_folder: OnFolder) -> None:

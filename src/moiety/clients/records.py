@@ -21,19 +21,17 @@ import numpy as np
 
 from moiety.errors import is_whole, must, refuse
 from moiety.files import (
-    START_AGAIN,
     make_empty,
     make_folder,
     open_file,
     read_at,
-    read_sealed,
     report_failure,
     sync_file,
     sync_folder,
     system_call,
     write_at,
-    write_sealed,
 )
+from moiety.seals import START_AGAIN, read_sealed, write_sealed
 
 LAYOUT, STATES, INDEX = "layout.json", "states.bin", "index.bin"
 _ENTRY = struct.Struct("<III")

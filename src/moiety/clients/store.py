@@ -17,7 +17,7 @@ import torch
 from moiety import tree
 from moiety.clients.records import LAYOUT, Records, create_records, open_records
 from moiety.errors import must
-from moiety.files import START_AGAIN, read_sealed
+from moiety.seals import START_AGAIN, read_sealed
 from moiety.types import Tree
 
 Changes = np.ndarray[Any, np.dtype[np.int64]]

@@ -24,16 +24,8 @@ from numpy.typing import NDArray
 
 from moiety.data.digest import CHUNK_BYTES, release_pages
 from moiety.errors import refuse
-from moiety.files import (
-    digest,
-    make_folder,
-    new_folder,
-    own_aside_of,
-    read_sealed,
-    report_failure,
-    write_file,
-    write_sealed,
-)
+from moiety.files import make_folder, new_folder, own_aside_of, report_failure, write_file
+from moiety.seals import digest, read_sealed, write_sealed
 
 Array = NDArray[Any]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from moiety.errors import kind, must, refuse
 from moiety.experiments.config import Config, Table, check_builders, check_tables, make_parts, put_value, read_value
-from moiety.files import digest
+from moiety.seals import digest
 from moiety.spec import plain
 
 Point = dict[str, Any]

@@ -33,7 +33,8 @@ def write_page(
     head = describe_run(experiment.name, options, results)
     parts = [*_opening(experiment, head), page.about, *(show_section(section) for section in page.sections)]
     if out is not None:
-        from moiety.files import TABLE, TABLE_FORMAT, write_file, write_sealed
+        from moiety.files import write_file
+        from moiety.seals import TABLE, TABLE_FORMAT, write_sealed
 
         parts += _draw(page, out)
         content = _replace_not_finite({**head, **page.more, "rows": page.rows})

@@ -17,7 +17,8 @@ from moiety.errors import choice, must, whole
 from moiety.experiments.page import find_commit, write_page
 from moiety.experiments.plans import SCALES, change_plan, describe_plan, plain_fields
 from moiety.experiments.records import Cell, Key, Outcome, Row, Watch, watch_nothing
-from moiety.files import RECIPE, digest, is_whole_table, make_folder, read_sealed, write_sealed
+from moiety.files import make_folder
+from moiety.seals import RECIPE, digest, is_whole_table, read_sealed, write_sealed
 
 if TYPE_CHECKING:
     from moiety.experiments.experiment import Experiment

@@ -31,24 +31,12 @@ from moiety.experiments.page import show_section
 from moiety.experiments.parallel import count_jobs, run_cells
 from moiety.experiments.records import Cell, Results, Row, Section, Watch, watch_nothing
 from moiety.experiments.runner import Runner
-from moiety.files import (
-    LOCK,
-    RECIPE,
-    TABLE,
-    TABLE_FORMAT,
-    aside_of,
-    check_path,
-    digest,
-    lock_folder,
-    make_folder,
-    read_sealed,
-    write_file,
-    write_sealed,
-)
+from moiety.files import LOCK, aside_of, check_path, lock_folder, make_folder, write_file
 from moiety.loop.divergence import DivergenceError
 from moiety.reports.words import format_count, format_metric, is_percentage, list_names
 from moiety.run.fit import fit
 from moiety.run.settings import Settings
+from moiety.seals import RECIPE, TABLE, TABLE_FORMAT, digest, read_sealed, write_sealed
 
 if TYPE_CHECKING:
     from moiety.run.result import Run

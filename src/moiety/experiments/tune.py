@@ -21,12 +21,13 @@ from moiety.experiments.grid import Point, configure, fit_arguments, name_folder
 from moiety.experiments.records import Cell, Row, Watch, watch_nothing
 from moiety.experiments.runner import Runner
 from moiety.experiments.sweep import OnResult, begin_folder, prepare_folder, read_tables
-from moiety.files import CONFIG, TABLE, TABLE_FORMAT, lock_folder, write_sealed
+from moiety.files import lock_folder
 from moiety.loop.divergence import DivergenceError
 from moiety.reports.versus import higher_is_better
 from moiety.reports.words import format_count, format_metric
 from moiety.run.folder import read_history
 from moiety.run.protocol import Callback, Callbacks
+from moiety.seals import CONFIG, TABLE, TABLE_FORMAT, write_sealed
 
 if TYPE_CHECKING:
     import optuna

@@ -22,22 +22,19 @@ from torch import Tensor
 from moiety import tree
 from moiety.errors import is_real, is_whole, must
 from moiety.files import (
-    START_AGAIN,
     aside_of,
-    digest,
     make_folder,
     new_folder,
     read_json,
-    read_sealed,
     remove_folder,
     report_failure,
     report_unreadable,
     write_file,
-    write_sealed,
 )
 from moiety.loop.in_transit import FILES, pack_in_transit, unpack_in_transit
 from moiety.loop.round import Progress
 from moiety.run.identity import check_identity
+from moiety.seals import START_AGAIN, digest, read_sealed, write_sealed
 from moiety.transport import Ledger
 from moiety.types import Tree
 

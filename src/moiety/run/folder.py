@@ -25,25 +25,7 @@ from moiety.data import FederatedData, Preprocessing
 from moiety.data.federated import Numbered
 from moiety.errors import MoietyError, is_real, is_whole, kind, must, report_errors, whole
 from moiety.evaluation import Row
-from moiety.files import (
-    CONFIG,
-    LINE_END,
-    PIPELINE,
-    append_line,
-    aside_of,
-    check_path,
-    digest,
-    is_sealed,
-    make_folder,
-    read_sealed,
-    read_sealed_toml,
-    remove_file,
-    report_unreadable,
-    seal,
-    write_file,
-    write_sealed,
-    write_sealed_toml,
-)
+from moiety.files import append_line, aside_of, check_path, make_folder, remove_file, report_unreadable, write_file
 from moiety.run.checkpoint import (
     PROGRESS,
     find_checkpoint,
@@ -52,6 +34,18 @@ from moiety.run.checkpoint import (
     remove_old_checkpoints,
     round_of,
     unpack_states,
+)
+from moiety.seals import (
+    CONFIG,
+    LINE_END,
+    PIPELINE,
+    digest,
+    is_sealed,
+    read_sealed,
+    read_sealed_toml,
+    seal,
+    write_sealed,
+    write_sealed_toml,
 )
 from moiety.types import Params, Tree
 

@@ -20,7 +20,6 @@ from moiety import task as tasks
 from moiety import tree
 from moiety.data import FederatedData
 from moiety.errors import choice, kind, must, whole
-from moiety.files import CONFIG, PIPELINE
 from moiety.run import folder as files
 from moiety.run.build import algorithm_from, make_problem, own_part, split_from
 from moiety.run.checks import check_clients, check_kinds, check_split
@@ -31,6 +30,7 @@ from moiety.run.protocol import Given as Heard
 from moiety.run.reopen import REQUIRED, Given, continue_run, read_stored_options, remake
 from moiety.run.result import Run
 from moiety.run.settings import BUILDERS, SECTION_HINTS, Options, Settings, complete_options, option_tables
+from moiety.seals import CONFIG, PIPELINE
 from moiety.spec import Spec, check_table, table_of
 from moiety.split import SPLITS, Split
 from moiety.types import Algorithm, Task

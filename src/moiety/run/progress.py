@@ -14,11 +14,11 @@ from rich.table import Column
 
 from moiety.errors import MoietyError, kind
 from moiety.evaluation import Row
-from moiety.files import PIPELINE
 from moiety.reports.console import NARROW, console, on_terminal
 from moiety.reports.ended import part_name
 from moiety.reports.words import format_metric, format_score, make_printable
 from moiety.run.protocol import Callback
+from moiety.seals import PIPELINE
 from moiety.types import RoundRecord
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torch import nn
 from moiety import task as tasks
 from moiety.data import from_spec
 from moiety.errors import must
-from moiety.files import CONFIG, lock_folder
+from moiety.files import lock_folder
 from moiety.loop.round import begin_progress
 from moiety.run import folder as files
 from moiety.run.best import restore_round
@@ -38,6 +38,7 @@ from moiety.run.settings import (
     read_options,
 )
 from moiety.run.train import train
+from moiety.seals import CONFIG
 from moiety.spec import Spec
 from moiety.split import Split
 

@@ -12,12 +12,13 @@ from torch import nn
 from moiety import task as tasks
 from moiety.data import FederatedData
 from moiety.errors import must
-from moiety.files import PIPELINE, check_path
+from moiety.files import check_path
 from moiety.run.pipeline import Stage, continue_pipeline
 from moiety.run.protocol import Callbacks
 from moiety.run.protocol import Given as Heard
 from moiety.run.reopen import Given, continue_run
 from moiety.run.settings import Settings
+from moiety.seals import PIPELINE
 from moiety.split import Split
 from moiety.types import Algorithm, Task
 

@@ -16,11 +16,12 @@ from moiety.data import FederatedData, from_spec, open_folder
 from moiety.data.digest import Digest, explain_difference
 from moiety.data.folder import META
 from moiety.errors import MoietyError, kind, message, must
-from moiety.files import CONFIG, PIPELINE, RECIPE, TABLE, TABLE_FORMAT, check_path, read_sealed, report_unreadable
+from moiety.files import check_path, report_unreadable
 from moiety.run import folder as files
 from moiety.run.best import check_kept, find_kept, place_of
 from moiety.run.build import own_part
 from moiety.run.checkpoint import INDEX, check_newest, find_checkpoint, read_checkpoint, read_tensors
+from moiety.seals import CONFIG, PIPELINE, RECIPE, TABLE, TABLE_FORMAT, read_sealed
 
 T = TypeVar("T")
 

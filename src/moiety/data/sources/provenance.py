@@ -16,7 +16,8 @@ import numpy as np
 from moiety.data.catalogue import row_of_file
 from moiety.data.federated import Array
 from moiety.data.sources.digests import DIGESTS
-from moiety.files import VERSION, write_json
+from moiety.files import write_json
+from moiety.seals import VERSION
 
 KNOWN, MADE, UNKNOWN = "known", "made", "unknown"
 """A file has the arrays that our results were computed from; or it was made here from the publisher's files; or not."""
