@@ -59,6 +59,24 @@ def test_info_holds_single_numbers(secret, got, engine):
         fit(leak, engine)
 
 
+@ENGINES
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        (lambda update: None, "tuple of NoneType, Personal"),
+        (lambda update: update._replace(upload=None), "upload of NoneType"),
+        (lambda update: update._replace(upload=list(update.upload.values())), "upload of list"),
+        (lambda update: update._replace(upload={"hidden1.weight": 1.0}), "hidden1.weight of float"),
+        (lambda update: update._replace(weight=1.0), "weight of float"),
+        (lambda update: update._replace(info={**update.info, "note": "a word"}), "note of str"),
+        (lambda update: update._replace(info={**update.info, "note": {"loss": update.weight}}), "note of dict"),
+    ],
+)
+def test_an_update_is_made_of_tensors(change, got, engine):
+    with pytest.raises(MoietyError, match=rf"^`client_update` must give ClientUpdate\(.*, got {got}\.$"):
+        fit(own(lambda w, r, s, update, after: change(update)), engine)
+
+
 def test_info_holds_single_numbers_on_a_clock_too(tmp_path):
     leak = own(lambda w, r, s, update, after: update._replace(info={**update.info, "personal": head(after)}))
     for clock in (mo.clock.asynchronous(active=2), mo.clock.delayed(up=2)):

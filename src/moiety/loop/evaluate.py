@@ -19,7 +19,7 @@ from moiety.engines.sequential import Sequential
 from moiety.evaluation import Row, client_rows
 from moiety.evaluation.per_client import SHARED
 from moiety.loop.sets import predict_clients, predict_function, predict_pooled, score_sets
-from moiety.transport import copy_out
+from moiety.transport import check_result, copy_out
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Task, Tree, Work
 
 EVALUATION_BATCH, POOLED_ROWS, STATES_AT_ONCE = 256, 512, 64
@@ -45,7 +45,9 @@ def client_functions(problem: Problem, algorithm: Algorithm) -> dict[str, Client
 
     def train(work: Work, received: Params, state: Tree) -> tuple[ClientUpdate, Tree, Tensor]:
         """Local work, and the upload's largest number: NaN where a result is not finite, which is looked at here."""
-        update, state = algorithm.client_update(work, received, state)
+        result = algorithm.client_update(work, received, state)
+        check_result(result)
+        update, state = result
         largest = tree.largest(update.upload)
         finite = largest.isfinite() & tree.is_finite((update.weight, update.info, state))
         return copy_out(update), state, torch.where(finite, largest, torch.nan)

@@ -1,7 +1,16 @@
 """What crosses between clients and server, who watches it, and what it costs."""
 
 from moiety.transport.codecs import CODECS
-from moiety.transport.guard import PrivacyError, check, check_layout, check_message, check_numbers, copy_out, fits
+from moiety.transport.guard import (
+    PrivacyError,
+    check,
+    check_layout,
+    check_message,
+    check_numbers,
+    check_result,
+    copy_out,
+    fits,
+)
 from moiety.transport.ledger import Ledger, device_memory
 from moiety.transport.wire import message_bytes, pack, payload_bytes, unpack, value_bytes
 
@@ -13,6 +22,7 @@ __all__ = [
     "check_layout",
     "check_message",
     "check_numbers",
+    "check_result",
     "copy_out",
     "device_memory",
     "fits",

@@ -7,7 +7,7 @@ shared number from a personal one that an algorithm wrote in its place.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
@@ -39,6 +39,21 @@ def check(payload: Params, declared: Params, *, where: str, what: str = "upload"
         like = declared[name]
         if not isinstance(tensor, Tensor) or tensor.shape != like.shape or tensor.dtype != like.dtype:
             raise PrivacyError(f"`{what}` must be {_describe(like)}, got {name} {_describe(tensor)} ({where}).")
+
+
+def check_result(result: object) -> None:
+    """Raise unless ``client_update`` gave an update, made of tensors alone, and a state."""
+    wanted = "give ClientUpdate(upload, weight, info), made of tensors by name, and the client's state"
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], ClientUpdate)):
+        inner = f" of {', '.join(type(each).__name__ for each in result)}" if isinstance(result, tuple) else ""
+        raise MoietyError(f"`client_update` must {wanted}, got {type(result).__name__}{inner}.")
+    upload, weight, info = result[0]
+    for what, table in {"upload": upload, "info": info}.items():
+        if not isinstance(table, Mapping):
+            raise MoietyError(f"`client_update` must {wanted}, got {what} {_describe(table)}.")
+    for name, value in {**upload, "weight": weight, **info}.items():
+        if not isinstance(value, Tensor):
+            raise MoietyError(f"`client_update` must {wanted}, got {name} {_describe(value)}.")
 
 
 def check_numbers(update: ClientUpdate, *, where: str) -> None:
