@@ -245,9 +245,10 @@ def test_an_interrupt_after_a_checkpoint_has_its_name(at: str, tmp_path: Path, m
 def test_resuming_after_the_end_repeats_the_results(tmp_path: Path) -> None:
     case = CASES["fedalt stateless"]
     whole = fit(case, "sequential", tmp_path / "run")
-    (tmp_path / "run" / "clients.parquet").unlink()  # killed after its last checkpoint, before its results
+    (tmp_path / "run" / "clients.parquet").unlink()
     (tmp_path / "run" / "ledger.json").unlink()
-    again = resume(case, tmp_path / "run")
+    with pytest.warns(UserWarning, match=r"`ledger.json` must be there, for progress.json says that the run has ended"):
+        again = resume(case, tmp_path / "run")
     same_runs(whole, again)
     assert (tmp_path / "run" / "clients.parquet").exists()
     assert (tmp_path / "run" / "ledger.json").exists()

@@ -159,7 +159,8 @@ def test_the_command(folders: Folders, tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_verify_of_what_is_lost_and_of_another_run(folders: Folders, tmp_path: Path) -> None:
     _, ended, stopped = folders
-    for name in ("clients", "identity.json", "config.toml", "checkpoint", "initial.safetensors", "clients.parquet"):
+    lost = ("clients", "identity.json", "config.toml", "checkpoint", "initial.safetensors", "clients.parquet")
+    for name in (*lost, "progress.json", "ledger.json"):
         out = Path(shutil.copytree(ended, fresh(tmp_path / "run")))
         (shutil.rmtree if (out / name).is_dir() else os.unlink)(out / name)
         assert mo.verify(out), f"without {name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,48 @@ def test_a_checkpoint_that_was_not_written_down_yet_is_right(stopped: Path, monk
     assert mo.verify(place) == []
     mo.resume(place, data=FED)
     assert kind_contents(place) == kind_contents(whole)
+
+
+@pytest.mark.parametrize("name", ["progress.json", "ledger.json"])
+def test_a_file_that_the_run_once_had_is_missed(tmp_path: Path, name: str) -> None:
+    """``verify`` names it; a resume says so and writes it again; a run without its results is not opened."""
+    out = tmp_path / "run"
+    fit_shared(out)
+    wanted = kind_contents(out)
+    (out / name).unlink()
+    said = f"`{name}` must be there, for .*, got none in .*Resume the run: it is written again"
+    (problem,) = mo.verify(out)
+    assert re.match(said, problem)
+    if name == "ledger.json":
+        refused(lambda: mo.load(out, data=FED), said)
+    with pytest.warns(UserWarning, match=said):
+        mo.resume(out, data=FED)
+    assert mo.verify(out) == []
+    assert kind_contents(out) == wanted
+
+
+def test_a_run_that_goes_on_after_its_end_misses_nothing(tmp_path: Path) -> None:
+    """It has the results of its earlier end until it ends again, and may be killed while it writes the new ones."""
+    out = tmp_path / "run"
+    fit_shared(out)
+    with pytest.raises(StopHereError):
+        mo.resume(out, data=FED, rounds=6, callbacks=[stop_after(5)])
+    assert mo.verify(out) == []
+
+    def kill(call: Any, *arguments: Any) -> Any:
+        if call is os.replace and arguments[1] == out / "ledger.json":
+            raise KeyboardInterrupt
+        return call(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "system_call", kill)
+        with pytest.raises(KeyboardInterrupt):
+            mo.resume(out, data=FED)
+    assert not (out / "ledger.json").exists()
+    assert mo.verify(out) == []
+    mo.resume(out, data=FED)
+    fit_shared(tmp_path / "whole", rounds=6)
+    assert kind_contents(out) == kind_contents(tmp_path / "whole")
 
 
 def test_no_round_is_trained_before_all_states_are_compared(tmp_path: Path) -> None:

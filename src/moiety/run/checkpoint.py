@@ -43,7 +43,10 @@ KEYS = {"round": int, "numbers": dict, "ledger": dict, "dropped": list, "identit
 """The keys of ``state.json`` and the types of their values; it also has ``index`` and ``before``."""
 ROUND = re.compile(r"round-\d{8,}")
 PROGRESS = "progress.json"
-"""The round of the newest checkpoint; it lies beside ``checkpoint/``, so that a lost checkpoint is noticed."""
+"""The round of the newest checkpoint, and whether the run's results are written.
+
+It lies beside ``checkpoint/``, so that a lost checkpoint is noticed, and lost results.
+"""
 
 
 def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) -> None:
@@ -58,8 +61,13 @@ def save_checkpoint(folder: Path, progress: Progress, identity: dict[str, Any]) 
     before = find_checkpoint(folder)
     if before != final:
         _write_checkpoint(final, progress, identity, before.name if before else "")
-    write_sealed(folder / PROGRESS, {"round": progress.round}, progress.run)
+    write_progress(folder, progress.round, progress.run)
     _remove_before(final)
+
+
+def write_progress(folder: Path, round: int, run: str, *, ended: bool = False) -> None:
+    """Write down the round of the newest checkpoint; ``ended`` where the results of the run lie beside it."""
+    write_sealed(folder / PROGRESS, {"round": round, **({"ended": True} if ended else {})}, run)
 
 
 def remove_old_checkpoints(folder: Path) -> None:
@@ -107,9 +115,14 @@ def _write_checkpoint(final: Path, progress: Progress, identity: dict[str, Any],
 
 def _remove_before(path: Path) -> None:
     """Remove the checkpoint before this one, which names it: its own files, and the folder unless it holds others."""
-    name = read_json(path / STATE).get("before")
+    name = name_before(path)
     if name and ROUND.fullmatch(name) and name != path.name:
         remove_folder(path.parent / name, (SERVER, INDEX, *FILES, STATE))
+
+
+def name_before(path: Path) -> str:
+    """The name of the checkpoint before this one; empty for a run's first."""
+    return str(read_json(path / STATE).get("before") or "")
 
 
 def find_checkpoint(folder: Path) -> Path | None:
@@ -118,19 +131,21 @@ def find_checkpoint(folder: Path) -> Path | None:
     return max((place for place in places if ROUND.fullmatch(place.name)), default=None, key=round_of)
 
 
-def check_newest(folder: Path, newest: Path | None, run: str) -> None:
-    """Refuse a folder whose last checkpoint was lost, or exchanged for an earlier one.
+def check_newest(folder: Path, newest: Path | None, run: str) -> dict[str, Any]:
+    """Refuse a folder whose last checkpoint was lost, or exchanged for an earlier one; what ``progress.json`` says.
 
     A kill may have come before the last checkpoint was written down, so a later one is right.
     """
     if not (folder / PROGRESS).exists():
-        return
+        return {}
     hint = "Remove it if the checkpoint is the newest: that has checksums of its own."
-    last = read_sealed(folder / PROGRESS, run, ["round"], hint)["round"]
+    noted = read_sealed(folder / PROGRESS, run, ["round"], hint)
+    last = noted["round"]
     must(is_whole(last), PROGRESS, "as it was written", f"round {last!r:.40} in {folder}", hint)
     done = round_of(newest) if newest else 0
     got = f"one of round {done} in {folder}" if newest else f"none in {folder}"
     must(done >= last, "checkpoint", f"of round {last}, which {PROGRESS} names", got, START_AGAIN)
+    return noted
 
 
 def round_of(path: Path) -> int:

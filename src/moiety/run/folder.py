@@ -23,17 +23,19 @@ from safetensors.torch import save
 
 from moiety.data import FederatedData, Preprocessing
 from moiety.data.federated import Numbered
-from moiety.errors import MoietyError, is_real, is_whole, kind, must, report_errors, whole
+from moiety.errors import MoietyError, is_real, is_whole, kind, message, must, report_errors, whole
 from moiety.evaluation import Row
 from moiety.files import append_line, aside_of, check_path, make_folder, remove_file, report_unreadable, write_file
 from moiety.run.checkpoint import (
     PROGRESS,
     find_checkpoint,
+    name_before,
     pack_states,
     read_tensors,
     remove_old_checkpoints,
     round_of,
     unpack_states,
+    write_progress,
 )
 from moiety.seals import (
     CONFIG,
@@ -292,11 +294,32 @@ def write_results(
 
     ``notes`` say how the run ended, where a callback had to do with it (see ``NOTES``).
     """
-    remove_file(folder / LEDGER)  # that of an earlier end, which would not fit
+    newest = find_checkpoint(folder)
+    if (folder / LEDGER).exists():  # that of an earlier end, which would not fit
+        if newest is not None:
+            write_progress(folder, round_of(newest), run)
+        remove_file(folder / LEDGER)
     digests = {"clients": _write_rows(folder / ROWS, clients)}
     digests |= {"unseen": _write_rows(folder / UNSEEN, unseen)} if unseen else {}
     digests |= {name: note for name, note in (notes or {}).items() if note}
     write_sealed(folder / LEDGER, {**ledger, **digests}, run)
+    if newest is not None:
+        write_progress(folder, round_of(newest), run, ended=True)
+
+
+def find_lost(folder: Path, newest: Path, noted: Mapping[str, Any]) -> dict[str, str]:
+    """What to say of each file that a run with this checkpoint once had; ``noted`` is what ``check_newest`` gives.
+
+    A kill may come before a run's first checkpoint is written down, and before its results are.
+    """
+    hint = "Resume the run: it is written again."
+    if not noted and (name_before(newest) or (folder / LEDGER).exists()):
+        return {PROGRESS: message(PROGRESS, f"there, for {newest.name} was written down", f"none in {folder}", hint)}
+    if noted.get("ended") and not (folder / LEDGER).exists():
+        return {
+            LEDGER: message(LEDGER, f"there, for {PROGRESS} says that the run has ended", f"none in {folder}", hint)
+        }
+    return {}
 
 
 def _write_rows(path: Path, rows: Sequence[Row]) -> str:

@@ -14,14 +14,21 @@ from torch import nn
 
 from moiety import task as tasks
 from moiety.data import from_spec
-from moiety.errors import must
+from moiety.errors import MoietyError, must
 from moiety.files import lock_folder
 from moiety.loop.round import begin_progress
 from moiety.run import folder as files
 from moiety.run.best import restore_round
 from moiety.run.build import algorithm_from, make_problem, make_run, model_from, own_part, split_from
 from moiety.run.callbacks import BestCheckpoint, EarlyStopping
-from moiety.run.checkpoint import check_newest, find_checkpoint, load_checkpoint, store_first_states
+from moiety.run.checkpoint import (
+    PROGRESS,
+    check_newest,
+    find_checkpoint,
+    load_checkpoint,
+    store_first_states,
+    write_progress,
+)
 from moiety.run.checks import check_kinds
 from moiety.run.identity import OF_TRAINING, check_identity, check_probe, run_identity, warn_elsewhere
 from moiety.run.memory import check_memory
@@ -94,6 +101,8 @@ def continue_run(
         if not any(isinstance(each, EarlyStopping) for each in callbacks.all):
             _warn_of_earlier_end(path, files.read_notes(path, now), done)
         files.remove_leftovers(path)
+        if done and not (path / PROGRESS).exists():
+            write_progress(path, done, now)
         files.write_history(path, run.history, now)
         if options.engine != began.engine:
             config["run"]["engine_reason"] = "as asked"
@@ -109,6 +118,14 @@ def _check_lost_rows(path: Path, lost: list[int], callbacks: Callbacks) -> None:
     got, hint = f"none of round {lost[:1]} in {path}", "Restore it from a copy, or resume without that callback."
     must(not (lost and choosing), files.HISTORY, f"whole, for {''.join(choosing[:1])} goes by it", got, hint)
     files.warn_of_lost_rows(path, lost)
+
+
+def _tell_lost(lost: Mapping[str, str], *, to_train: bool) -> None:
+    """Say which files of the run are lost; refuse to open one without its results, which say how it ended."""
+    if files.LEDGER in lost and not to_train:
+        raise MoietyError(lost[files.LEDGER])
+    for text in lost.values():
+        warnings.warn(text, stacklevel=2)
 
 
 def _warn_of_earlier_end(path: Path, notes: Mapping[str, Any], done: int) -> None:
@@ -198,10 +215,11 @@ def reopen(
     if not any_data:
         check_probe(stored, problem, path, only_model=not to_train)
     newest, run = find_checkpoint(path), files.read_id(path)
-    check_newest(path, newest, run)
+    noted = check_newest(path, newest, run)
     progress = begin_progress(problem, algorithm, path, clock, run, resumed=newest is not None)
     if newest is not None:
         load_checkpoint(newest, progress, stored)
+        _tell_lost(files.find_lost(path, newest, noted), to_train=to_train)
     else:
         states = files.read_start(path, stored.get("start", ""), progress.store.first())
         progress.store.start_again()

@@ -130,15 +130,16 @@ def _verify_run(folder: Path, check: _Check) -> None:
     if fitted is not None:
         check.ask(files.read_preprocessing, folder, run, fitted)
     newest = find_checkpoint(folder)
-    check.ask(check_newest, folder, newest, run)
+    noted = check.ask(check_newest, folder, newest, run)
     state, tensors = (newest and check.ask(read_checkpoint, newest, run)) or ({}, {})
     if (newest is None and (folder / "clients" / LAYOUT).exists()) or state.get("index"):
         changes = tensors[INDEX]["changes"].numpy() if tensors else np.zeros((0, 4), dtype=np.int64)
         check.ask(_verify_clients, folder, run, state, changes, check)
     if state:
         check.ask(_verify_history, folder, run, state["round"], config.get("run", {}))
+    if newest and state and noted is not None:
+        check.problems += files.find_lost(folder, newest, noted).values()
     ended_with = dict[str, Any]()
-    # Without a ledger the run has not ended, and its results are written again.
     if (folder / files.LEDGER).exists() and check.ask(files.read_results, folder, run) is not None:
         check.ask(files.read_unseen, folder, run)
         ended_with = check.ask(files.read_notes, folder, run) or {}
