@@ -100,6 +100,8 @@ class Task:
     """True where one example's output depends on the others in its batch (BatchNorm while training)."""
     unvectorised: str | None = None
     """Why the task cannot be computed for many clients at once; None where it can."""
+    squared_errors: bool = False
+    """Whether the loss of an example is the mean of its squared errors (``mse``)."""
     partial: Callable[[frozenset[str], Params, Batch], Partial | str | None] = lambda trained, params, batch: None
     """Says how to train the named parameters alone, and tries that on a few rows. None where nothing comes before them,
     a text with the reason where the whole model must be run."""
@@ -150,6 +152,8 @@ class Work:
     """The client's own key for ``moiety.random``, an int64 tensor without axes, the same in all its turns."""
     turn: int = 0
     """A number for this turn (its purpose and its round), by which ``moiety.random`` tells its draws from others."""
+    round: int = 0
+    """The number of rounds before this turn."""
     elapsed: float = 0.0
     """How far the run is: 0 in its first round, 1 in its last."""
     round_trip: Tensor = field(default_factory=lambda: torch.tensor(0))
@@ -261,13 +265,19 @@ class Posterior(NamedTuple):
     """Draws of the personal part, for an algorithm that has a posterior.
 
     ``samples(received, state)`` gives a client's draws, one below the other on the first axis. ``population(key,
-    received, state)`` makes the state of a client without data. ``clients`` is the number of clients that the algorithm
-    is made for, where it must know it.
+    received, state, count)`` makes the state of a client without data. ``clients`` is the number of clients that the
+    algorithm is made for, where it must know it. ``go_on(work, received, state)`` goes on with a client's chain, by a
+    step for each batch: all its points, and the state after them. ``noise(task, received)`` is the deviation of
+    observations around the outputs, None where the loss has none. ``report(state)`` says how a chain fares:
+    ``diverges``, and its ``step`` and ``acceptance`` where it finds its own step size.
     """
 
     samples: Callable[[Params, Tree], Params]
-    population: Callable[[Tensor, Params, Tree], Tree]
+    population: Callable[..., Tree]
     clients: int | None = None
+    go_on: Callable[[Work, Params, Tree], tuple[Params, Tree]] | None = None
+    noise: Callable[[Task, Params], float | None] = lambda task, received: None
+    report: Callable[[Tree], dict[str, float | bool]] = lambda state: {}
 
 
 class Delay(NamedTuple):
