@@ -34,7 +34,7 @@ Deviations from the paper:
 7. Where one model is asked for, it is the mean of the samples: for a personal part that is linear in z (an output
    layer) it gives the mean of the outputs, and it does not jump from round to round as the last sample does. A client
    that was never asked has the centre of the prior. ``run.predictive`` uses all samples. They are those of a client's
-   last turn, where section 5 draws anew at the end: ``run.predictive(..., refresh=True)``.
+   last turn, where section 5 draws anew at the end: ``run.predictive(..., fresh=True)``.
 8. ``averaged`` keeps the mean of the iterates weighted by their step sizes (Theorem 1). Chains are run at the last
    iterate, models and newcomers are served with the mean; both go down, and the schedule's factor goes up.
 9. A prior that is held fixed (``learn_prior=False``) goes down with phi all the same.
@@ -199,7 +199,7 @@ def fedpop(
         number("radius", radius, "> 0", lambda x: x > 0)
     for name, flag in {"learn_prior": learn_prior, "averaged": averaged, "stateful": stateful}.items():
         kind(name, flag, bool, "true or false")
-    optimiser = adam(lr=0.05) if shared is None and server is None else server_or_mean(server)
+    optimiser = adam(lr=0.05, beta2=0.9) if shared is None and server is None else server_or_mean(server)
     minibatches = kernel.batch_size is not None
     learn_noise = loss_weight is None and not isinstance(noise, int | float)
     b = 1 if clients is None else clients
@@ -367,7 +367,7 @@ def fedpop(
     def init_client(shared: Params, personal: Params) -> Client:
         draws = {name: p.expand(samples, *p.shape).clone() for name, p in personal.items()}
         no = torch.zeros((), dtype=torch.bool)
-        return Client(draws, no, begin_tuning(kernel) or (), no.clone())
+        return Client(draws, no, begin_tuning(kernel, to_vector(personal)) or (), no.clone())
 
     def observation_noise(task: Task, received: Params) -> float | None:
         log_noise = find_noise(task, serve(received))

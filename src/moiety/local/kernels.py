@@ -17,7 +17,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ from moiety.types import Batch, LossFunction, Params, Recorded, Tree, Work
 
 Z = "z"
 Factor = Tensor | float
+CURVED = 32
+"""A chain of up to so many numbers measures the curvature of its density."""
 
 
 class Target(NamedTuple):
@@ -143,14 +145,27 @@ def mala(*, step: float | None = None, acceptance: float = 0.574) -> Kernel:
     gamma = 1.0 if step is None else float(step)
 
     def step_or_stay(
-        target: Target, z: Tensor, memory: Tree, key: Tensor, *words: str | int, factor: Factor = 1.0
+        target: Target,
+        z: Tensor,
+        memory: Tree,
+        key: Tensor,
+        *words: str | int,
+        factor: Factor = 1.0,
+        root: Tensor | None = None,
     ) -> tuple[Tensor, Tree]:
         step = gamma * factor
         value, gradient, _ = (*target.at(z), None) if memory is None else memory
-        proposed = z + step * gradient + _sqrt(2 * step) * normal(key, z, *words, "proposal")
-        there, back = target.at(proposed)
-        forth = (proposed - z - step * gradient).double().square().sum()
-        home = (z - proposed - step * back).double().square().sum()
+        xi = normal(key, z, *words, "proposal")
+        if root is None:
+            proposed = z + step * gradient + _sqrt(2 * step) * xi
+            there, back = target.at(proposed)
+            forth = (proposed - z - step * gradient).double().square().sum()
+            home = (z - proposed - step * back).double().square().sum()
+        else:  # the same in the coordinates root^-1 z
+            proposed = z + root @ (step * (root @ gradient) + _sqrt(2 * step) * xi)
+            there, back = target.at(proposed)
+            forth = 2 * step * xi.double().square().sum()
+            home = (step * (root @ (gradient + back)) + _sqrt(2 * step) * xi).double().square().sum()
         ratio = there - value + (forth - home) / (4 * step)
         accepted = uniform(key, (), *words, "accept").log() < ratio  # a NaN is refused
         chance = torch.where(ratio.isnan(), 0.0, ratio.clamp(max=0.0).exp()).double()
@@ -181,23 +196,46 @@ def _sqrt(x: Factor) -> Factor:
 class Tuning(NamedTuple):
     """The step size of one chain: its logarithm, how many steps it was moved by, and the share of accepted steps.
 
-    The share is a running mean over the last hundred steps or so.
+    The share is a running mean over the last hundred steps or so. ``root`` is the symmetric square root of the inverse
+    of the density's curvature, for steps that are as long in each direction as the density is wide; it is empty where z
+    has more than ``CURVED`` numbers.
     """
 
     log_step: Tensor
     steps: Tensor
     accepted: Tensor
+    root: Tree
 
 
-def begin_tuning(kernel: Kernel) -> Tuning | None:
+def begin_tuning(kernel: Kernel, z: Tensor) -> Tuning | None:
     """The tuning of a chain that has made no step; None where the kernel's step size is fixed.
 
     It begins at 1: what is far too large is refused, and falls by half in every step.
     """
     if kernel.acceptance is None:
         return None
-    zero = torch.zeros((), dtype=torch.float64)
-    return Tuning(zero, zero.clone(), zero + kernel.acceptance)
+    zero, size = torch.zeros((), dtype=torch.float64), z.numel()
+    root = torch.eye(size, dtype=z.dtype, device=z.device) if size <= CURVED else ()
+    return Tuning(zero, zero.clone(), zero + kernel.acceptance, root)
+
+
+def measure_curvature(target: Target, z: Tensor) -> Tensor:
+    """The symmetric square root of the inverse of minus the Hessian of the log density, from differences of gradients.
+
+    Where the density is not concave, the sizes of curvatures count. Where they are not finite, it is the identity.
+    """
+    size = len(z)
+    width = torch.finfo(z.dtype).eps ** (1 / 3) * z.square().mean().sqrt().clamp(min=1e-2)
+    identity = torch.eye(size, dtype=z.dtype, device=z.device)
+    _, here = target.at(z)
+    columns = [(here - target.at(z + width * identity[j])[1]) / width for j in range(size)]
+    hessian = torch.stack(columns).double()
+    hessian = (hessian + hessian.T) / 2
+    usable = hessian.isfinite().all()
+    values, vectors = torch.linalg.eigh(torch.where(usable, hessian, identity.double()))
+    size_of = values.abs().clamp(min=1e-12)
+    size_of = torch.maximum(size_of, 1e-8 * size_of.max())
+    return ((vectors * size_of.rsqrt()) @ vectors.T).to(z.dtype)
 
 
 def tune(kernel: Kernel, tuning: Tuning, chance: Tensor) -> Tuning:
@@ -207,10 +245,10 @@ def tune(kernel: Kernel, tuning: Tuning, chance: Tensor) -> Tuning:
     it never ends.
     """
     gain = (1 + tuning.steps / 20).pow(-0.6).clamp(min=0.02)
-    return Tuning(
-        tuning.log_step + gain * (chance - kernel.acceptance),  # type: ignore[operator]
-        tuning.steps + 1,
-        tuning.accepted + (chance - tuning.accepted) / (1 + tuning.steps).clamp(max=100),
+    return tuning._replace(
+        log_step=tuning.log_step + gain * (chance - kernel.acceptance),  # type: ignore[operator]
+        steps=tuning.steps + 1,
+        accepted=tuning.accepted + (chance - tuning.accepted) / (1 + tuning.steps).clamp(max=100),
     )
 
 
@@ -280,8 +318,15 @@ def walk(
     points: deque[Params] = deque(maxlen=keep)
     for left in reversed(range(passes)):
         for batch in batches:
-            own = factor if tuning is None else (factor * tuning.log_step.exp()).to(z.dtype)
-            z, memory = kernel.step(target(loss_of, batch), z, memory, work.key, work.turn, "chain", k, factor=own)
+            own: dict[str, Any] = {"factor": factor}
+            if tuning is not None:
+                if k == 0 and isinstance(tuning.root, Tensor) and (tune_all or left):
+                    tuning = tuning._replace(root=measure_curvature(target(loss_of, batch), z))
+                    losses.clear()
+                    values.clear()
+                own["factor"] = (factor * tuning.log_step.exp()).to(z.dtype)
+                own |= {"root": tuning.root} if isinstance(tuning.root, Tensor) else {}
+            z, memory = kernel.step(target(loss_of, batch), z, memory, work.key, work.turn, "chain", k, **own)
             if tuning is not None and (tune_all or left):
                 tuning = tune(kernel, tuning, memory[2])
             points.append(from_vector(z, like))
