@@ -30,7 +30,7 @@ from torch import nn
 
 import moiety as mo
 from moiety.engines.base import RoundInfo
-from moiety.engines.problem import Problem, to_tensors
+from moiety.engines.problem import to_tensors
 from moiety.engines.vectorised import Vectorised
 from moiety.loop.evaluate import adapt_phases, client_functions
 from moiety.run.draws import draw_enough
@@ -42,7 +42,7 @@ POINTS = 8
 
 
 class Shape(NamedTuple):
-    """A kind of population: numbers in u and in z, sigma, s, the correlation of b's columns, and how long to train."""
+    """A kind of population: numbers in u and in z, sigma, s, the correlation of b's columns, whether b is 1."""
 
     shared: int
     personal: int
@@ -159,8 +159,12 @@ def measure_group(group: Population, predictions: Sequence[Any]) -> dict[str, An
     shape, rows = group.shape, {}
     short = sum(p.effective is not None and p.effective < len(p.outputs) for p, *_ in predictions)
     for level in LEVELS:
-        each: dict[str, list[float]] = {"function": [], "function_width": [], "observations": [], "observations_width": []}
-        exact: list[float] = []
+        each: dict[str, list[float]] = {
+            "function": [],
+            "function_width": [],
+            "observations": [],
+            "observations_width": [],
+        }
         far = 2 * float(ndtri((1 + level) / 2))
         for at, (prediction, a, b) in enumerate(predictions):
             truth = a @ group.u + b @ group.z[at]
@@ -174,13 +178,12 @@ def measure_group(group: Population, predictions: Sequence[Any]) -> dict[str, An
             each["observations"].append(float(held.mean()))
             wide = far * np.sqrt(deviation**2 + shape.noise**2)
             each["observations_width"].append(float((high - low).mean() / wide.mean()))
-        del exact
         rows[str(level)] = {name: (float(np.mean(v)), float(np.var(v, ddof=1)), len(v)) for name, v in each.items()}
     return {"levels": rows, "short": short}
 
 
 def measure_population(
-    name: str, seed: int, *, clients: int = 200, rounds: int = 60, draws: int = 100, **options: Any
+    name: str, seed: int, *, clients: int = 200, rounds: int = 100, draws: int = 50, **options: Any
 ) -> dict[str, Any]:
     """One population: a run, and both groups measured."""
     known, new = draw_population(SHAPES[name], clients, seed)
@@ -227,8 +230,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--populations", type=int, default=25)
     parser.add_argument("--clients", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--draws", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--draws", type=int, default=50)
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()

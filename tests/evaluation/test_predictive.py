@@ -102,7 +102,11 @@ def test_intervals_of_the_output_hold_their_level(draws, level):
             0.9,
             "`level` must be <= 0.8947, the most that 18 draws can hold, got 0.9. Ask run.predictive for draws=19",
         ),
-        (38, 0.95, "`level` must be <= 0.9487, the most that 38 draws can hold, got 0.95. Ask run.predictive for draws=39"),
+        (
+            38,
+            0.95,
+            "`level` must be <= 0.9487, the most that 38 draws can hold, got 0.95. Ask run.predictive for draws=39",
+        ),
         (1, 0.5, "`draws` must be several for an interval of the output, got 1. A model without a posterior has one"),
         (10, 1.0, "`level` must be > 0 and < 1"),
     ],

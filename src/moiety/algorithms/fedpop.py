@@ -9,7 +9,7 @@ loop over k, and comments are not counted.
 Symbols: phi the shared parameters in ``received``; beta its names ``prior:...``, for the default prior (mu, log sigma);
 z^(i) the personal parameters as one vector, Z_k^(i,1:M) ``state.samples``; Q_gamma ``personal``; M ``samples``;
 eta^(1) ``prior_lr``, eta^(2) ``shared.lr``; b ``clients``; A_k the cohort; log p(D | phi, z) = -``loss_weight`` times
-the sum of the losses (1 for cross-entropy; k / (2 s^2) for the mean of k squared errors with noise of variance s^2).
+the sum of the losses (1 for cross-entropy; k / (2 s^2) for the mean of k squared errors with ``noise`` s).
 
 Reduces, with the default prior, to FedAvg's objective at z = mu where sigma tends to 0, and to clients that fit z on
 their own (FedRep) where it tends to infinity; without shared parameters it is the model of DG-LMC (section 4).
@@ -25,12 +25,15 @@ Deviations from the paper:
    are sums over examples. The mean over A_k times b is unbiased for cohorts of a fixed size, and for independent
    (Bernoulli) participation given that anyone takes part (``moiety.Settings(participation="bernoulli")``).
 4. Line 11 compresses the gradient of phi, and ``moiety.Settings(codec=...)`` does; beta's goes as it is.
-5. A chain that was never begun starts at the centre of the prior, where Algorithm 1 has any point. Without state, and
-   for clients never seen, it makes ``burn_in`` times as many steps first, of which nothing is kept. With ``thinning``
-   n, every n-th step is kept. gamma is constant, where S1.3 has gamma_k.
-6. sigma is learned, and averaged, through its logarithm. Projections, after each step, are a ball for phi (``radius``)
-   and what the prior says for beta. One ``schedule`` serves both step sizes; an optimiser that divides by the size of
-   gradients (Adam) undoes it.
+5. A chain that was never begun starts at the centre of the prior, or at a draw from it where it finds its own step
+   size; Algorithm 1 has any point. Without state, and for clients never seen, it makes ``burn_in`` times as many steps
+   first, of which nothing is kept. With ``thinning`` n, every n-th step is kept, after ``turn_burn_in`` steps.
+   gamma_k of S1.3 is gamma / (1 + k)^``step_decay``; with ``mala()`` gamma is the client's own.
+6. sigma is learned, and averaged, through its logarithm. Without ``prior_lr`` line 13 is a natural gradient step:
+   round k goes (1 + k / 10)^-0.7 of the way to the beta under which the draws are most likely (stochastic EM). With
+   ``shared`` left out, line 14 is a step of Adam times that. Projections, after each step, are a ball for phi
+   (``radius``) and what the prior says for beta. One ``schedule`` serves both step sizes; an optimiser that divides by
+   the size of gradients (Adam) undoes it.
 7. Where one model is asked for, it is the mean of the samples: for a personal part that is linear in z (an output
    layer) it gives the mean of the outputs, and it does not jump from round to round as the last sample does. A client
    that was never asked has the centre of the prior. ``run.predictive`` uses all samples. They are those of a client's
@@ -38,7 +41,11 @@ Deviations from the paper:
 8. ``averaged`` keeps the mean of the iterates weighted by their step sizes (Theorem 1). Chains are run at the last
    iterate, models and newcomers are served with the mean; both go down, and the schedule's factor goes up.
 9. A prior that is held fixed (``learn_prior=False``) goes down with phi all the same.
-10. Models whose batches mix examples (BatchNorm) are refused: their likelihood is no product over examples.
+10. The noise s of a regression is learned as beta is, where the paper's experiments know it: clients send sums of
+   squared errors. Steps of phi are then multiplied by s^2, so that their size does not depend on it.
+11. With ``shared_steps`` n, line 10 is taken n times, each at the phi that the one before led to (section 5 has
+   several optimiser steps with the same draws); the sum is sent.
+12. Models whose batches mix examples (BatchNorm) are refused: their likelihood is no product over examples.
 """
 
 from __future__ import annotations
@@ -50,7 +57,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from moiety.errors import choice, kind, must, number, positive, whole
+from moiety.errors import kind, must, number, whole
 from moiety.local import (
     ALL,
     WHOLE,
@@ -65,8 +72,8 @@ from moiety.local import (
     take_prefix,
     to_vector,
 )
-from moiety.local.kernels import Kernel, Walk, begin_tuning, mala, walk
-from moiety.local.noise import advance_noise, gaussian_weight, sum_squares
+from moiety.local.kernels import Factor, Kernel, Walk, begin_tuning, mala, walk
+from moiety.local.noise import ERRORS, NOISE, SQUARES, Likelihood, advance_noise, sum_squares
 from moiety.local.priors import Prior, gaussian
 from moiety.server.averaging import assemble
 from moiety.server.optimisers import adam, server_or_mean
@@ -86,8 +93,6 @@ from moiety.types import (
 )
 
 PRIOR, MEAN, STEP = "prior:", "average:", "average:step"
-NOISE, SQUARES, ERRORS = "noise:log_scale", "noise:squares", "noise:count"
-LEARNED = "learned"
 
 
 class Client(NamedTuple):
@@ -180,19 +185,11 @@ def fedpop(
     natural = prior_lr is None and population.advance is not None
     prior_rate = shared_sgd.lr if prior_lr is None else prior_lr
     check_rate("prior_lr", prior_rate)
-    counts = {"samples": samples, "thinning": thinning, "shared_steps": shared_steps}
-    for name, count in counts.items():
-        whole(name, count, 1)
-    for name, count in {"burn_in": burn_in, "turn_burn_in": turn_burn_in}.items():
-        whole(name, count, 0)
+    least_one = {"samples": samples, "thinning": thinning, "shared_steps": shared_steps}
+    for name, count in {**least_one, "burn_in": burn_in, "turn_burn_in": turn_burn_in}.items():
+        whole(name, count, int(name in least_one))
     number("step_decay", step_decay, ">= 0 and finite", lambda x: 0 <= x < math.inf)
-    if loss_weight is not None:
-        number("loss_weight", loss_weight, "> 0 and finite", lambda x: 0 < x < math.inf)
-        must(noise is None, "noise", "left out where loss_weight is given", noise)
-    if isinstance(noise, str):
-        choice("noise", noise, (LEARNED,))
-    elif noise is not None:
-        positive("noise", noise)
+    likelihood = Likelihood(loss_weight, noise)
     if clients is not None:
         whole("clients", clients, 1)
     if radius is not None:
@@ -201,21 +198,7 @@ def fedpop(
         kind(name, flag, bool, "true or false")
     optimiser = adam(lr=0.05, beta2=0.9) if shared is None and server is None else server_or_mean(server)
     minibatches = kernel.batch_size is not None
-    learn_noise = loss_weight is None and not isinstance(noise, int | float)
     b = 1 if clients is None else clients
-
-    def find_noise(task: Task, received: Params) -> Tensor | None:
-        """log s of squared errors, or None where the loss is a log-likelihood up to a factor."""
-        if isinstance(noise, int | float):
-            return torch.tensor(math.log(noise), dtype=torch.float64)
-        return received[NOISE] if learn_noise and (noise == LEARNED or task.squared_errors) else None
-
-    def weigh_loss(work: Work, received: Params) -> Tensor | float:
-        """What turns the client's mean loss into minus a log-likelihood."""
-        log_noise = find_noise(work.task, received)
-        if log_noise is not None:
-            return gaussian_weight(next(iter(work.batches("sample"))), log_noise)
-        return 1.0 if loss_weight is None else loss_weight
 
     def chain(
         work: Work, received: Params, state: Client, *, anew: bool, keep: int | None, tune_all: bool
@@ -229,7 +212,7 @@ def fedpop(
         model = work.compose(phi, from_vector(start, last))
         # Lines 6-8: Z^(i,m+1) ~ Q_gamma(Z^(i,m), .)
         how: dict[str, Any] = {"log_prior": partial(population.log_density, beta), "tuning": state.tuning or None}
-        how |= {"loss_weight": weigh_loss(work, received), "factor": (1 + work.round) ** -step_decay}
+        how |= {"loss_weight": likelihood.weigh(work, received, "sample"), "factor": (1 + work.round) ** -step_decay}
         # Where there are minibatches the phase is as much longer.
         passes = 1 + burn_in if anew and not minibatches else 1
         return walk(work, kernel, model, start, "sample", passes=passes, keep=keep, tune_all=tune_all, **how), model
@@ -239,7 +222,7 @@ def fedpop(
         points = (_list_samples(state.samples) + piece.points[every - 1 :: every])[-samples:]
         return points, _keep_samples(points, state)._replace(tuning=piece.tuning or (), diverges=piece.diverges)
 
-    def shared_gradient(work: Work, model: Params, points: list[Params], weight: Tensor | float) -> Params:
+    def shared_gradient(work: Work, model: Params, points: list[Params], weight: Factor) -> Params:
         """Line 10: J^(i), the mean over samples of grad_phi log p(D_i | Z, phi); with its share of log p(phi)."""
         total = {name: -shared_sgd.weight_decay / b * model[name] for name in work.shared}
         for batch in work.batches("shared") if work.shared else ():
@@ -247,9 +230,7 @@ def fedpop(
             total = {name: g - (weight * (gradient[name] * rows)).to(g.dtype) for name, g in total.items()}
         return total
 
-    def shared_change(
-        work: Work, model: Params, points: list[Params], weight: Tensor | float, eta: Tensor | float
-    ) -> Params:
+    def shared_change(work: Work, model: Params, points: list[Params], weight: Factor, eta: Factor) -> Params:
         """Line 11: eta J^(i), or the sum of several such steps, each at the phi where the one before ended."""
         change: Params = {}
         for _ in range(shared_steps):
@@ -274,10 +255,10 @@ def fedpop(
         points, after = keep_walk(piece, state, every=thinning)
         phi, beta = _split_received(received)
         eta, rate = (lr * work.scale * b for lr in (shared_sgd.lr, prior_rate))
-        log_noise = find_noise(work.task, received) if learn_noise else None
+        log_noise = received[NOISE] if likelihood.learns(work.task) else None
         size = eta if log_noise is None else eta * (2 * log_noise).exp()  # in units of squared errors
         upload = {name: torch.zeros_like(p) for name, p in phi.items()}  # of buffers, which do not move
-        upload |= shared_change(work, model, points, weigh_loss(work, received), size)
+        upload |= shared_change(work, model, points, likelihood.weigh(work, received, "sample"), size)
         if learn_prior:
             gradient = prior_gradient(work, beta, points)
             if natural:
@@ -285,7 +266,7 @@ def fedpop(
             upload |= {PRIOR + name: rate * g for name, g in gradient.items()}
         if averaged:
             upload[STEP] = population.centre(beta).new_full((), work.scale)
-        if learn_noise:
+        if likelihood.may_learn:
             upload[SQUARES] = upload[ERRORS] = torch.zeros_like(received[NOISE])
         if log_noise is not None:
             squares, count = sum_squares(work, model, points, "shared")
@@ -335,7 +316,7 @@ def fedpop(
     def init_server(shared: Params, statistics: Params, personal: Params) -> Server:
         beta = population.init(to_vector(personal))
         zero = population.centre(beta).new_zeros(())
-        log_noise = {NOISE: zero.clone()} if learn_noise else {}
+        log_noise = {NOISE: zero.clone()} if likelihood.may_learn else {}
         held = {**shared, **add_prefix(beta, PRIOR)}
         average = {**held, **statistics, **log_noise} if averaged else {}
         count = torch.zeros((), dtype=torch.float64)
@@ -348,8 +329,12 @@ def fedpop(
     def layout(shared: Params, personal: Params) -> tuple[Params, Params]:
         beta = add_prefix(population.init(to_vector(personal)), PRIOR)
         one = to_vector(personal).new_zeros(())
-        down = {**shared, **beta, **({NOISE: one} if learn_noise else {})}
-        up = {**shared, **(beta if learn_prior else {}), **({SQUARES: one, ERRORS: one} if learn_noise else {})}
+        down = {**shared, **beta, **({NOISE: one} if likelihood.may_learn else {})}
+        up = {
+            **shared,
+            **(beta if learn_prior else {}),
+            **({SQUARES: one, ERRORS: one} if likelihood.may_learn else {}),
+        }
         return ({**down, **add_prefix(down, MEAN)}, {**up, STEP: one}) if averaged else (down, up)
 
     def draws(received: Params, state: Client) -> Params:
@@ -369,9 +354,8 @@ def fedpop(
         no = torch.zeros((), dtype=torch.bool)
         return Client(draws, no, begin_tuning(kernel, to_vector(personal)) or (), no.clone())
 
-    def observation_noise(task: Task, received: Params) -> float | None:
-        log_noise = find_noise(task, serve(received))
-        return None if log_noise is None else float(log_noise.exp())
+    def deviation(task: Task, received: Params) -> float | None:
+        return likelihood.deviation(task, serve(received))
 
     steps = samples * thinning
     turn = steps + turn_burn_in
@@ -389,7 +373,7 @@ def fedpop(
         schedule=schedule,
         stateful=stateful,
         wire=Wire(layout, uncompressed=lambda name: name.startswith((PRIOR, STEP, SQUARES, ERRORS))),
-        posterior=Posterior(draws, newcomer, clients, go_on, observation_noise, _report_chain),
+        posterior=Posterior(draws, newcomer, clients, go_on, deviation, _report_chain),
     )
 
 

@@ -235,7 +235,8 @@ def measure_curvature(target: Target, z: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(torch.where(usable, hessian, identity.double()))
     size_of = values.abs().clamp(min=1e-12)
     size_of = torch.maximum(size_of, 1e-8 * size_of.max())
-    return ((vectors * size_of.rsqrt()) @ vectors.T).to(z.dtype)
+    root: Tensor = (vectors * size_of.rsqrt()) @ vectors.T
+    return root.to(z.dtype)
 
 
 def tune(kernel: Kernel, tuning: Tuning, chance: Tensor) -> Tuning:
@@ -314,7 +315,8 @@ def walk(
         return Target(at, work.examples)
 
     loss_of, batches = reuse_rows(work, model, work.personal, work.batches(phase))
-    z, memory, k = start, None, 0
+    z, k = start, 0
+    memory: Tree = None
     points: deque[Params] = deque(maxlen=keep)
     for left in reversed(range(passes)):
         for batch in batches:

@@ -1,29 +1,79 @@
-"""The noise of a regression: its deviation s, which turns squared errors into a likelihood, learned from residuals.
+"""From a loss to a likelihood; the noise of a regression, learned from residuals.
 
-With the loss ``mse``, the mean of k squared errors, log p(y | x) = -k / (2 s^2) loss - k log s. Given draws of the
-personal parameters, the s under which the residuals are most likely is their root mean square.
+log p(y | x) = -w loss with a weight w, 1 for cross-entropy. With the loss ``mse``, the mean of k squared errors, and
+noise of deviation s, log p(y | x) = -k / (2 s^2) loss - k log s. Given draws of the personal parameters, the s under
+which the residuals are most likely is their root mean square.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from moiety.errors import choice, must, number, positive
 from moiety.local.verbs import count_rows, mean_loss, reuse_rows
-from moiety.types import Batch, Params, Work
+from moiety.types import Batch, Params, Task, Work
+
+LEARNED = "learned"
+NOISE, SQUARES, ERRORS = "noise:log_scale", "noise:squares", "noise:count"
+"""What crosses where the noise is learned: log s down; the sum of squared errors over s^2, and their number, up."""
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """What turns losses into log-likelihoods: a weight, or the noise of squared errors, given or ``learned``.
+
+    With neither, the noise is learned where the loss is ``mse``; elsewhere the weight is 1.
+    """
+
+    weight: float | None
+    noise: float | str | None
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        if self.weight is not None:
+            number("loss_weight", self.weight, "> 0 and finite", lambda x: 0 < x < math.inf)
+            must(self.noise is None, "noise", "left out where loss_weight is given", self.noise)
+        if isinstance(self.noise, str):
+            choice("noise", self.noise, (LEARNED,))
+        elif self.noise is not None:
+            positive("noise", self.noise)
+
+    @property
+    def may_learn(self) -> bool:
+        """Whether the noise is learned if the loss is ``mse``."""
+        return self.weight is None and not isinstance(self.noise, int | float)
+
+    def learns(self, task: Task) -> bool:
+        """Whether the noise is learned with this loss."""
+        return self.may_learn and (self.noise == LEARNED or task.squared_errors)
+
+    def log_noise(self, task: Task, received: Params) -> Tensor | None:
+        """log s of squared errors; None where there is a weight instead."""
+        if isinstance(self.noise, int | float):
+            return torch.tensor(math.log(self.noise), dtype=torch.float64)
+        return received[NOISE] if self.learns(task) else None
+
+    def deviation(self, task: Task, received: Params) -> float | None:
+        """s, the deviation of observations; None where there is a weight instead."""
+        log_noise = self.log_noise(task, received)
+        return None if log_noise is None else float(log_noise.exp())
+
+    def weigh(self, work: Work, received: Params, phase: str) -> Tensor | float:
+        """What turns a client's mean loss into minus a log-likelihood; it looks at a batch of ``phase``."""
+        log_noise = self.log_noise(work.task, received)
+        if log_noise is not None:  # k / (2 s^2)
+            return count_targets(next(iter(work.batches(phase)))) / 2 * (-2 * log_noise).exp()
+        return 1.0 if self.weight is None else self.weight
 
 
 def count_targets(batch: Batch) -> int:
     """How many numbers a row of ``y`` has: k."""
     return max(1, batch["y"].shape[1:].numel())
-
-
-def gaussian_weight(batch: Batch, log_noise: Tensor | float) -> Tensor:
-    """What turns the mean of k squared errors into minus a log-likelihood: k / (2 s^2)."""
-    s = torch.as_tensor(log_noise)
-    return count_targets(batch) / 2 * (-2 * s).exp()
 
 
 def sum_squares(work: Work, model: Params, points: Sequence[Params], phase: str) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ import torch
 from moiety import tree
 from moiety.engines.base import Engine, RoundInfo
 from moiety.engines.problem import Problem
+from moiety.evaluation import Row
 from moiety.evaluation.chains import LEAST_DRAWS, judge_chain
 from moiety.loop.evaluate import adapt_phases
 from moiety.loop.round import Loop
@@ -102,16 +103,33 @@ def judge_draws(points: Params) -> tuple[float, float]:
     return judge_chain(torch.cat([z.reshape(count, -1).double() for z in points.values()], dim=1).cpu().numpy())
 
 
-def describe_chains(loop: Loop, clients: Sequence[int]) -> dict[int, dict[str, float | bool]]:
-    """What the draws that clients keep are worth, and how their chains fare; of those that keep some."""
+def add_chain_columns(loop: Loop, rows: Sequence[Row]) -> None:
+    """Let clients' rows say what the draws that they keep are worth, and how their chains fare.
+
+    ``effective_draws`` and ``rhat`` are None for too few draws, all columns for a client that keeps none. One warning
+    names chains that left their density.
+    """
     posterior, store = loop.algorithm.posterior, loop.progress.store
     if posterior is None or not loop.keeps_states:
-        return {}
+        return
     received = loop.problem.broadcast(loop.algorithm, loop.progress.server)
-    rows: dict[int, dict[str, float | bool]] = {}
-    owners = set(store.owners())
-    for client in (int(each) for each in clients if int(each) in owners):
-        (state,) = store.get([client])
-        effective, rhat = judge_draws(posterior.samples(received, state))
-        rows[client] = {"effective_draws": effective, "rhat": rhat, **posterior.report(state)}
-    return rows
+    owners, index, lost = set(store.owners()), loop.problem.data.index, []
+    names = ("effective_draws", "rhat", *posterior.report(loop.problem.first_state(loop.algorithm)))
+    for row in rows:
+        row.update(dict.fromkeys(names))
+        client = index(row["client"])
+        if client in owners:
+            (state,) = store.get([client])
+            effective, rhat = judge_draws(posterior.samples(received, state))
+            row.update(posterior.report(state))
+            row.update(effective_draws=or_none(effective), rhat=or_none(rhat))
+            lost += [row["client"]] if row.get("diverges") else []
+    if lost:
+        some = ", ".join(lost[:3]) + (", ..." if len(lost) > 3 else "")
+        text = f"The chains of {len(lost)} of {len(rows)} clients left their density in their last turn: {some}."
+        loop.problem.warn_once([f"{text} Make the kernel's step smaller, or let mo.kernel.mala() find it."])
+
+
+def or_none(value: float) -> float | None:
+    """The number; None for NaN."""
+    return None if math.isnan(value) else value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from moiety.loop.evaluate import EVALUATION_BATCH, adapt_phases, client_function
 from moiety.loop.round import Loop
 from moiety.random import hash_words
 from moiety.run.checks import check_targets, match_columns
-from moiety.run.draws import Draws, draw_enough, judge_draws
+from moiety.run.draws import Draws, draw_enough, judge_draws, or_none
 from moiety.types import Algorithm, Batch, Params, Posterior, Tree
 
 SMALLER = "Smaller steps may help."
@@ -135,7 +134,8 @@ def predict_draws(loop: Loop, state: Tree | Draws, columns: Batch) -> Predictive
     """The outputs of a client's model for each draw of its personal part; for its one model where it has no draws."""
     problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
     received = problem.broadcast(algorithm, now.server)
-    posterior, known = algorithm.posterior, {}
+    posterior = algorithm.posterior
+    known: dict[str, Any] = {}
     if posterior is None:
         shared, personal = algorithm.personal_model(received, state)
         draws: Params = {name: p.unsqueeze(0) for name, p in personal.items()}
@@ -143,9 +143,11 @@ def predict_draws(loop: Loop, state: Tree | Draws, columns: Batch) -> Predictive
         shared, _ = algorithm.personal_model(received, problem.first_state(algorithm))
         result = state if isinstance(state, Draws) else _judge_state(posterior, received, state)
         draws = result.points
-        known = {"effective": _or_none(result.effective), "rhat": _or_none(result.rhat)}
+        known = {"effective": or_none(result.effective), "rhat": or_none(result.rhat)}
         if result.diverges:
-            warnings.warn(f"The client's chain left its density: its draws are not to be trusted. {SMALLER}", stacklevel=3)
+            warnings.warn(
+                f"The client's chain left its density: its draws are not to be trusted. {SMALLER}", stacklevel=3
+            )
         known["noise"] = posterior.noise(problem.task, received)
     count = len(next(iter(draws.values()))) if draws else 1
     rows = len(next(iter(columns.values())))
@@ -165,10 +167,6 @@ def _judge_state(posterior: Posterior, received: Params, state: Tree) -> Draws:
     """The draws that a state holds, and what they are worth."""
     points = posterior.samples(received, state)
     return Draws(points, *judge_draws(points), bool(posterior.report(state).get("diverges", False)))
-
-
-def _or_none(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def input_columns(problem: Problem, inputs: Sequence[str], x: Any) -> Batch:

@@ -282,7 +282,9 @@ class Run:
             columns = input_columns(self._loop.problem, inputs, {name: rows[name] for name in inputs or rows})
             several = draws is not None and self._loop.algorithm.posterior is not None
             state = (
-                draw_client(self._loop, int(at), draws or 1) if several else predicting_state(self._loop, int(at), fresh)
+                draw_client(self._loop, int(at), draws or 1)
+                if several
+                else predicting_state(self._loop, int(at), fresh)
             )
             outputs = predict_draws(self._loop, state, columns)
             predictions[str(data.ids[int(at)])] = (replace(outputs, loss=self._loss).probabilities, rows["y"])
