@@ -10,7 +10,8 @@ posterior, which knows u, mu, sigma and s: wide intervals would cover, and show 
 
     python -m benchmarks.coverage --populations 25 --out coverage.json
 
-Seeds are 0, 1, ... and nothing is tuned on them but what this file says.
+Seeds are 0, 1, ..., fixed beforehand. What the file holds already is not computed again, so that a run that was stopped
+goes on.
 """
 
 from __future__ import annotations
@@ -117,9 +118,14 @@ def solve_posterior(population: Population, at: int) -> tuple[np.ndarray, np.nda
     return covariance @ (pull + population.mu / shape.sigma**2), covariance
 
 
-def fit_population(population: Population, rounds: int, seed: int, **options: Any) -> mo.Run:
-    """A run of ``mo.fedpop()`` on the clients."""
+def fit_population(
+    population: Population, rounds: int, seed: int, *, start: np.ndarray | None = None, **options: Any
+) -> mo.Run:
+    """A run of ``mo.fedpop()`` on the clients, with ``start`` as the first u."""
     net = Additive(population.shape, seed)
+    if start is not None:
+        with torch.no_grad():
+            net.body.weight.copy_(torch.from_numpy(start))
     data = mo.data.from_clients({f"c{i}": rows for i, rows in enumerate(population.clients)}, test=0.0)
     split = mo.split.by_name(net, personal=["head"])
     settings = mo.Settings(inputs=("a", "b"), evaluate_every=rounds)
@@ -229,6 +235,7 @@ def main() -> None:
     """Measure, print a table and write it."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--populations", type=int, default=25)
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--draws", type=int, default=50)
@@ -236,13 +243,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
     torch.set_num_threads(1)
+    sizes = {"clients": given.clients, "rounds": given.rounds, "draws": given.draws}
     results: list[dict[str, Any]] = []
-    for seed in range(given.populations):
+    if given.out is not None and given.out.exists():
+        results = json.loads(given.out.read_text())["results"]
+    known = {(each["shape"], each["seed"]) for each in results}
+    for seed in range(given.first, given.populations):
         for name in given.shapes.split(","):
-            sizes = {"clients": given.clients, "rounds": given.rounds, "draws": given.draws}
-            results.append(measure_population(name, seed, **sizes))
+            if (name, seed) not in known:
+                results.append(measure_population(name, seed, **sizes))
             if given.out is not None:
-                given.out.write_text(json.dumps({**sizes, "rows": summarise_populations(results)}, indent=1) + "\n")
+                table = {**sizes, "rows": summarise_populations(results), "results": results}
+                given.out.write_text(json.dumps(table, indent=1) + "\n")
     for row in summarise_populations(results):
         of = f"{row['shape']:>12} {row['group']:>6} {row['level']:.0%} {row['of']:>12}"
         off = 100 * (row["coverage"] - row["level"])

@@ -93,19 +93,19 @@ from moiety.types import (
 )
 
 PRIOR, MEAN, STEP = "prior:", "average:", "average:step"
+NEW, WELL, LOST = 0, 1, 2
+"""A chain that was never begun; one that stays in its density; one that left it in its last turn."""
 
 
 class Client(NamedTuple):
-    """Z^(i,1:M), by name and with a leading axis over samples, and whether a chain was ever begun.
+    """Z^(i,1:M), by name and with a leading axis over samples, and how the chain fares: ``NEW``, ``WELL`` or ``LOST``.
 
-    ``tuning`` is the chain's own step size, empty where the kernel's is fixed. ``diverges`` says whether it left the
-    density in its last turn.
+    ``tuning`` is the chain's own step size, empty where the kernel's is fixed.
     """
 
     samples: Params
-    asked: Tensor
+    chain: Tensor
     tuning: Tree
-    diverges: Tensor
 
 
 class Server(NamedTuple):
@@ -158,7 +158,8 @@ def fedpop(
         prior_lr: step size of the prior's parameters, eta^(1), for gradient steps as in Algorithm 1. Left out, the
             prior moves by natural gradients, part of the way to where the draws are most likely; a prior of your own
             that has none moves by the step size of the shared parameters.
-        prior: of the personal parameters; ``moiety.prior.gaussian(scale=None)`` by default.
+        prior: of the personal parameters; by default ``moiety.prior.gaussian()``, with ``scale=None`` where it moves by
+            natural gradients.
         learn_prior: False holds the prior fixed, for few clients.
         samples: M, how many draws of its posterior a client makes in a round, and keeps.
         thinning: steps of the chain for each of them.
@@ -181,8 +182,9 @@ def fedpop(
     kernel = mala() if personal is None else personal
     kind("personal", kernel, Kernel, "a Markov kernel", "For instance moiety.kernel.langevin(step=0.01).")
     kind("prior", prior, (Prior, type(None)), "a prior", "For instance moiety.prior.gaussian(scale=1.0).")
-    population = prior or gaussian(scale=None)
-    natural = prior_lr is None and population.advance is not None
+    adaptive = learn_prior is True and prior_lr is None
+    population = prior or gaussian(scale=None if adaptive else 1.0)
+    natural = adaptive and population.advance is not None
     prior_rate = shared_sgd.lr if prior_lr is None else prior_lr
     check_rate("prior_lr", prior_rate)
     least_one = {"samples": samples, "thinning": thinning, "shared_steps": shared_steps}
@@ -208,7 +210,7 @@ def fedpop(
         (phi, beta), last = _split_received(received), _last_sample(state)
         # Lines 3-5: warm start
         first = population.centre(beta) if not state.tuning else population.draw(beta, work.key, work.turn, "start")
-        start = torch.where(state.asked, to_vector(last), first)
+        start = torch.where(state.chain != NEW, to_vector(last), first)
         model = work.compose(phi, from_vector(start, last))
         # Lines 6-8: Z^(i,m+1) ~ Q_gamma(Z^(i,m), .)
         how: dict[str, Any] = {"log_prior": partial(population.log_density, beta), "tuning": state.tuning or None}
@@ -220,7 +222,8 @@ def fedpop(
     def keep_walk(piece: Walk, state: Client, *, every: int) -> tuple[list[Params], Client]:
         """The samples, every so many steps of the chain one, and the state that holds them."""
         points = (_list_samples(state.samples) + piece.points[every - 1 :: every])[-samples:]
-        return points, _keep_samples(points, state)._replace(tuning=piece.tuning or (), diverges=piece.diverges)
+        chain = torch.where(piece.diverges, LOST, WELL).to(state.chain.dtype)
+        return points, _keep_samples(points, state)._replace(tuning=piece.tuning or (), chain=chain)
 
     def shared_gradient(work: Work, model: Params, points: list[Params], weight: Factor) -> Params:
         """Line 10: J^(i), the mean over samples of grad_phi log p(D_i | Z, phi); with its share of log p(phi)."""
@@ -339,7 +342,7 @@ def fedpop(
 
     def draws(received: Params, state: Client) -> Params:
         centre = from_vector(population.centre(_split_received(serve(received))[1]), _last_sample(state))
-        return {name: torch.where(state.asked, z, centre[name]) for name, z in state.samples.items()}
+        return {name: torch.where(state.chain != NEW, z, centre[name]) for name, z in state.samples.items()}
 
     def personal_model(received: Params, state: Client) -> tuple[Params, Params]:
         return _split_received(serve(received))[0], {name: z.mean(0) for name, z in draws(received, state).items()}
@@ -351,8 +354,8 @@ def fedpop(
 
     def init_client(shared: Params, personal: Params) -> Client:
         draws = {name: p.expand(samples, *p.shape).clone() for name, p in personal.items()}
-        no = torch.zeros((), dtype=torch.bool)
-        return Client(draws, no, begin_tuning(kernel, to_vector(personal)) or (), no.clone())
+        tuning = begin_tuning(kernel, to_vector(personal)) or ()
+        return Client(draws, torch.full((), NEW, dtype=torch.uint8), tuning)
 
     def deviation(task: Task, received: Params) -> float | None:
         return likelihood.deviation(task, serve(received))
@@ -403,12 +406,12 @@ def _list_samples(samples: Params) -> list[Params]:
 def _keep_samples(points: list[Params], state: Client) -> Client:
     """The state of a client whose chain has begun."""
     samples = {name: torch.stack([p[name] for p in points]) for name in points[0]}
-    return state._replace(samples=samples, asked=torch.ones_like(state.asked))
+    return state._replace(samples=samples, chain=torch.full_like(state.chain, WELL))
 
 
 def _report_chain(state: Client) -> dict[str, float | bool]:
     """What a client knows of its chain besides its draws."""
-    report: dict[str, float | bool] = {"diverges": bool(state.diverges)}
+    report: dict[str, float | bool] = {"diverges": bool(state.chain == LOST)}
     if state.tuning:
         report |= {"step": float(state.tuning.log_step.exp()), "acceptance": float(state.tuning.accepted)}
     return report

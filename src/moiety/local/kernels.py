@@ -354,12 +354,15 @@ def diverges(values: list[Tensor], end: Tensor, size: int, *, noisy: bool) -> Te
         values: the log density where gradients were taken, in their order.
         end: at the end of the chain.
         size: d.
-        noisy: whether values are from minibatches; then quarters of the turn are compared, and their spread is allowed.
+        noisy: whether values are from minibatches. Then quarters of the turn are compared; ten times their spread is
+            allowed besides; fewer than eight values say nothing.
     """
     allowed = size + 10 * (math.sqrt(size) + 1)
     if not noisy:
         return ~(end > values[0] - allowed)
-    quarter = max(len(values) // 4, 1)
+    if len(values) < 8:
+        return torch.zeros_like(end, dtype=torch.bool)
+    quarter = len(values) // 4
     first, last = torch.stack(values[:quarter]), torch.stack(values[-quarter:])
     return ~(last.mean() > first.mean() - allowed - 10 * first.std(correction=0))
 
