@@ -100,8 +100,6 @@ class Task:
     """True where one example's output depends on the others in its batch (BatchNorm while training)."""
     unvectorised: str | None = None
     """Why the task cannot be computed for many clients at once; None where it can."""
-    squared_errors: bool = False
-    """Whether the loss of an example is the mean of its squared errors (``mse``)."""
     partial: Callable[[frozenset[str], Params, Batch], Partial | str | None] = lambda trained, params, batch: None
     """Says how to train the named parameters alone, and tries that on a few rows. None where nothing comes before them,
     a text with the reason where the whole model must be run."""
@@ -267,17 +265,19 @@ class Posterior(NamedTuple):
     ``samples(received, state)`` gives a client's draws, one below the other on the first axis. ``population(key,
     received, state, count)`` makes the state of a client without data. ``clients`` is the number of clients that the
     algorithm is made for, where it must know it. ``go_on(work, received, state)`` goes on with a client's chain, by a
-    step for each batch: all its points, and the state after them. ``noise(task, received)`` is the deviation of
-    observations around the outputs, None where the loss has none. ``report(state)`` says how a chain fares:
-    ``diverges``, and its ``step`` and ``acceptance`` where it finds its own step size.
+    step for each batch: all its points, and the state after them. ``noise(received)`` is the deviation of
+    observations around the outputs, None where it is not known. ``report(state)`` says how a chain fares:
+    ``diverges``, and its ``step`` and ``acceptance`` where it finds its own step size. ``for_loss(loss)`` is the
+    algorithm that takes this one's place with a loss, None where it stays.
     """
 
     samples: Callable[[Params, Tree], Params]
     population: Callable[..., Tree]
     clients: int | None = None
     go_on: Callable[[Work, Params, Tree], tuple[Params, Tree]] | None = None
-    noise: Callable[[Task, Params], float | None] = lambda task, received: None
+    noise: Callable[[Params], float | None] = lambda received: None
     report: Callable[[Tree], dict[str, float | bool]] = lambda state: {}
+    for_loss: Callable[[Any], Algorithm | None] = lambda loss: None
 
 
 class Delay(NamedTuple):

@@ -212,3 +212,23 @@ def test_bad_input_is_one_line(options, text):
 def test_an_acceptance_is_a_share():
     with pytest.raises(mo.MoietyError, match="`acceptance` must be > 0 and < 1"):
         mo.kernel.mala(acceptance=1.0)
+
+
+def test_a_folder_keeps_step_sizes_prior_and_noise(tmp_path):
+    """At the defaults, with ``mse``: resumed bit for bit, and opened with the same predictions."""
+    data = mo.data.from_clients({f"c{i}": columns(c) for i, c in enumerate(CLIENTS)}, test=0.0)
+    net = Additive(U.tolist(), V.tolist())
+    split = mo.split.by_name(net, personal=["head"])
+    how = {"split": split, "engine": "sequential", "settings": mo.Settings(inputs=("a", "b"))}
+    whole = mo.fit(net, data, mo.fedpop(samples=12), rounds=4, **how)
+    mo.fit(net, data, mo.fedpop(samples=12), rounds=2, out=tmp_path / "run", **how)
+    again = mo.resume(tmp_path / "run", model=net, data=data, split=split, rounds=4)
+    assert whole.clients == again.clients
+    assert all(row["step"] > 0 for row in again.clients)
+    for name, value in whole.broadcast().items():
+        assert torch.equal(value, again.broadcast()[name])
+    assert "noise:log_scale" in again.broadcast()
+    opened = mo.load(tmp_path / "run", model=net, data=data, split=split)
+    x = {"a": np.ones((2, 2)), "b": np.ones((2, 2))}
+    np.testing.assert_array_equal(opened.predictive(1, x).outputs, whole.predictive(1, x).outputs)
+    assert opened.predictive(1, x).noise == whole.predictive(1, x).noise

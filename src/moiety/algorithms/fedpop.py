@@ -43,8 +43,7 @@ Deviations from the paper:
 9. A prior that is held fixed (``learn_prior=False``) goes down with phi all the same.
 10. The noise s of a regression is learned as beta is, where the paper's experiments know it: clients send sums of
    squared errors. Steps of phi are then multiplied by s^2, so that their size does not depend on it.
-11. With ``shared_steps`` n, line 10 is taken n times, each at the phi that the one before led to (section 5 has
-   several optimiser steps with the same draws); the sum is sent.
+11. With ``shared_steps`` n, line 10 is taken n times with the same draws, as in section 5; the sum is sent.
 12. Models whose batches mix examples (BatchNorm) are refused: their likelihood is no product over examples.
 """
 
@@ -74,7 +73,7 @@ from moiety.local import (
     to_vector,
 )
 from moiety.local.kernels import Factor, Kernel, Walk, begin_tuning, mala, walk
-from moiety.local.noise import ERRORS, NOISE, SQUARES, Likelihood, advance_noise, sum_squares
+from moiety.local.noise import ERRORS, LEARNED, NOISE, SQUARES, Likelihood, advance_noise, sum_squares
 from moiety.local.priors import Prior, gaussian
 from moiety.server.averaging import assemble
 from moiety.server.optimisers import adam, server_or_mean
@@ -93,15 +92,11 @@ from moiety.types import (
 )
 
 PRIOR, MEAN, STEP = "prior:", "average:", "average:step"
-NEW, WELL, LOST = 0, 1, 2
-"""A chain that was never begun; one that stays in its density; one that left it in its last turn."""
+NEW, WELL, LOST = 0, 1, 2  # a chain never begun; one that stays in its density; one that left it in its last turn
 
 
 class Client(NamedTuple):
-    """Z^(i,1:M), by name and with a leading axis over samples, and how the chain fares: ``NEW``, ``WELL`` or ``LOST``.
-
-    ``tuning`` is the chain's own step size, empty where the kernel's is fixed.
-    """
+    """Z^(i,1:M), with a leading axis over samples; how the chain fares (``NEW``...); its own step size, if any."""
 
     samples: Params
     chain: Tensor
@@ -154,8 +149,7 @@ def fedpop(
             ``moiety.kernel.mala()``, which finds a step size for each client.
         prior_lr: step size of the prior's parameters, eta^(1), for the gradient steps of Algorithm 1. Left out, they
             are natural gradients, with a size of their own; for a prior that has none, that of the shared parameters.
-        prior: of the personal parameters; by default ``moiety.prior.gaussian()``, with ``scale=None`` where it moves by
-            natural gradients.
+        prior: of the personal parameters; ``moiety.prior.gaussian()``, with ``scale=None`` for natural gradients.
         learn_prior: False holds the prior fixed, for few clients.
         samples: M, how many draws of its posterior a client makes in a round, and keeps.
         thinning: steps of the chain for each of them.
@@ -163,9 +157,8 @@ def fedpop(
         turn_burn_in: steps at the beginning of every turn of which nothing is kept.
         shared_steps: steps on the shared parameters in a turn, all with the same draws.
         step_decay: a, so that the step size of chains in round k (from 0) is gamma_k = gamma / (1 + k)^a.
-        loss_weight: what turns a loss into minus a log-likelihood; 1 by default, unless the loss is ``mse``.
-        noise: for squared errors: the deviation s of observations, or ``learned``, the default where the loss is
-            ``mse``.
+        loss_weight: what turns a loss into minus a log-likelihood; 1 by default, except with the loss ``mse``.
+        noise: the deviation s of observations, or ``learned``, the default with the loss ``mse``.
         clients: b, the number of clients; left out, the objective is divided by it.
         radius: the shared parameters stay within this distance of 0.
         averaged: serve models with the averaged iterates.
@@ -173,6 +166,7 @@ def fedpop(
         schedule: of both step sizes across rounds; constant by default.
         stateful: False lets chains begin anew each time, with burn-in.
     """
+    given = dict(locals())
     none = ("epochs", "steps", "shuffle", "pull", "clip")
     shared_sgd = sgd_work("shared", 1.0 if shared is None else shared, batch_size=ALL, without=none)
     kernel = mala() if personal is None else personal
@@ -198,10 +192,8 @@ def fedpop(
     minibatches = kernel.batch_size is not None
     b = 1 if clients is None else clients
 
-    def chain(
-        work: Work, received: Params, state: Client, *, anew: bool, keep: int | None, tune_all: bool
-    ) -> tuple[Walk, Params]:
-        """Lines 3 to 8: Z_k^(i,1:M), the last of which is where the chain stands; and the model."""
+    def chain(work: Work, received: Params, state: Client, *, anew: bool, keep: int | None, tune_all: bool) -> Walk:
+        """Lines 3 to 8: Z_k^(i,1:M), the last of which is where the chain stands."""
         _check(work, state)
         (phi, beta), last = _split_received(received), _last_sample(state)
         # Lines 3-5: warm start
@@ -213,7 +205,7 @@ def fedpop(
         how |= {"loss_weight": likelihood.weigh(work, received, "sample"), "factor": (1 + work.round) ** -step_decay}
         # Where there are minibatches the phase is as much longer.
         passes = 1 + burn_in if anew and not minibatches else 1
-        return walk(work, kernel, model, start, "sample", passes=passes, keep=keep, tune_all=tune_all, **how), model
+        return walk(work, kernel, model, start, "sample", passes=passes, keep=keep, tune_all=tune_all, **how)
 
     def keep_walk(piece: Walk, state: Client, *, every: int) -> tuple[list[Params], Client]:
         """The samples, every so many steps of the chain one, and the state that holds them."""
@@ -250,14 +242,14 @@ def fedpop(
         return work.gradient(objective, beta)[0]
 
     def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
-        piece, model = chain(work, received, state, anew=not stateful, keep=steps, tune_all=True)
+        piece = chain(work, received, state, anew=not stateful, keep=steps, tune_all=True)
         points, after = keep_walk(piece, state, every=thinning)
         phi, beta = _split_received(received)
         eta, rate = (lr * work.scale * b for lr in (shared_sgd.lr, prior_rate))
-        log_noise = received[NOISE] if likelihood.learns(work.task) else None
+        log_noise = received[NOISE] if likelihood.learns else None
         size = eta if log_noise is None else eta * (2 * log_noise).exp()  # in units of squared errors
         upload = {name: torch.zeros_like(p) for name, p in phi.items()}  # of buffers, which do not move
-        upload |= shared_change(work, model, points, likelihood.weigh(work, received, "sample"), size)
+        upload |= shared_change(work, piece.model, points, likelihood.weigh(work, received, "sample"), size)
         if learn_prior:
             gradient = prior_gradient(work, beta, points)
             if natural:
@@ -265,23 +257,20 @@ def fedpop(
             upload |= {PRIOR + name: rate * g for name, g in gradient.items()}
         if averaged:
             upload[STEP] = population.centre(beta).new_full((), work.scale)
-        if likelihood.may_learn:
-            upload[SQUARES] = upload[ERRORS] = torch.zeros_like(received[NOISE])
         if log_noise is not None:
-            squares, count = sum_squares(work, model, points, "shared")
+            squares, count = sum_squares(work, piece.model, points, "shared")
             upload |= {SQUARES: (squares * (-2 * log_noise).exp()).to(log_noise), ERRORS: count.to(log_noise)}
         # Line 11
         update = ClientUpdate(upload, torch.ones_like(work.examples), {"loss": piece.loss})
         return update, after if stateful else state
 
     def adapt(work: Work, received: Params, state: Client) -> Client:
-        piece, _ = chain(work, serve(received), state, anew=True, keep=steps, tune_all=False)
+        piece = chain(work, serve(received), state, anew=True, keep=steps, tune_all=False)
         return keep_walk(piece, state, every=thinning)[1]
 
     def go_on(work: Work, received: Params, state: Client) -> tuple[Params, Client]:
-        piece, _ = chain(work, serve(received), state, anew=False, keep=None, tune_all=False)
-        points = {name: torch.stack([p[name] for p in piece.points]) for name in piece.points[0]}
-        return points, keep_walk(piece, state, every=1)[1]
+        piece = chain(work, serve(received), state, anew=False, keep=None, tune_all=False)
+        return tree.stack(piece.points), keep_walk(piece, state, every=1)[1]
 
     def serve(received: Params) -> Params:
         """What models are made with: the newest iterates, or the averaged ones."""
@@ -315,7 +304,7 @@ def fedpop(
     def init_server(shared: Params, statistics: Params, personal: Params) -> Server:
         beta = population.init(to_vector(personal))
         zero = population.centre(beta).new_zeros(())
-        log_noise = {NOISE: zero.clone()} if likelihood.may_learn else {}
+        log_noise = {NOISE: zero.clone()} if likelihood.learns else {}
         held = {**shared, **add_prefix(beta, PRIOR)}
         average = {**held, **statistics, **log_noise} if averaged else {}
         count = torch.zeros((), dtype=torch.float64)
@@ -328,11 +317,11 @@ def fedpop(
     def layout(shared: Params, personal: Params) -> tuple[Params, Params]:
         beta = add_prefix(population.init(to_vector(personal)), PRIOR)
         one = to_vector(personal).new_zeros(())
-        down = {**shared, **beta, **({NOISE: one} if likelihood.may_learn else {})}
+        down = {**shared, **beta, **({NOISE: one} if likelihood.learns else {})}
         up = {
             **shared,
             **(beta if learn_prior else {}),
-            **({SQUARES: one, ERRORS: one} if likelihood.may_learn else {}),
+            **({SQUARES: one, ERRORS: one} if likelihood.learns else {}),
         }
         return ({**down, **add_prefix(down, MEAN)}, {**up, STEP: one}) if averaged else (down, up)
 
@@ -353,6 +342,11 @@ def fedpop(
         tuning = begin_tuning(kernel, to_vector(personal)) or ()
         return Client(draws, torch.full((), NEW, dtype=torch.uint8), tuning)
 
+    def for_loss(loss: Any) -> Algorithm | None:
+        return (
+            fedpop(**{**given, "noise": LEARNED}) if loss == "mse" and noise is None and loss_weight is None else None
+        )
+
     steps = samples * thinning
     turn = steps + turn_burn_in
     anew = turn * (1 + burn_in) if minibatches else turn  # on all rows, the chain goes through its phase again
@@ -370,7 +364,7 @@ def fedpop(
         stateful=stateful,
         wire=Wire(layout, uncompressed=lambda name: name.startswith((PRIOR, STEP, SQUARES, ERRORS))),
         posterior=Posterior(
-            draws, newcomer, clients, go_on, lambda task, got: likelihood.deviation(task, serve(got)), _report_chain
+            draws, newcomer, clients, go_on, lambda got: likelihood.deviation(serve(got)), _report_chain, for_loss
         ),
     )
 
@@ -395,8 +389,7 @@ def _last_sample(state: Client) -> Params:
 
 def _keep_samples(points: list[Params], state: Client) -> Client:
     """The state of a client whose chain has begun."""
-    samples = {name: torch.stack([p[name] for p in points]) for name in points[0]}
-    return state._replace(samples=samples, chain=torch.full_like(state.chain, WELL))
+    return state._replace(samples=tree.stack(points), chain=torch.full_like(state.chain, WELL))
 
 
 def _report_chain(state: Client) -> dict[str, float | bool]:

@@ -254,9 +254,13 @@ def tune(kernel: Kernel, tuning: Tuning, chance: Tensor) -> Tuning:
 
 
 class Walk(NamedTuple):
-    """A piece of a chain: its points, the mean loss where gradients were taken, its tuning, and whether it diverges."""
+    """A piece of a chain: its points, the mean loss where gradients were taken, its tuning, whether it diverges.
+
+    ``model`` is the whole model that it began with.
+    """
 
     points: list[Params]
+    model: Params
     loss: Tensor
     tuning: Tuning | None
     diverges: Tensor
@@ -334,13 +338,15 @@ def walk(
             points.append(from_vector(z, like))
             k += 1
     if not losses:
-        return Walk(list(points), torch.zeros_like(work.examples), tuning, torch.zeros_like(work.examples).bool())
+        return Walk(list(points), model, torch.zeros_like(work.examples), tuning, work.examples < 0)
     seen = torch.stack(losses)
     fine = seen.isfinite()  # a refused proposal may lie where the loss is not; a chain that went there shows in z
     loss = torch.where(fine, seen, 0).sum() / fine.sum()
     refuses = isinstance(memory, tuple)
     end = memory[0].double() if refuses else values[-1]
-    return Walk(list(points), loss, tuning, diverges(values, end, len(start), noisy=kernel.batch_size is not None))
+    return Walk(
+        list(points), model, loss, tuning, diverges(values, end, len(start), noisy=kernel.batch_size is not None)
+    )
 
 
 def diverges(values: list[Tensor], end: Tensor, size: int, *, noisy: bool) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from moiety.errors import choice, must, number, positive
 from moiety.local.verbs import count_rows, mean_loss, reuse_rows
-from moiety.types import Batch, Params, Task, Work
+from moiety.types import Batch, Params, Work
 
 LEARNED = "learned"
 NOISE, SQUARES, ERRORS = "noise:log_scale", "noise:squares", "noise:count"
@@ -25,10 +25,7 @@ NOISE, SQUARES, ERRORS = "noise:log_scale", "noise:squares", "noise:count"
 
 @dataclass(frozen=True)
 class Likelihood:
-    """What turns losses into log-likelihoods: a weight, or the noise of squared errors, given or ``learned``.
-
-    With neither, the noise is learned where the loss is ``mse``; elsewhere the weight is 1.
-    """
+    """What turns losses into log-likelihoods: a weight, or the noise of squared errors, given or ``learned``."""
 
     weight: float | None
     noise: float | str | None
@@ -44,28 +41,24 @@ class Likelihood:
             positive("noise", self.noise)
 
     @property
-    def may_learn(self) -> bool:
-        """Whether the noise is learned if the loss is ``mse``."""
-        return self.weight is None and not isinstance(self.noise, int | float)
+    def learns(self) -> bool:
+        """Whether the noise is learned."""
+        return self.noise == LEARNED
 
-    def learns(self, task: Task) -> bool:
-        """Whether the noise is learned with this loss."""
-        return self.may_learn and (self.noise == LEARNED or task.squared_errors)
-
-    def log_noise(self, task: Task, received: Params) -> Tensor | None:
+    def log_noise(self, received: Params) -> Tensor | None:
         """log s of squared errors; None where there is a weight instead."""
         if isinstance(self.noise, int | float):
             return torch.tensor(math.log(self.noise), dtype=torch.float64)
-        return received[NOISE] if self.learns(task) else None
+        return received[NOISE] if self.learns else None
 
-    def deviation(self, task: Task, received: Params) -> float | None:
+    def deviation(self, received: Params) -> float | None:
         """s, the deviation of observations; None where there is a weight instead."""
-        log_noise = self.log_noise(task, received)
+        log_noise = self.log_noise(received)
         return None if log_noise is None else float(log_noise.exp())
 
     def weigh(self, work: Work, received: Params, phase: str) -> Tensor | float:
         """What turns a client's mean loss into minus a log-likelihood; it looks at a batch of ``phase``."""
-        log_noise = self.log_noise(work.task, received)
+        log_noise = self.log_noise(received)
         if log_noise is not None:  # k / (2 s^2)
             return count_targets(next(iter(work.batches(phase)))) / 2 * (-2 * log_noise).exp()
         return 1.0 if self.weight is None else self.weight

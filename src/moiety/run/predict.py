@@ -148,7 +148,7 @@ def predict_draws(loop: Loop, state: Tree | Draws, columns: Batch) -> Predictive
             warnings.warn(
                 f"The client's chain left its density: its draws are not to be trusted. {SMALLER}", stacklevel=3
             )
-        known["noise"] = posterior.noise(problem.task, received)
+        known["noise"] = posterior.noise(received)
     count = len(next(iter(draws.values()))) if draws else 1
     rows = len(next(iter(columns.values())))
     outputs = []

@@ -84,7 +84,6 @@ def from_module(
         set_decides=set_decides,
         mixes_examples=any(mixes(m) for m in model.modules()),
         unvectorised=unvectorised,
-        squared_errors=loss == "mse",
         partial=_partial(training.module, inputs, per_example, add_penalty, spare),
         partial_scores=_partial_scores(evaluating.module, inputs, score),
     )
