@@ -49,8 +49,9 @@ class Run:
     """A finished (or resumed and finished) run.
 
     ``history`` has a row per evaluation, ``clients`` a row per client at the end: ``n``, ``loss`` and ``metric`` of the
-    personal model, ``shared_loss`` and ``shared_metric`` of the shared model alone, ``gain`` and ``hurt``; with draws of
-    a posterior, what these are worth and how chains fare (docs/uncertainty.md). ``unseen`` has such rows for clients that training never saw, each with the model that ``onboard`` makes for it.
+    personal model, ``shared_loss`` and ``shared_metric`` of the shared model alone, ``gain`` and ``hurt``, and, with
+    draws of a posterior, what these are worth (docs/uncertainty.md). ``unseen`` has such rows for clients that training
+    never saw, each with the model that ``onboard`` makes for it.
     ``ledger`` holds bytes, FLOPs and memory. ``folder`` is where the run was written, if it was.
 
     Where the data come from a table (``from_frame``), ``predict``, ``predictive``, ``onboard`` and the models that
