@@ -70,7 +70,7 @@ def split_rhat(chain: np.ndarray) -> np.ndarray:
 
     >>> drift = np.arange(100.0)[:, None]
     >>> round(float(split_rhat(drift)[0]), 2)
-    2.63
+    2.62
     """
     halves = _split(chain)
     count = halves.shape[1]
