@@ -31,7 +31,7 @@ Deviations from the paper:
    gamma_k of S1.3 is gamma / (1 + k)^``step_decay``; with ``mala()`` gamma is the client's own.
 6. sigma is learned, and averaged, through its logarithm. Without ``prior_lr`` line 13 is a natural gradient step:
    round k goes (1 + k / 10)^-0.7 of the way to the beta under which the draws are most likely (stochastic EM). With
-   ``shared`` left out, line 14 is a step of Adam times that. Projections, after each step, are a ball for phi
+   ``shared`` left out, line 14 is a step of Adam times (1 + k / 50)^-0.7. Projections, after each step, are a ball for phi
    (``radius``) and what the prior says for beta. One ``schedule`` serves both step sizes; an optimiser that divides by
    the size of gradients (Adam) undoes it.
 7. Where one model is asked for, it is the mean of the samples: for a personal part that is linear in z (an output
@@ -283,7 +283,8 @@ def fedpop(
         held = {**server.shared, **by_gradient}
         moved, state = optimiser.step(held, {name: change[name] for name in held}, server.optimiser)
         if shared is None:
-            moved = {name: torch.lerp(p, moved[name], gain.to(p.dtype)) for name, p in held.items()}
+            slow = (1 + server.steps / 50) ** -0.7
+            moved = {name: torch.lerp(p, moved[name], slow.to(p.dtype)) for name, p in held.items()}
         phi = {name: moved[name] for name in server.shared}
         phi = phi if radius is None else project_to_ball(phi, radius)
         beta = take_prefix(moved, PRIOR) if by_gradient else server.prior
