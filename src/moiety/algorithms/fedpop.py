@@ -31,9 +31,9 @@ Deviations from the paper:
    gamma_k of S1.3 is gamma / (1 + k)^``step_decay``; with ``mala()`` gamma is the client's own.
 6. sigma is learned, and averaged, through its logarithm. Without ``prior_lr`` line 13 is a natural gradient step:
    round k goes (1 + k / 10)^-0.7 of the way to the beta under which the draws are most likely (stochastic EM). With
-   ``shared`` left out, line 14 is a step of Adam times (1 + k / 50)^-0.7. Projections, after each step, are a ball for phi
-   (``radius``) and what the prior says for beta. One ``schedule`` serves both step sizes; an optimiser that divides by
-   the size of gradients (Adam) undoes it.
+   ``shared`` left out, line 14 is a step of Adam times (1 + k / 50)^-0.7. Projections are a ball for phi (``radius``)
+   and what the prior says for beta. One ``schedule`` serves both step sizes; Adam, which divides by the size of
+   gradients, undoes it.
 7. Where one model is asked for, it is the mean of the samples: for a personal part that is linear in z (an output
    layer) it gives the mean of the outputs, and it does not jump from round to round as the last sample does. A client
    that was never asked has the centre of the prior. ``run.predictive`` uses all samples. They are those of a client's
@@ -260,7 +260,6 @@ def fedpop(
         if log_noise is not None:
             squares, count = sum_squares(work, piece.model, points, "shared")
             upload |= {SQUARES: (squares * (-2 * log_noise).exp()).to(log_noise), ERRORS: count.to(log_noise)}
-        # Line 11
         update = ClientUpdate(upload, torch.ones_like(work.examples), {"loss": piece.loss})
         return update, after if stateful else state
 
