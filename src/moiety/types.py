@@ -150,6 +150,8 @@ class Work:
     """The client's own key for ``moiety.random``, an int64 tensor without axes, the same in all its turns."""
     turn: int = 0
     """A number for this turn (its purpose and its round), by which ``moiety.random`` tells its draws from others."""
+    round: int = 0
+    """The number of rounds before this turn."""
     elapsed: float = 0.0
     """How far the run is: 0 in its first round, 1 in its last."""
     round_trip: Tensor = field(default_factory=lambda: torch.tensor(0))
@@ -261,13 +263,21 @@ class Posterior(NamedTuple):
     """Draws of the personal part, for an algorithm that has a posterior.
 
     ``samples(received, state)`` gives a client's draws, one below the other on the first axis. ``population(key,
-    received, state)`` makes the state of a client without data. ``clients`` is the number of clients that the algorithm
-    is made for, where it must know it.
+    received, state, count)`` makes the state of a client without data. ``clients`` is the number of clients that the
+    algorithm is made for, where it must know it. ``go_on(work, received, state)`` goes on with a client's chain, by a
+    step for each batch: all its points, and the state after them. ``noise(received)`` is the deviation of
+    observations around the outputs, None where it is not known. ``report(state)`` says how a chain fares:
+    ``diverges``, and its ``step`` and ``acceptance`` where it finds its own step size. ``for_loss(loss)`` is the
+    algorithm that takes this one's place with a loss, None where it stays.
     """
 
     samples: Callable[[Params, Tree], Params]
-    population: Callable[[Tensor, Params, Tree], Tree]
+    population: Callable[..., Tree]
     clients: int | None = None
+    go_on: Callable[[Work, Params, Tree], tuple[Params, Tree]] | None = None
+    noise: Callable[[Params], float | None] = lambda received: None
+    report: Callable[[Tree], dict[str, float | bool]] = lambda state: {}
+    for_loss: Callable[[Any], Algorithm | None] = lambda loss: None
 
 
 class Delay(NamedTuple):

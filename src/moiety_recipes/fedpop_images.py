@@ -202,6 +202,8 @@ def build_algorithms(plan: Plan, seed: int) -> dict[str, mo.Algorithm]:
         ),
         FEDSOUL: mo.fedpop(
             shared=1.0,
+            prior_lr=1.0,
+            loss_weight=1.0,
             personal=mo.kernel.langevin(step=0.0005),
             server=mo.server.adam(lr=0.003),
             prior=mo.prior.gaussian(scale=0.3),

@@ -106,6 +106,8 @@ def build_algorithms() -> dict[str, mo.Algorithm]:
     return {
         "FedPop": mo.fedpop(
             shared=1.0,
+            prior_lr=1.0,
+            loss_weight=1.0,
             personal=mo.kernel.langevin(step=0.01),
             server=mo.server.adam(lr=0.01),
             prior=mo.prior.gaussian(scale=0.3),

@@ -70,10 +70,10 @@ def keep_predictions(fed: mo.FederatedData, strange: mo.FederatedData | None, in
     predictions, pairs = {}, []
     for client in range(min(inspected, len(fed))):
         rows = fed.client(client, "test")
-        predictive = run.predictive(client, rows["x"], refresh=True)
+        predictive = run.predictive(client, rows["x"], fresh=True)
         predictions[str(fed.ids[client])] = (predictive.probabilities, rows["y"])
         if strange is not None:
-            elsewhere = run.predictive(client, strange.client(client, "test")["x"], refresh=True)
+            elsewhere = run.predictive(client, strange.client(client, "test")["x"], fresh=True)
             pairs.append((predictive.entropy, elsewhere.entropy))
     by_client, pooled = calibration.calibration_rows(predictions, bins=BINS)
     p, y = (np.concatenate(parts) for parts in zip(*predictions.values(), strict=True))

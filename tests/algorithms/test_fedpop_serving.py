@@ -81,7 +81,7 @@ def test_refreshed_draws_are_of_the_posterior_that_is_served(averaged):
     at = expect_iterates(averaged)
     for client in range(3):
         points = at.chain(client, at.last[client][-1], ROUNDS, purpose="adapt")
-        close(fit_run(averaged).predictive(client, X, refresh=True), at, points)
+        close(fit_run(averaged).predictive(client, X, fresh=True), at, points)
 
 
 @AVERAGED

@@ -70,16 +70,19 @@ def check_normal(found, mean, covariance):
     assert np.abs((np.cov(found.T) - covariance) / error).max() < 6.5
 
 
-@pytest.mark.parametrize("kernel", ["mala", "langevin"])
+@pytest.mark.parametrize("kernel", ["mala", "tuned", "langevin"])
 def test_a_new_clients_posterior_is_the_closed_form(kernel):
-    """MALA has the posterior itself; unadjusted Langevin N(m, (P (I - gamma P / 2))^-1), which is known as well."""
+    """MALA has the posterior itself, also with a step size that each chain finds in its burn-in.
+
+    Unadjusted Langevin has N(m, (P (I - gamma P / 2))^-1), which is known as well.
+    """
     (c,), _ = population(1, seed=5)
     mean, precision = posterior(c)
     gamma = 0.5 / np.linalg.eigvalsh(precision)[-1]
     steps = int(np.ceil(np.log(1e-4) / np.log(1 - gamma * np.linalg.eigvalsh(precision)[0])))
-    made = {"mala": mo.kernel.mala, "langevin": mo.kernel.langevin}[kernel](step=gamma)
+    made = mo.kernel.mala() if kernel == "tuned" else getattr(mo.kernel, kernel)(step=gamma)
     found = adapt_clients([c] * 2000, fedpop(made, burn_in=steps))[:, 0]
-    wanted = precision if kernel == "mala" else precision @ (np.eye(2) - gamma * precision / 2)
+    wanted = precision if kernel != "langevin" else precision @ (np.eye(2) - gamma * precision / 2)
     check_normal(found, mean, np.linalg.inv(wanted))
 
 

@@ -95,14 +95,18 @@ def test_intervals_of_the_output_hold_their_level(draws, level):
         (
             10,
             0.9,
-            "`level` must be <= 0.8182, the most that 10 draws can hold, got 0.9. Raise `samples` to 19 or lower",
+            "`level` must be <= 0.8182, the most that 10 draws can hold, got 0.9. Ask run.predictive for draws=19",
         ),
         (
             18,
             0.9,
-            "`level` must be <= 0.8947, the most that 18 draws can hold, got 0.9. Raise `samples` to 19 or lower",
+            "`level` must be <= 0.8947, the most that 18 draws can hold, got 0.9. Ask run.predictive for draws=19",
         ),
-        (38, 0.95, "`level` must be <= 0.9487, the most that 38 draws can hold, got 0.95. Raise `samples` to 39 or"),
+        (
+            38,
+            0.95,
+            "`level` must be <= 0.9487, the most that 38 draws can hold, got 0.95. Ask run.predictive for draws=39",
+        ),
         (1, 0.5, "`draws` must be several for an interval of the output, got 1. A model without a posterior has one"),
         (10, 1.0, "`level` must be > 0 and < 1"),
     ],
@@ -247,10 +251,10 @@ def test_a_client_that_was_never_asked_draws_first():
 def test_refreshed_draws_are_new_and_nothing_of_them_is_kept():
     run = fit_posterior()
     x = np.ones((2, 4))
-    stored, fresh = run.predictive(1, x), run.predictive(1, x, refresh=True)
+    stored, fresh = run.predictive(1, x), run.predictive(1, x, fresh=True)
     assert not np.allclose(stored.outputs, fresh.outputs)
     np.testing.assert_array_equal(run.predictive(1, x).outputs, stored.outputs)
-    np.testing.assert_array_equal(run.predictive(1, x, refresh=True).outputs, fresh.outputs)
+    np.testing.assert_array_equal(run.predictive(1, x, fresh=True).outputs, fresh.outputs)
 
 
 def test_without_a_posterior_there_is_one_draw():
@@ -265,16 +269,16 @@ def test_without_a_posterior_there_is_one_draw():
         run.onboard(None)
 
 
-@pytest.mark.parametrize("refresh", [False, True])
-def test_calibration_of_a_run_is_that_of_its_predictions(refresh):
+@pytest.mark.parametrize("fresh", [False, True])
+def test_calibration_of_a_run_is_that_of_its_predictions(fresh):
     """Scores by hand from the probabilities of the stored draws, or of fresh ones: these are not the same."""
     run = one_run()
-    rows, heap = run.calibration(bins=5, refresh=refresh)
+    rows, heap = run.calibration(bins=5, fresh=fresh)
     likelihoods = []
     for client in range(4):
         test = DATA.client(client, "test")
-        p = run.predictive(client, test["x"], refresh=refresh).probabilities
-        other = run.predictive(client, test["x"], refresh=not refresh).probabilities
+        p = run.predictive(client, test["x"], fresh=fresh).probabilities
+        other = run.predictive(client, test["x"], fresh=not fresh).probabilities
         each, others = (-np.log(q[np.arange(len(test["y"])), test["y"]]) for q in (p, other))
         assert rows[client]["accuracy"] == pytest.approx((p.argmax(1) == test["y"]).mean())
         assert rows[client]["nll"] == pytest.approx(each.mean())

@@ -42,16 +42,16 @@ def test_uncertainty_is_that_of_draws_made_anew():
     asked = []
 
     class Unmade:
-        def predictive(self, client, x, *, refresh=False):
-            asked.append((client, x, refresh))
+        def predictive(self, client, x, *, fresh=False):
+            asked.append((client, x, fresh))
             return Predictive(np.random.default_rng(len(asked)).normal(size=(2, len(x), 10)))
 
     deal = replace(DIGITS, strange=NOISE)
     own, strange = deal.load(0), deal.load_strange(0)
     kept = keep_predictions(own, strange, 2, Unmade())
     shown = [(client, fed.client(client, "test")["x"]) for client in (0, 1) for fed in (own, strange)]
-    for (client, x, refresh), (wanted, pictures) in zip(asked, shown, strict=True):
-        assert (client, refresh) == (wanted, True)
+    for (client, x, fresh), (wanted, pictures) in zip(asked, shown, strict=True):
+        assert (client, fresh) == (wanted, True)
         np.testing.assert_array_equal(x, pictures)
     assert len(kept["entropies"]) == 2
     assert keep_predictions(own, None, 2, Unmade())["entropies"] == []

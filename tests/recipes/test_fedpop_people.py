@@ -56,8 +56,8 @@ def test_new_people_are_served_with_the_passes_that_people_of_the_federation_hav
         def __init__(self, algorithm):
             self.algorithm = algorithm
 
-        def predictive(self, client, x, *, refresh=False, passes=1):
-            asked.append((self.algorithm.name, client, len(x), refresh, passes))
+        def predictive(self, client, x, *, fresh=False, passes=1):
+            asked.append((self.algorithm.name, client, len(x), fresh, passes))
             return Predictive(np.zeros((1, len(x), PLAN.classes)))
 
     known, new = draw_people(PLAN, load_windows(PLAN), 3)
@@ -73,7 +73,7 @@ def test_new_people_are_served_with_the_passes_that_people_of_the_federation_hav
         )
         assert set(ran[3, method].keep(Unmade(options["algorithm"]))) == set(GROUPS)
         assert len(asked) == len(known) + len(new)
-        assert {(who, refresh, p) for who, _, _, refresh, p in asked} == {(name, False, passes)}
+        assert {(who, fresh, p) for who, _, _, fresh, p in asked} == {(name, False, passes)}
         assert [client for _, client, _, _, _ in asked[: len(known)]] == list(known.ids)
         for (_, labelled, tested, _, _), person in zip(asked[len(known) :], new, strict=True):
             np.testing.assert_array_equal(labelled["x"], person["x"][:LABELLED])

@@ -9,7 +9,7 @@ loop over k, and comments are not counted.
 Symbols: phi the shared parameters in ``received``; beta its names ``prior:...``, for the default prior (mu, log sigma);
 z^(i) the personal parameters as one vector, Z_k^(i,1:M) ``state.samples``; Q_gamma ``personal``; M ``samples``;
 eta^(1) ``prior_lr``, eta^(2) ``shared.lr``; b ``clients``; A_k the cohort; log p(D | phi, z) = -``loss_weight`` times
-the sum of the losses (1 for cross-entropy; k / (2 s^2) for the mean of k squared errors with noise of variance s^2).
+the sum of the losses (1 for cross-entropy; k / (2 s^2) for the mean of k squared errors with ``noise`` s).
 
 Reduces, with the default prior, to FedAvg's objective at z = mu where sigma tends to 0, and to clients that fit z on
 their own (FedRep) where it tends to infinity; without shared parameters it is the model of DG-LMC (section 4).
@@ -25,20 +25,26 @@ Deviations from the paper:
    are sums over examples. The mean over A_k times b is unbiased for cohorts of a fixed size, and for independent
    (Bernoulli) participation given that anyone takes part (``moiety.Settings(participation="bernoulli")``).
 4. Line 11 compresses the gradient of phi, and ``moiety.Settings(codec=...)`` does; beta's goes as it is.
-5. A chain that was never begun starts at the centre of the prior, where Algorithm 1 has any point. Without state, and
-   for clients never seen, it makes ``burn_in`` times as many steps first, of which nothing is kept. With ``thinning``
-   n, every n-th step is kept. gamma is constant, where S1.3 has gamma_k.
-6. sigma is learned, and averaged, through its logarithm. Projections, after each step, are a ball for phi (``radius``)
-   and what the prior says for beta. One ``schedule`` serves both step sizes; an optimiser that divides by the size of
-   gradients (Adam) undoes it.
+5. A chain that was never begun starts at the centre of the prior, or at a draw from it where it finds its own step
+   size; Algorithm 1 has any point. Without state, and for clients never seen, it makes ``burn_in`` times as many steps
+   first, of which nothing is kept. With ``thinning`` n, every n-th step is kept, after ``turn_burn_in`` steps.
+   gamma_k of S1.3 is gamma / (1 + k)^``step_decay``; with ``mala()`` gamma is the client's own.
+6. sigma is learned, and averaged, through its logarithm. Without ``prior_lr`` line 13 is a natural gradient step:
+   round k goes (1 + k / 10)^-0.7 of the way to the beta under which the draws are most likely (stochastic EM). With
+   ``shared`` left out, line 14 is a step of Adam times (1 + k / 50)^-0.7. Projections are a ball for phi (``radius``)
+   and what the prior says for beta. One ``schedule`` serves both step sizes; Adam, which divides by the size of
+   gradients, undoes it.
 7. Where one model is asked for, it is the mean of the samples: for a personal part that is linear in z (an output
    layer) it gives the mean of the outputs, and it does not jump from round to round as the last sample does. A client
    that was never asked has the centre of the prior. ``run.predictive`` uses all samples. They are those of a client's
-   last turn, where section 5 draws anew at the end: ``run.predictive(..., refresh=True)``.
+   last turn, where section 5 draws anew at the end: ``run.predictive(..., fresh=True)``.
 8. ``averaged`` keeps the mean of the iterates weighted by their step sizes (Theorem 1). Chains are run at the last
    iterate, models and newcomers are served with the mean; both go down, and the schedule's factor goes up.
 9. A prior that is held fixed (``learn_prior=False``) goes down with phi all the same.
-10. Models whose batches mix examples (BatchNorm) are refused: their likelihood is no product over examples.
+10. The noise s of a regression is learned as beta is, where the paper's experiments know it: clients send sums of
+   squared errors. Steps of phi are then multiplied by s^2, so that their size does not depend on it.
+11. With ``shared_steps`` n, line 10 is taken n times with the same draws, as in section 5; the sum is sent.
+12. Models whose batches mix examples (BatchNorm) are refused: their likelihood is no product over examples.
 """
 
 from __future__ import annotations
@@ -50,6 +56,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from moiety import tree
 from moiety.errors import kind, must, number, whole
 from moiety.local import (
     ALL,
@@ -65,25 +72,39 @@ from moiety.local import (
     take_prefix,
     to_vector,
 )
-from moiety.local.kernels import Kernel, walk
+from moiety.local.kernels import Factor, Kernel, Walk, begin_tuning, mala, walk
+from moiety.local.noise import ERRORS, LEARNED, NOISE, SQUARES, Likelihood, advance_noise, sum_squares
 from moiety.local.priors import Prior, gaussian
 from moiety.server.averaging import assemble
-from moiety.server.optimisers import server_or_mean
+from moiety.server.optimisers import adam, server_or_mean
 from moiety.spec import recorded
-from moiety.types import Algorithm, ClientUpdate, Params, Phase, Posterior, Schedule, ServerOptimiser, Tree, Wire, Work
+from moiety.types import (
+    Algorithm,
+    ClientUpdate,
+    Params,
+    Phase,
+    Posterior,
+    Schedule,
+    ServerOptimiser,
+    Tree,
+    Wire,
+    Work,
+)
 
 PRIOR, MEAN, STEP = "prior:", "average:", "average:step"
+NEW, WELL, LOST = 0, 1, 2  # a chain never begun; one that stays in its density; one that left it in its last turn
 
 
 class Client(NamedTuple):
-    """Z^(i,1:M), by name and with a leading axis over samples, and whether a chain was ever begun."""
+    """Z^(i,1:M), with a leading axis over samples; how the chain fares (``NEW``...); its own step size, if any."""
 
     samples: Params
-    asked: Tensor
+    chain: Tensor
+    tuning: Tree
 
 
 class Server(NamedTuple):
-    """phi, beta, shared buffers, the optimiser's state; the averaged iterate and the sum of its weights."""
+    """phi, beta, shared buffers, the optimiser's state; the averaged iterate and the sum of its weights; log s; k."""
 
     shared: Params
     prior: Params
@@ -91,20 +112,26 @@ class Server(NamedTuple):
     optimiser: Tree
     average: Params
     total: Tensor
+    noise: Params
+    steps: Tensor
 
 
 @recorded
 def fedpop(
     *,
-    shared: float | Optimiser,
-    personal: Kernel,
+    shared: float | Optimiser | None = None,
+    personal: Kernel | None = None,
     prior_lr: float | None = None,
     prior: Prior | None = None,
     learn_prior: bool = True,
     samples: int = 20,
     thinning: int = 1,
     burn_in: int = 10,
-    loss_weight: float = 1.0,
+    turn_burn_in: int = 0,
+    shared_steps: int = 1,
+    step_decay: float = 0.0,
+    loss_weight: float | None = None,
+    noise: float | str | None = None,
     clients: int | None = None,
     radius: float | None = None,
     averaged: bool = False,
@@ -116,16 +143,22 @@ def fedpop(
 
     Args:
         shared: the step on the shared parameters: eta^(2), or ``moiety.sgd(eta, weight_decay=r)`` for log p(phi) =
-            -(r / 2) ||phi||^2. Its ``batch_size`` is how many rows the gradient takes at a time; it is over all rows in
-            any case.
-        personal: the Markov kernel of the chains, for instance ``moiety.kernel.langevin(step=0.01)``.
-        prior_lr: step size of the prior's parameters, eta^(1); that of the shared parameters by default.
-        prior: of the personal parameters; ``moiety.prior.gaussian()`` by default.
+            -(r / 2) ||phi||^2. Its ``batch_size`` is how many rows the gradient, which is over all rows, takes at a
+            time. Left out, the server's Adam makes steps of 0.05 that shrink from round to round.
+        personal: the Markov kernel of the chains, for instance ``moiety.kernel.langevin(step=0.01)``; by default
+            ``moiety.kernel.mala()``, which finds a step size for each client.
+        prior_lr: step size of the prior's parameters, eta^(1), for the gradient steps of Algorithm 1. Left out, they
+            are natural gradients, with a size of their own; for a prior that has none, that of the shared parameters.
+        prior: of the personal parameters; ``moiety.prior.gaussian()``, with ``scale=None`` for natural gradients.
         learn_prior: False holds the prior fixed, for few clients.
         samples: M, how many draws of its posterior a client makes in a round, and keeps.
         thinning: steps of the chain for each of them.
-        burn_in: where a chain is not continued, it makes ``burn_in * samples * thinning`` steps first.
-        loss_weight: what turns a loss into minus a log-likelihood.
+        burn_in: where a chain is not continued, it makes ``burn_in`` times as many steps first as in a turn.
+        turn_burn_in: steps at the beginning of every turn of which nothing is kept.
+        shared_steps: steps on the shared parameters in a turn, all with the same draws.
+        step_decay: a, so that the step size of chains in round k (from 0) is gamma_k = gamma / (1 + k)^a.
+        loss_weight: what turns a loss into minus a log-likelihood; 1 by default, except with the loss ``mse``.
+        noise: the deviation s of observations, or ``learned``, the default with the loss ``mse``.
         clients: b, the number of clients; left out, the objective is divided by it.
         radius: the shared parameters stay within this distance of 0.
         averaged: serve models with the averaged iterates.
@@ -133,49 +166,70 @@ def fedpop(
         schedule: of both step sizes across rounds; constant by default.
         stateful: False lets chains begin anew each time, with burn-in.
     """
+    given = dict(locals())
     none = ("epochs", "steps", "shuffle", "pull", "clip")
-    shared_sgd = sgd_work("shared", shared, batch_size=ALL, without=none)
-    kind("personal", personal, Kernel, "a Markov kernel", "For instance moiety.kernel.langevin(step=0.01).")
+    shared_sgd = sgd_work("shared", 1.0 if shared is None else shared, batch_size=ALL, without=none)
+    kernel = mala() if personal is None else personal
+    kind("personal", kernel, Kernel, "a Markov kernel", "For instance moiety.kernel.langevin(step=0.01).")
     kind("prior", prior, (Prior, type(None)), "a prior", "For instance moiety.prior.gaussian(scale=1.0).")
-    population = prior or gaussian()
+    adaptive = learn_prior is True and prior_lr is None
+    population = prior or gaussian(scale=None if adaptive else 1.0)
+    natural = adaptive and population.advance is not None
     prior_rate = shared_sgd.lr if prior_lr is None else prior_lr
     check_rate("prior_lr", prior_rate)
-    for name, count, least in (("samples", samples, 1), ("thinning", thinning, 1), ("burn_in", burn_in, 0)):
-        whole(name, count, least)
-    number("loss_weight", loss_weight, "> 0 and finite", lambda x: 0 < x < math.inf)
+    least_one = {"samples": samples, "thinning": thinning, "shared_steps": shared_steps}
+    for name, count in {**least_one, "burn_in": burn_in, "turn_burn_in": turn_burn_in}.items():
+        whole(name, count, int(name in least_one))
+    number("step_decay", step_decay, ">= 0 and finite", lambda x: 0 <= x < math.inf)
+    likelihood = Likelihood(loss_weight, noise)
     if clients is not None:
         whole("clients", clients, 1)
     if radius is not None:
         number("radius", radius, "> 0", lambda x: x > 0)
     for name, flag in {"learn_prior": learn_prior, "averaged": averaged, "stateful": stateful}.items():
         kind(name, flag, bool, "true or false")
-    optimiser = server_or_mean(server)
-    minibatches = personal.batch_size is not None
+    optimiser = adam(lr=0.05, beta2=0.9) if shared is None and server is None else server_or_mean(server)
+    minibatches = kernel.batch_size is not None
     b = 1 if clients is None else clients
 
-    def chain(
-        work: Work, shared: Params, beta: Params, state: Client, *, anew: bool
-    ) -> tuple[list[Params], Params, Tensor]:
-        """Lines 3 to 8: the samples Z_k^(i,1:M), the last of which is where the chain stands; the model, the loss."""
+    def chain(work: Work, received: Params, state: Client, *, anew: bool, keep: int | None, tune_all: bool) -> Walk:
+        """Lines 3 to 8: Z_k^(i,1:M), the last of which is where the chain stands."""
         _check(work, state)
-        last = _last_sample(state)
+        (phi, beta), last = _split_received(received), _last_sample(state)
         # Lines 3-5: warm start
-        start = torch.where(state.asked, to_vector(last), population.centre(beta))
-        model = work.compose(shared, from_vector(start, last))
+        first = population.centre(beta) if not state.tuning else population.draw(beta, work.key, work.turn, "start")
+        start = torch.where(state.chain != NEW, to_vector(last), first)
+        model = work.compose(phi, from_vector(start, last))
         # Lines 6-8: Z^(i,m+1) ~ Q_gamma(Z^(i,m), .)
-        density: dict[str, Any] = {"log_prior": partial(population.log_density, beta), "loss_weight": loss_weight}
+        how: dict[str, Any] = {"log_prior": partial(population.log_density, beta), "tuning": state.tuning or None}
+        how |= {"loss_weight": likelihood.weigh(work, received, "sample"), "factor": (1 + work.round) ** -step_decay}
         # Where there are minibatches the phase is as much longer.
         passes = 1 + burn_in if anew and not minibatches else 1
-        points, loss = walk(work, personal, model, start, "sample", passes=passes, keep=samples * thinning, **density)
-        return (_list_samples(state.samples) + points[thinning - 1 :: thinning])[-samples:], model, loss
+        return walk(work, kernel, model, start, "sample", passes=passes, keep=keep, tune_all=tune_all, **how)
 
-    def shared_gradient(work: Work, model: Params, points: list[Params]) -> Params:
+    def keep_walk(piece: Walk, state: Client, *, every: int) -> tuple[list[Params], Client]:
+        """The samples, every so many steps of the chain one, and the state that holds them."""
+        points = (tree.unstack(state.samples, samples) + piece.points[every - 1 :: every])[-samples:]
+        chain = torch.where(piece.diverges, LOST, WELL).to(state.chain.dtype)
+        return points, _keep_samples(points, state)._replace(tuning=piece.tuning or (), chain=chain)
+
+    def shared_gradient(work: Work, model: Params, points: list[Params], weight: Factor) -> Params:
         """Line 10: J^(i), the mean over samples of grad_phi log p(D_i | Z, phi); with its share of log p(phi)."""
         total = {name: -shared_sgd.weight_decay / b * model[name] for name in work.shared}
         for batch in work.batches("shared") if work.shared else ():
             gradient, rows = gradient_over_samples(work, model, points, work.shared, batch), count_rows(batch)
-            total = {name: g - loss_weight * (gradient[name] * rows) for name, g in total.items()}
+            total = {name: g - (weight * (gradient[name] * rows)).to(g.dtype) for name, g in total.items()}
         return total
+
+    def shared_change(work: Work, model: Params, points: list[Params], weight: Factor, eta: Factor) -> Params:
+        """Line 11: eta J^(i), or the sum of several such steps, each at the phi where the one before ended."""
+        change: Params = {}
+        for _ in range(shared_steps):
+            at = {**model, **{name: model[name] + c for name, c in change.items()}}
+            gradient = shared_gradient(work, at, points, weight)
+            step = {name: (eta * g).to(g.dtype) for name, g in gradient.items()}
+            change = {name: change[name] + s if change else s for name, s in step.items()}
+        return change
 
     def prior_gradient(work: Work, beta: Params, points: list[Params]) -> Params:
         """Line 9: I^(i), the mean over samples of grad_beta log p(Z | beta); with its share of log p(beta)."""
@@ -188,83 +242,115 @@ def fedpop(
         return work.gradient(objective, beta)[0]
 
     def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
-        shared, beta = _split_received(received)
-        points, model, loss = chain(work, shared, beta, state, anew=not stateful)
+        piece = chain(work, received, state, anew=not stateful, keep=steps, tune_all=True)
+        points, after = keep_walk(piece, state, every=thinning)
+        phi, beta = _split_received(received)
         eta, rate = (lr * work.scale * b for lr in (shared_sgd.lr, prior_rate))
-        upload = {name: torch.zeros_like(p) for name, p in shared.items()}  # of buffers, which do not move
-        upload |= {name: eta * g for name, g in shared_gradient(work, model, points).items()}
+        log_noise = received[NOISE] if likelihood.learns else None
+        size = eta if log_noise is None else eta * (2 * log_noise).exp()  # in units of squared errors
+        upload = {name: torch.zeros_like(p) for name, p in phi.items()}  # of buffers, which do not move
+        upload |= shared_change(work, piece.model, points, likelihood.weigh(work, received, "sample"), size)
         if learn_prior:
-            upload |= {PRIOR + name: rate * g for name, g in prior_gradient(work, beta, points).items()}
+            gradient = prior_gradient(work, beta, points)
+            if natural:
+                gradient, rate = population.precondition(beta, gradient), work.scale  # type: ignore[misc]
+            upload |= {PRIOR + name: rate * g for name, g in gradient.items()}
         if averaged:
             upload[STEP] = population.centre(beta).new_full((), work.scale)
-        # Line 11
-        update = ClientUpdate(upload, torch.ones_like(work.examples), {"loss": loss})
-        return update, _keep_samples(points, state) if stateful else state
+        if log_noise is not None:
+            squares, count = sum_squares(work, piece.model, points, "shared")
+            upload |= {SQUARES: (squares * (-2 * log_noise).exp()).to(log_noise), ERRORS: count.to(log_noise)}
+        update = ClientUpdate(upload, torch.ones_like(work.examples), {"loss": piece.loss})
+        return update, after if stateful else state
 
     def adapt(work: Work, received: Params, state: Client) -> Client:
-        return _keep_samples(chain(work, *choose_iterates(received), state, anew=True)[0], state)
+        piece = chain(work, serve(received), state, anew=True, keep=steps, tune_all=False)
+        return keep_walk(piece, state, every=thinning)[1]
 
-    def choose_iterates(received: Params) -> tuple[Params, Params]:
-        """The shared part and beta that models are made with: the newest, or the averaged ones."""
-        shared, beta = _split_received(received)
-        if not averaged:
-            return shared, beta
-        mean_shared, mean_beta = _split_received(take_prefix(received, MEAN))
-        return {**shared, **mean_shared}, {**beta, **mean_beta}
+    def go_on(work: Work, received: Params, state: Client) -> tuple[Params, Client]:
+        piece = chain(work, serve(received), state, anew=False, keep=None, tune_all=False)
+        return tree.stack(piece.points), keep_walk(piece, state, every=1)[1]
+
+    def serve(received: Params) -> Params:
+        """What models are made with: the newest iterates, or the averaged ones."""
+        return {**received, **{name: p for name, p in take_prefix(received, MEAN).items() if averaged}}
 
     def server_update(server: Server, change: Params, share: float) -> Server:
+        gain = (1 + server.steps / 10) ** -0.7
         # Lines 13-14
-        held = {**server.shared, **(add_prefix(server.prior, PRIOR) if learn_prior else {})}
+        by_gradient = add_prefix(server.prior, PRIOR) if learn_prior and not natural else {}
+        held = {**server.shared, **by_gradient}
         moved, state = optimiser.step(held, {name: change[name] for name in held}, server.optimiser)
+        if shared is None:
+            slow = (1 + server.steps / 50) ** -0.7
+            moved = {name: torch.lerp(p, moved[name], slow.to(p.dtype)) for name, p in held.items()}
         phi = {name: moved[name] for name in server.shared}
-        shared = phi if radius is None else project_to_ball(phi, radius)
-        beta = population.project(take_prefix(moved, PRIOR)) if learn_prior else server.prior
+        phi = phi if radius is None else project_to_ball(phi, radius)
+        beta = take_prefix(moved, PRIOR) if by_gradient else server.prior
+        if learn_prior and natural:
+            step = {name: gain.to(p.dtype) * change[PRIOR + name] for name, p in beta.items()}
+            beta = population.advance(beta, step)  # type: ignore[misc]
+        beta = population.project(beta) if learn_prior else beta
+        log_noise = {n: advance_noise(s, change[SQUARES], change[ERRORS], gain) for n, s in server.noise.items()}
         statistics = {name: s + change[name] for name, s in server.statistics.items()}
-        if not averaged:
-            return Server(shared, beta, statistics, state, server.average, server.total)
-        total = server.total + change[STEP]
-        newest = torch.where(total > 0, change[STEP] / total, 0)
-        new = {**shared, **statistics, **add_prefix(beta, PRIOR)}
-        average = {name: a + newest * (new[name] - a) for name, a in server.average.items()}
-        return Server(shared, beta, statistics, state, average, total)
+        average, total = server.average, server.total
+        if averaged:
+            total = total + change[STEP]
+            newest = torch.where(total > 0, change[STEP] / total, 0)
+            new = {**phi, **statistics, **add_prefix(beta, PRIOR), **log_noise}
+            average = {name: a + newest * (new[name] - a) for name, a in average.items()}
+        return Server(phi, beta, statistics, state, average, total, log_noise, server.steps + 1)
 
     def init_server(shared: Params, statistics: Params, personal: Params) -> Server:
         beta = population.init(to_vector(personal))
+        zero = population.centre(beta).new_zeros(())
+        log_noise = {NOISE: zero.clone()} if likelihood.learns else {}
         held = {**shared, **add_prefix(beta, PRIOR)}
-        average = {**held, **statistics} if averaged else {}
-        total = population.centre(beta).new_zeros(())
-        return Server(dict(shared), beta, dict(statistics), optimiser.init(held), average, total)
+        average = {**held, **statistics, **log_noise} if averaged else {}
+        count = torch.zeros((), dtype=torch.float64)
+        return Server(dict(shared), beta, dict(statistics), optimiser.init(held), average, zero, log_noise, count)
 
     def broadcast(server: Server) -> Params:  # line 15
-        down = {**server.shared, **server.statistics, **add_prefix(server.prior, PRIOR)}
+        down = {**server.shared, **server.statistics, **add_prefix(server.prior, PRIOR), **server.noise}
         return down | add_prefix(server.average, MEAN)
 
     def layout(shared: Params, personal: Params) -> tuple[Params, Params]:
         beta = add_prefix(population.init(to_vector(personal)), PRIOR)
-        down, up = {**shared, **beta}, {**shared, **(beta if learn_prior else {})}
-        if not averaged:
-            return down, up
-        return {**down, **add_prefix({**shared, **beta}, MEAN)}, {**up, STEP: to_vector(personal).new_zeros(())}
+        one = to_vector(personal).new_zeros(())
+        down = {**shared, **beta, **({NOISE: one} if likelihood.learns else {})}
+        up = {
+            **shared,
+            **(beta if learn_prior else {}),
+            **({SQUARES: one, ERRORS: one} if likelihood.learns else {}),
+        }
+        return ({**down, **add_prefix(down, MEAN)}, {**up, STEP: one}) if averaged else (down, up)
 
     def draws(received: Params, state: Client) -> Params:
-        centre = from_vector(population.centre(choose_iterates(received)[1]), _last_sample(state))
-        return {name: torch.where(state.asked, z, centre[name]) for name, z in state.samples.items()}
+        centre = from_vector(population.centre(_split_received(serve(received))[1]), _last_sample(state))
+        return {name: torch.where(state.chain != NEW, z, centre[name]) for name, z in state.samples.items()}
 
     def personal_model(received: Params, state: Client) -> tuple[Params, Params]:
-        return choose_iterates(received)[0], {name: z.mean(0) for name, z in draws(received, state).items()}
+        return _split_received(serve(received))[0], {name: z.mean(0) for name, z in draws(received, state).items()}
 
-    def newcomer(key: Tensor, received: Params, state: Client) -> Client:
-        beta, like = choose_iterates(received)[1], _last_sample(state)
-        points = [from_vector(population.draw(beta, key, "population", m), like) for m in range(samples)]
+    def newcomer(key: Tensor, received: Params, state: Client, count: int = samples) -> Client:
+        beta, like = _split_received(serve(received))[1], _last_sample(state)
+        points = [from_vector(population.draw(beta, key, "population", m), like) for m in range(count)]
         return _keep_samples(points, state)
 
     def init_client(shared: Params, personal: Params) -> Client:
         draws = {name: p.expand(samples, *p.shape).clone() for name, p in personal.items()}
-        return Client(draws, torch.zeros((), dtype=torch.bool))
+        tuning = begin_tuning(kernel, to_vector(personal)) or ()
+        return Client(draws, torch.full((), NEW, dtype=torch.uint8), tuning)
+
+    def for_loss(loss: Any) -> Algorithm | None:
+        return (
+            fedpop(**{**given, "noise": LEARNED}) if loss == "mse" and noise is None and loss_weight is None else None
+        )
 
     steps = samples * thinning
-    anew = steps * (1 + burn_in) if minibatches else steps  # on all rows, the chain goes through its phase again
-    sample = Phase(None, steps if stateful else anew, personal.batch_size or WHOLE, minibatches, newcomer_steps=anew)
+    turn = steps + turn_burn_in
+    anew = turn * (1 + burn_in) if minibatches else turn  # on all rows, the chain goes through its phase again
+    sample = Phase(None, turn if stateful else anew, kernel.batch_size or WHOLE, minibatches, newcomer_steps=anew)
     return assemble(
         phases={"sample": sample, "shared": Phase(1, None, shared_sgd.rows, False)},
         init_server=init_server,
@@ -276,8 +362,10 @@ def fedpop(
         adapt=adapt,
         schedule=schedule,
         stateful=stateful,
-        wire=Wire(layout, uncompressed=lambda name: name.startswith((PRIOR, STEP))),
-        posterior=Posterior(draws, newcomer, clients),
+        wire=Wire(layout, uncompressed=lambda name: name.startswith((PRIOR, STEP, SQUARES, ERRORS))),
+        posterior=Posterior(
+            draws, newcomer, clients, go_on, lambda got: likelihood.deviation(serve(got)), _report_chain, for_loss
+        ),
     )
 
 
@@ -290,7 +378,7 @@ def _check(work: Work, state: Client) -> None:
 
 def _split_received(received: Params) -> tuple[Params, Params]:
     """phi (and shared buffers) and beta."""
-    shared = {name: p for name, p in received.items() if not name.startswith((PRIOR, MEAN))}
+    shared = {name: p for name, p in received.items() if not name.startswith((PRIOR, MEAN, NOISE))}
     return shared, take_prefix(received, PRIOR)
 
 
@@ -299,11 +387,14 @@ def _last_sample(state: Client) -> Params:
     return {name: z[-1] for name, z in state.samples.items()}
 
 
-def _list_samples(samples: Params) -> list[Params]:
-    """The samples one by one."""
-    return [{name: z[m] for name, z in samples.items()} for m in range(len(next(iter(samples.values()))))]
-
-
 def _keep_samples(points: list[Params], state: Client) -> Client:
     """The state of a client whose chain has begun."""
-    return Client({name: torch.stack([p[name] for p in points]) for name in points[0]}, torch.ones_like(state.asked))
+    return state._replace(samples=tree.stack(points), chain=torch.full_like(state.chain, WELL))
+
+
+def _report_chain(state: Client) -> dict[str, float | bool]:
+    """What a client knows of its chain besides its draws."""
+    report: dict[str, float | bool] = {"diverges": bool(state.chain == LOST)}
+    if state.tuning:
+        report |= {"step": float(state.tuning.log_step.exp()), "acceptance": float(state.tuning.accepted)}
+    return report

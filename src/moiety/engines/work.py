@@ -114,6 +114,7 @@ def make_work(
         gradient=gradient,
         scale=info.scale,
         turn=turn,
+        round=info.round,
         elapsed=info.elapsed,
         reuse=reuse if problem.partial else None,
         partial=problem.find_partial,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
 
-from moiety.errors import must, number, proper_fraction
+from moiety.errors import choice, must, number, proper_fraction
 from moiety.evaluation.calibration import as_numbers
 
+KINDS = ("function", "observations")
+"""What an interval may be of."""
+FEWEST = 10
+"""Effective draws below which an interval of observations is too narrow to go unmentioned."""
 HALVINGS = 80
 """Steps of the bisection for a quantile; each halves the error."""
 
@@ -20,11 +25,16 @@ class Predictive:
 
     For classification outputs are logits, and predictions are averaged as probabilities (Bayesian model averaging).
     ``loss`` is the name of the loss that the model was trained with, None for a user's own function: only outputs of
-    ``cross_entropy`` have probabilities.
+    ``cross_entropy`` have probabilities. ``noise`` is the deviation of observations around the outputs, where the
+    algorithm has learned or was told it. ``effective`` says how many independent draws these are worth, and ``rhat``
+    how far the halves of their chain agree; both are None where nobody knows.
     """
 
     outputs: np.ndarray
     loss: str | None = "cross_entropy"
+    noise: float | None = None
+    effective: float | None = None
+    rhat: float | None = None
 
     def __post_init__(self) -> None:
         """Turn the outputs into an array."""
@@ -56,32 +66,49 @@ class Predictive:
         each = _compute_entropy(np.exp(self._log_probabilities())).mean(0)
         return np.asarray(np.maximum(self.entropy - each, 0.0))
 
-    def interval(self, level: float = 0.9, *, noise: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    def interval(
+        self, level: float = 0.9, *, of: str = "function", noise: float | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The central interval that holds ``level`` of the posterior, for each output.
 
         The k-th smallest of M independent draws is the quantile k / (M + 1): a further draw lies between the i-th and
         the j-th with probability (j - i) / (M + 1). So 0.9 needs 19 draws, and a level that is too high is refused.
-        Draws of a chain that resemble each other count for fewer.
+        Draws of a chain that resemble each other count for fewer: where too few are effective, a warning says so.
 
-        With noise it is the interval of the mixture of normals around the draws, which are first moved apart so that
-        its spread is, on average, that of observations around the mean of M draws. For a normal posterior and level 0.9
-        it covers 0.85 to 0.9 from 10 draws and 0.75 to 0.9 from 5, least where the noise is small compared with the
-        posterior. One draw has no spread: the interval is then that of the noise of the one model.
+        An interval of observations is that of the mixture of normals around the draws, which are first moved apart so
+        that its spread is, on average, that of observations around the mean of M draws. For a normal posterior and
+        level 0.9 it covers 0.85 to 0.9 from 10 draws and 0.75 to 0.9 from 5, least where the noise is small compared
+        with the posterior. One draw has no spread: the interval is then that of the noise of the one model.
 
         Args:
             level: the share of the posterior, between 0 and 1.
-            noise: the standard deviation of observations around the output, for an interval of observations; by default
-                it is an interval of the output itself.
+            of: ``function`` for the output itself, the mean of observations; ``observations`` for a new observation,
+                which has noise of its own.
+            noise: the standard deviation of observations around the output; what the algorithm knows by default. Given
+                and above 0, it asks for observations.
         """
         proper_fraction("level", level)
+        choice("of", of, KINDS)
+        if noise is None and of == "observations":
+            hint = "Give `noise`, or train with fedpop and the loss mse, which learns it."
+            must(self.noise is not None, "noise", "known for an interval of observations", self.noise, hint)
+            noise = self.noise
+        noise = 0.0 if noise is None else noise
         number("noise", noise, ">= 0 and finite", lambda x: 0 <= x < np.inf)
         low, high = (1 - level) / 2, (1 + level) / 2
         if noise > 0:
+            self._warn_of_few(FEWEST, f"an interval of observations needs {FEWEST}")
             centres = self._spread_out()
             return _find_quantile(centres, low, noise), _find_quantile(centres, high, noise)
         self._check_level(level)
         ends = np.quantile(self.outputs, [low, high], axis=0, method="weibull")
         return ends[0], ends[1]
+
+    def _warn_of_few(self, needed: int, why: str) -> None:
+        """Warn where the draws are worth fewer than are needed."""
+        if self.effective is not None and self.effective < needed - 0.5:
+            text = f"{len(self.outputs)} draws are worth {self.effective:.1f} independent ones, {why}: it is too narrow"
+            warnings.warn(f"{text}. Ask for more: run.predictive(client, x, draws=100).", stacklevel=3)
 
     def _check_level(self, level: float) -> None:
         """Refuse a level whose ends would lie outside all draws."""
@@ -90,8 +117,9 @@ class Predictive:
         must(count > 1, "draws", "several for an interval of the output", count, hint)
         needed = math.ceil((1 + level) / (1 - level) - 1e-9)  # 19 for 0.9, whose quotient is rounded up
         most = (count - 1) / (count + 1)
-        hint = f"Raise `samples` to {needed} or lower the level."
+        hint = f"Ask run.predictive for draws={needed} or more, or lower the level."
         must(count >= needed, "level", f"<= {most:.4g}, the most that {count} draws can hold", level, hint)
+        self._warn_of_few(needed, f"an interval of level {level:g} needs {needed}")
 
     def _spread_out(self) -> np.ndarray:
         """The draws, moved away from their mean.

@@ -17,7 +17,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from moiety.spec import recorded
 from moiety.types import Batch, LossFunction, Params, Recorded, Tree, Work
 
 Z = "z"
+Factor = Tensor | float
+CURVED = 32
+"""A chain of up to so many numbers measures the curvature of its density."""
 
 
 class Target(NamedTuple):
@@ -42,15 +45,23 @@ class Target(NamedTuple):
 
 
 Step = Callable[..., tuple[Tensor, Tree]]
-"""``step(target, z, memory, key, *words)`` is the next z and the next memory; the first memory is None."""
+"""``step(target, z, memory, key, *words, factor=1.0)`` is the next z and the next memory; the first memory is None.
+
+The step size is multiplied by ``factor``. The memory of a kernel with an ``acceptance`` is the log density at z, its
+gradient, and the probability with which the last step was to be accepted.
+"""
 
 
 @dataclass(frozen=True)
 class Kernel(Recorded):
-    """One step of a chain, and the rows that each of its gradients is from; all of a client's where None."""
+    """One step of a chain, and the rows that each of its gradients is from; all of a client's where None.
+
+    With ``acceptance`` each chain has a step size of its own, which is moved towards that share of accepted steps.
+    """
 
     step: Step
     batch_size: int | None = None
+    acceptance: float | None = None
 
 
 @recorded
@@ -99,52 +110,160 @@ def preconditioned_sgld(
     positive("kernel.damping", damping)
     gamma = float(step)
 
-    def take_step(target: Target, z: Tensor, memory: Tree, key: Tensor, *words: str | int) -> tuple[Tensor, Tensor]:
+    def take_step(
+        target: Target, z: Tensor, memory: Tree, key: Tensor, *words: str | int, factor: Factor = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        step = gamma * factor
         _, gradient = target.at(z)
         square = (gradient / target.examples).to(z.dtype).square()
         v = square if memory is None else decay * memory + (1 - decay) * square
         g = 1 / (damping + v.sqrt())
-        return z + gamma * g * gradient + (2 * gamma * g).sqrt() * normal(key, z, *words), v
+        return z + step * g * gradient + (2 * step * g).sqrt() * normal(key, z, *words), v
 
     return Kernel(take_step, batch_size)
 
 
 @recorded
-def mala(*, step: float) -> Kernel:
+def mala(*, step: float | None = None, acceptance: float = 0.574) -> Kernel:
     """Langevin steps that are accepted or refused (Metropolis adjusted): the reference without bias.
 
     A step from z to y is taken with the probability min(1, p(y) q(z | y) / (p(z) q(y | z))), where q(. | z) is the
     normal density of the Langevin step from z. It needs p itself, so the gradient is over all of a client's rows.
 
-    Args:
-        step: gamma; too large a step is refused nearly always.
-    """
-    positive("kernel.step", step)
-    gamma = float(step)
+    Without ``step`` every chain finds one of its own (``tune``): clients with many rows make small steps, others large
+    ones. Draws that are made while it is still being found are not quite of p.
 
-    def step_or_stay(target: Target, z: Tensor, memory: Tree, key: Tensor, *words: str | int) -> tuple[Tensor, Tree]:
-        value, gradient = target.at(z) if memory is None else memory
-        proposed = z + gamma * gradient + math.sqrt(2 * gamma) * normal(key, z, *words, "proposal")
-        there, back = target.at(proposed)
-        forth = (proposed - z - gamma * gradient).double().square().sum()
-        home = (z - proposed - gamma * back).double().square().sum()
-        ratio = there - value + (forth - home) / (4 * gamma)
+    Args:
+        step: gamma, the same for all chains; too large a step is refused nearly always. By default it is found.
+        acceptance: the share of accepted steps to aim at where it is found. 0.574 is best for many numbers (Roberts and
+            Rosenthal 1998).
+    """
+    if step is None:
+        number("acceptance", acceptance, "> 0 and < 1", lambda x: 0 < x < 1)
+    else:
+        positive("kernel.step", step)
+    gamma = 1.0 if step is None else float(step)
+
+    def step_or_stay(
+        target: Target,
+        z: Tensor,
+        memory: Tree,
+        key: Tensor,
+        *words: str | int,
+        factor: Factor = 1.0,
+        root: Tensor | None = None,
+    ) -> tuple[Tensor, Tree]:
+        step = gamma * factor
+        value, gradient, _ = (*target.at(z), None) if memory is None else memory
+        xi = normal(key, z, *words, "proposal")
+        if root is None:
+            proposed = z + step * gradient + _sqrt(2 * step) * xi
+            there, back = target.at(proposed)
+            forth = (proposed - z - step * gradient).double().square().sum()
+            home = (z - proposed - step * back).double().square().sum()
+        else:  # the same in the coordinates root^-1 z
+            proposed = z + root @ (step * (root @ gradient) + _sqrt(2 * step) * xi)
+            there, back = target.at(proposed)
+            forth = 2 * step * xi.double().square().sum()
+            home = (step * (root @ (gradient + back)) + _sqrt(2 * step) * xi).double().square().sum()
+        ratio = there - value + (forth - home) / (4 * step)
         accepted = uniform(key, (), *words, "accept").log() < ratio  # a NaN is refused
-        kept = torch.where(accepted, there, value), torch.where(accepted, back, gradient)
+        chance = torch.where(ratio.isnan(), 0.0, ratio.clamp(max=0.0).exp()).double()
+        kept = torch.where(accepted, there, value), torch.where(accepted, back, gradient), chance
         return torch.where(accepted, proposed, z), kept
 
-    return Kernel(step_or_stay)
+    return Kernel(step_or_stay, acceptance=acceptance if step is None else None)
 
 
 def _make_langevin_step(step: float) -> Step:
     positive("kernel.step", step)
     gamma = float(step)
 
-    def take_step(target: Target, z: Tensor, memory: Tree, key: Tensor, *words: str | int) -> tuple[Tensor, Tree]:
+    def take_step(
+        target: Target, z: Tensor, memory: Tree, key: Tensor, *words: str | int, factor: Factor = 1.0
+    ) -> tuple[Tensor, Tree]:
+        step = gamma * factor
         _, gradient = target.at(z)
-        return z + gamma * gradient + math.sqrt(2 * gamma) * normal(key, z, *words), memory
+        return z + step * gradient + _sqrt(2 * step) * normal(key, z, *words), memory
 
     return take_step
+
+
+def _sqrt(x: Factor) -> Factor:
+    return x.sqrt() if isinstance(x, Tensor) else math.sqrt(x)
+
+
+class Tuning(NamedTuple):
+    """The step size of one chain: its logarithm, how many steps it was moved by, and the share of accepted steps.
+
+    The share is a running mean over the last hundred steps or so. ``root`` is the symmetric square root of the inverse
+    of the density's curvature, for steps that are as long in each direction as the density is wide; it is empty where z
+    has more than ``CURVED`` numbers.
+    """
+
+    log_step: Tensor
+    steps: Tensor
+    accepted: Tensor
+    root: Tree
+
+
+def begin_tuning(kernel: Kernel, z: Tensor) -> Tuning | None:
+    """The tuning of a chain that has made no step; None where the kernel's step size is fixed.
+
+    It begins at 1: what is far too large is refused, and falls by half in every step.
+    """
+    if kernel.acceptance is None:
+        return None
+    zero, size = torch.zeros((), dtype=torch.float64), z.numel()
+    root = torch.eye(size, dtype=z.dtype, device=z.device) if size <= CURVED else ()
+    return Tuning(zero, zero.clone(), zero + kernel.acceptance, root)
+
+
+def measure_curvature(target: Target, z: Tensor) -> Tensor:
+    """The symmetric square root of the inverse of minus the Hessian of the log density, from differences of gradients.
+
+    Where the density is not concave, the sizes of curvatures count. Where they are not finite, it is the identity.
+    """
+    size = len(z)
+    width = torch.finfo(z.dtype).eps ** (1 / 3) * z.square().mean().sqrt().clamp(min=1e-2)
+    identity = torch.eye(size, dtype=z.dtype, device=z.device)
+    _, here = target.at(z)
+    columns = [(here - target.at(z + width * identity[j])[1]) / width for j in range(size)]
+    hessian = torch.stack(columns).double()
+    hessian = (hessian + hessian.T) / 2
+    usable = hessian.isfinite().all()
+    values, vectors = torch.linalg.eigh(torch.where(usable, hessian, identity.double()))
+    size_of = values.abs().clamp(min=1e-12)
+    size_of = torch.maximum(size_of, 1e-8 * size_of.max())
+    root: Tensor = (vectors * size_of.rsqrt()) @ vectors.T
+    return root.to(z.dtype)
+
+
+def tune(kernel: Kernel, tuning: Tuning, chance: Tensor) -> Tuning:
+    """Move the logarithm of the step size by a gain times (chance to accept - acceptance aimed at).
+
+    The gain is 1 at first and falls to 0.02 (Robbins and Monro 1951): the density itself moves from round to round, so
+    it never ends.
+    """
+    gain = (1 + tuning.steps / 20).pow(-0.6).clamp(min=0.02)
+    return tuning._replace(
+        log_step=tuning.log_step + gain * (chance - kernel.acceptance),  # type: ignore[operator]
+        steps=tuning.steps + 1,
+        accepted=tuning.accepted + (chance - tuning.accepted) / (1 + tuning.steps).clamp(max=100),
+    )
+
+
+class Walk(NamedTuple):
+    """A piece of a chain: its points, the mean loss where gradients were taken, its tuning, whether it diverges.
+
+    ``model`` is the whole model that it began with.
+    """
+
+    points: list[Params]
+    model: Params
+    loss: Tensor
+    tuning: Tuning | None
+    diverges: Tensor
 
 
 def walk(
@@ -155,10 +274,13 @@ def walk(
     phase: str,
     *,
     passes: int,
-    keep: int,
+    keep: int | None,
     log_prior: Callable[[Tensor], Tensor],
-    loss_weight: float,
-) -> tuple[list[Params], Tensor]:
+    loss_weight: Factor,
+    tuning: Tuning | None = None,
+    tune_all: bool = True,
+    factor: float = 1.0,
+) -> Walk:
     """A chain in the personal parameters, towards exp(log_prior(z) - loss_weight * sum of losses).
 
     Args:
@@ -168,15 +290,19 @@ def walk(
         start: the first z, the personal parameters as one vector.
         phase: the name of the phase; each of its batches gives one step.
         passes: how often the chain goes through those batches.
-        keep: how many points to keep; what comes before them is burn-in.
+        keep: how many points to keep; what comes before them is burn-in. None keeps all.
         log_prior: of a vector z.
         loss_weight: what turns a loss into minus a log-likelihood.
+        tuning: the chain's own step size, where the kernel has none.
+        tune_all: whether the step size moves in the last pass, too. If not, its points are of the density itself.
+        factor: on the kernel's step size.
 
     Returns:
-        The points after the last steps, and the mean loss at the points where a gradient was taken and it is finite.
+        The points after the last steps. Losses that are not finite do not count in the mean.
     """
     like = {name: model[name] for name in work.personal}
     losses: list[Tensor] = []
+    values: list[Tensor] = []
 
     def target(loss_of: LossFunction, batch: Batch) -> Target:
         def objective(at: Params) -> tuple[Tensor, Params]:
@@ -187,23 +313,64 @@ def walk(
         def at(z: Tensor) -> tuple[Tensor, Tensor]:
             gradient, value, seen = work.gradient(objective, {Z: z})
             losses.append(seen["loss"].double())
+            values.append(value.double())
             return value, gradient[Z]
 
         return Target(at, work.examples)
 
     loss_of, batches = reuse_rows(work, model, work.personal, work.batches(phase))
-    z, memory, k = start, None, 0
+    z, k = start, 0
+    memory: Tree = None
     points: deque[Params] = deque(maxlen=keep)
-    for _ in range(passes):
+    for left in reversed(range(passes)):
         for batch in batches:
-            z, memory = kernel.step(target(loss_of, batch), z, memory, work.key, work.turn, "chain", k)
+            own: dict[str, Any] = {"factor": factor}
+            if tuning is not None:
+                if k == 0 and isinstance(tuning.root, Tensor) and (tune_all or left):
+                    tuning = tuning._replace(root=measure_curvature(target(loss_of, batch), z))
+                    losses.clear()
+                    values.clear()
+                own["factor"] = (factor * tuning.log_step.exp()).to(z.dtype)
+                own |= {"root": tuning.root} if isinstance(tuning.root, Tensor) else {}
+            z, memory = kernel.step(target(loss_of, batch), z, memory, work.key, work.turn, "chain", k, **own)
+            if tuning is not None and (tune_all or left):
+                tuning = tune(kernel, tuning, memory[2])
             points.append(from_vector(z, like))
             k += 1
     if not losses:
-        return list(points), torch.zeros_like(work.examples)
+        return Walk(list(points), model, torch.zeros_like(work.examples), tuning, work.examples < 0)
     seen = torch.stack(losses)
     fine = seen.isfinite()  # a refused proposal may lie where the loss is not; a chain that went there shows in z
-    return list(points), torch.where(fine, seen, 0).sum() / fine.sum()
+    loss = torch.where(fine, seen, 0).sum() / fine.sum()
+    refuses = isinstance(memory, tuple)
+    end = memory[0].double() if refuses else values[-1]
+    return Walk(
+        list(points), model, loss, tuning, diverges(values, end, len(start), noisy=kernel.batch_size is not None)
+    )
+
+
+def diverges(values: list[Tensor], end: Tensor, size: int, *, noisy: bool) -> Tensor:
+    """Whether the log density fell in a turn by more than a chain that is well can make it fall.
+
+    Under p itself the logarithm of a normal density of d numbers lies d / 2 below its largest value on average, with a
+    deviation of sqrt(d / 2). A chain that falls by more than d + 10 (sqrt(d) + 1) in one turn is leaving the density:
+    its step is too large. A NaN counts as a fall.
+
+    Args:
+        values: the log density where gradients were taken, in their order.
+        end: at the end of the chain.
+        size: d.
+        noisy: whether values are from minibatches. Then quarters of the turn are compared; ten times their spread is
+            allowed besides; fewer than eight values say nothing.
+    """
+    allowed = size + 10 * (math.sqrt(size) + 1)
+    if not noisy:
+        return ~(end > values[0] - allowed)
+    if len(values) < 8:
+        return torch.zeros_like(end, dtype=torch.bool)
+    quarter = len(values) // 4
+    first, last = torch.stack(values[:quarter]), torch.stack(values[-quarter:])
+    return ~(last.mean() > first.mean() - allowed - 10 * first.std(correction=0))
 
 
 KERNELS: dict[str, Callable[..., Kernel]] = {

@@ -30,6 +30,10 @@ class Prior(Recorded):
     with its normaliser (what does not depend on beta and z may be left out); ``centre(beta)`` is where a chain of a
     client never asked begins; ``draw(beta, key, *words)`` draws a z by ``moiety.random``. ``hyper(beta)`` is log
     p(beta), 0 by default, and ``project(beta)`` keeps beta in its set.
+
+    ``precondition(beta, gradient)`` turns the gradient of log p(z | beta) into a natural one, and ``advance(beta,
+    change)`` makes such a step. A whole step with the mean over draws then leads to the beta under which the draws are
+    most likely (the M-step of an EM algorithm), or near it, whatever the units of z.
     """
 
     init: Callable[[Tensor], Params]
@@ -38,12 +42,14 @@ class Prior(Recorded):
     draw: Callable[..., Tensor]
     hyper: Callable[[Params], Tensor] | None = None
     project: Callable[[Params], Params] = lambda beta: beta
+    precondition: Callable[[Params, Params], Params] | None = None
+    advance: Callable[[Params, Params], Params] | None = None
 
 
 @recorded
 def gaussian(
     *,
-    scale: float = 1.0,
+    scale: float | None = 1.0,
     mean: float | None = None,
     spread: str = "common",
     least: float = 1e-4,
@@ -54,7 +60,8 @@ def gaussian(
     """Normal with mean mu and standard deviation sigma: beta = (mu, log sigma), so that sigma is positive.
 
     Args:
-        scale: sigma at first.
+        scale: sigma at first. None takes the size of the model's first personal values (their root mean square), which
+            a good initialisation has chosen for its layer; 1 where they are 0.
         mean: mu at first, one number for all; by default the model's first personal values.
         spread: ``common``, one sigma for all numbers (the paper's), or ``element``, one for each.
         least: sigma never goes below this.
@@ -63,13 +70,13 @@ def gaussian(
         scale_decay: log p(log sigma) = -(scale_decay / 2) ||log sigma - log scale||^2.
     """
     options = (scale, mean, spread, least, most, mean_decay, scale_decay)
-    return _location_scale(lambda x: -x.square() / 2, normal, *options)
+    return _location_scale(lambda x: -x.square() / 2, normal, 2, *options)
 
 
 @recorded
 def laplace(
     *,
-    scale: float = 1.0,
+    scale: float | None = 1.0,
     mean: float | None = None,
     spread: str = "common",
     least: float = 1e-4,
@@ -82,7 +89,7 @@ def laplace(
     The arguments are those of ``gaussian``, with s in the place of sigma.
     """
     options = (scale, mean, spread, least, most, mean_decay, scale_decay)
-    return _location_scale(lambda x: -x.abs(), draw_laplace, *options)
+    return _location_scale(lambda x: -x.abs(), draw_laplace, 1, *options)
 
 
 def draw_laplace(key: Tensor, like: Tensor, *words: str | int) -> Tensor:
@@ -94,7 +101,8 @@ def draw_laplace(key: Tensor, like: Tensor, *words: str | int) -> Tensor:
 def _location_scale(
     log_shape: Callable[[Tensor], Tensor],
     noise: Callable[..., Tensor],
-    scale: float,
+    power: int,
+    scale: float | None,
     mean: float | None,
     spread: str,
     least: float,
@@ -102,11 +110,17 @@ def _location_scale(
     mean_decay: float,
     scale_decay: float,
 ) -> Prior:
-    """The prior of mu + s x, where x has the log density ``log_shape`` (up to a constant) and is drawn by ``noise``."""
-    for name, value in {"scale": scale, "least": least, "most": most}.items():
+    """The prior of mu + s x, where x has the log density ``log_shape`` (up to a constant) and is drawn by ``noise``.
+
+    ``log_shape`` is -|x|^power / power: the mean of |z - mu|^power over draws is the best s^power.
+    """
+    for name, value in {"least": least, "most": most}.items():
         positive(f"prior.{name}", value)
     must(least <= most, "prior.least", f"at most prior.most, {most}", least)
-    must(least <= scale <= most, "prior.scale", f"from {least} to {most}", scale)
+    if scale is not None:
+        positive("prior.scale", scale)
+        must(least <= scale <= most, "prior.scale", f"from {least} to {most}", scale)
+    must(scale is not None or not scale_decay, "prior.scale", "given with scale_decay, which pulls to it", scale)
     for name, value in {"mean_decay": mean_decay, "scale_decay": scale_decay}.items():
         number(f"prior.{name}", value, ">= 0 and finite", lambda x: 0 <= x < math.inf)
     if mean is not None:
@@ -116,14 +130,18 @@ def _location_scale(
     def init(z: Tensor) -> Params:
         shape = z if spread == "element" else z.new_zeros(())
         centre = z.clone() if mean is None else torch.full_like(z, mean)
-        return {"mean": centre, "log_scale": torch.full_like(shape, math.log(scale))}
+        if scale is not None:
+            return {"mean": centre, "log_scale": torch.full_like(shape, math.log(scale))}
+        size = z.detach().square().mean().sqrt()
+        first = torch.where(size > 0, size, 1.0).clamp(least, most)
+        return {"mean": centre, "log_scale": first.log() + torch.zeros_like(shape)}
 
     def log_density(beta: Params, z: Tensor) -> Tensor:
         log_scale = beta["log_scale"].expand(z.shape)
         return (log_shape((z - beta["mean"]) * (-log_scale).exp()) - log_scale).sum()
 
     def hyper(beta: Params) -> Tensor:
-        away = beta["log_scale"] - math.log(scale)
+        away = beta["log_scale"] - math.log(1.0 if scale is None else scale)
         return -(mean_decay * beta["mean"].square().sum() + scale_decay * away.square().sum()) / 2
 
     def project(beta: Params) -> Params:
@@ -132,8 +150,19 @@ def _location_scale(
     def draw(beta: Params, key: Tensor, *words: str | int) -> Tensor:
         return beta["mean"] + beta["log_scale"].exp() * noise(key, beta["mean"], *words)
 
-    asked = bool(mean_decay or scale_decay)
-    return Prior(init, log_density, lambda beta: beta["mean"], draw, hyper if asked else None, project)
+    def precondition(beta: Params, gradient: Params) -> Params:
+        """Divided by the Fisher information: 1 / s^2 for a mean, ``power`` for log s of one number."""
+        numbers = beta["mean"].numel() / beta["log_scale"].numel()
+        variance = (2 * beta["log_scale"]).exp()
+        return {"mean": variance * gradient["mean"], "log_scale": gradient["log_scale"] / (power * numbers)}
+
+    def advance(beta: Params, change: Params) -> Params:
+        """s^power moves, not log s: a step of 1 then ends at the draws' own s, however far that is."""
+        growth = torch.log1p((power * change["log_scale"]).clamp(min=-0.9)) / power
+        return {"mean": beta["mean"] + change["mean"], "log_scale": beta["log_scale"] + growth}
+
+    given = hyper if mean_decay or scale_decay else None
+    return Prior(init, log_density, lambda beta: beta["mean"], draw, given, project, precondition, advance)
 
 
 PRIORS: dict[str, Callable[..., Prior]] = {"gaussian": gaussian, "laplace": laplace}

@@ -59,6 +59,8 @@ def client_functions(problem: Problem, algorithm: Algorithm) -> dict[str, Client
         "score_both": both_function(problem, algorithm),
         "score_shared": shared_function(problem, algorithm),
     }
+    if algorithm.posterior and algorithm.posterior.go_on:
+        functions["go_on"] = ClientFunction(algorithm.posterior.go_on, ("sample",))
     return functions | ({"predict": predict_function(problem, algorithm)} if problem.task.sets else {})
 
 

@@ -87,6 +87,12 @@ def split_from(spec: Spec | str, model: nn.Module, where: str = "split") -> Spli
     return build(where, SPLITS, spec, {"local_model": MODELS}, {"model": model})
 
 
+def suit_loss(algorithm: Algorithm, loss: Any) -> Algorithm:
+    """The algorithm with what it leaves to the loss; a file knows it by what the user gave."""
+    suited = algorithm.posterior.for_loss(loss) if algorithm.posterior else None
+    return algorithm if suited is None else replace(suited, spec=algorithm.spec)
+
+
 def make_problem(
     model: nn.Module | Task,
     data: FederatedData,

@@ -15,7 +15,7 @@ from moiety.data import FederatedData
 from moiety.files import lock_folder
 from moiety.loop.round import begin_progress
 from moiety.run import folder as files
-from moiety.run.build import make_problem, make_run
+from moiety.run.build import make_problem, make_run, suit_loss
 from moiety.run.checkpoint import store_first_states
 from moiety.run.checks import check_kinds
 from moiety.run.identity import new_identity
@@ -91,6 +91,7 @@ def fit(
     with show_progress(progress, name) as shown, contextlib.ExitStack() as locked:
         log.info("checking model and data")
         options = complete_options(options, model, data, algorithm)
+        algorithm = suit_loss(algorithm, options.loss)
         problem = make_problem(model, data, algorithm, split, options)
         check_memory(problem, algorithm, options, on_disk=out is not None)
         earlier = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,8 @@ from moiety.loop.evaluate import EVALUATION_BATCH, adapt_phases, client_function
 from moiety.loop.round import Loop
 from moiety.random import hash_words
 from moiety.run.checks import check_targets, match_columns
-from moiety.types import Algorithm, Batch, Params, Tree
+from moiety.run.draws import Draws, draw_enough, judge_draws, or_none
+from moiety.types import Algorithm, Batch, Params, Posterior, Tree
 
 SMALLER = "Smaller steps may help."
 
@@ -38,17 +40,44 @@ def current_state(loop: Loop, at: int, algorithm: Algorithm) -> Tree:
     return state
 
 
-def predicting_state(loop: Loop, at: int, refresh: bool) -> Tree:
+def predicting_state(loop: Loop, at: int, fresh: bool) -> Tree:
     """The state with which the client at a position predicts: its own, or what the algorithm's rule makes of it now.
 
     The rule serves where it is asked for, where clients keep no state, and for a client that was never asked.
     """
     algorithm = loop.algorithm
-    if algorithm.posterior and algorithm.stateful and (refresh or at not in loop.progress.store.owners()):
+    if algorithm.posterior and algorithm.stateful and (fresh or at not in loop.progress.store.owners()):
         algorithm = replace(algorithm, stateful=False)
     state = current_state(loop, at, algorithm)
     must(bool(tree.is_finite(state)), "client", "one whose draws stay finite", loop.problem.data.ids[at], SMALLER)
     return state
+
+
+def draw_client(loop: Loop, at: int, draws: int) -> Draws:
+    """New draws of the client at a position, so many of them effective."""
+    state = predicting_state(loop, at, fresh=True)
+    (result,) = _go_on(loop, loop.problem, [at], [state], draws)
+    return result
+
+
+def draw_newcomer(loop: Loop, loss: str | None, data: Mapping[str, Any] | None, passes: int, draws: int) -> Draws:
+    """The same for a client never seen; one without data has independent draws from the population."""
+    if data is None:
+        points = _sample_population(loop, draws).samples
+        return Draws(points, float(draws), 1.0)
+    guest = _make_guest(loop, loss, data)
+    key = newcomer_key(loop.problem.seed, guest.data.columns)
+    (result,) = _go_on(loop, guest, [0], [newcomer_state(loop, loss, data, passes)], draws, [key])
+    return result
+
+
+def _go_on(
+    loop: Loop, problem: Problem, clients: Sequence[int], states: Sequence[Tree], draws: int, keys: Any = None
+) -> list[Draws]:
+    received = problem.broadcast(loop.algorithm, loop.progress.server)
+    engine = Sequential(problem, client_functions(problem, loop.algorithm))
+    how = {"round": loop.progress.round, "keys": keys}
+    return draw_enough(problem, loop.algorithm, engine, received, clients, states, draws, **how)
 
 
 def newcomer_state(loop: Loop, loss: str | None, data: Mapping[str, Any] | None, passes: int) -> Tree:
@@ -58,22 +87,11 @@ def newcomer_state(loop: Loop, loss: str | None, data: Mapping[str, Any] | None,
     without data has draws from the population.
     """
     problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
-    received, first = problem.broadcast(algorithm, now.server), problem.first_state(algorithm)
     if data is None:
-        if algorithm.posterior is None:
-            hint = "A client needs data for a model of its own; run.export() gives the shared model."
-            refuse("data", f"given for {algorithm.name}", None, hint)
-        own_key = torch.tensor(hash_words("new client", problem.seed), device=problem.device)
-        return algorithm.posterior.population(own_key, received, first)
-    kind("data", data, Mapping, "a mapping of columns")
-    fed = from_clients({"new client": match_columns("data", data, problem.data.columns)}, test=0.0)
-    guest = replace(problem, data=fed, columns=to_tensors(fed.columns, problem.task, problem.device))
-    with torch.no_grad():
-        few = {name: column[:1] for name, column in guest.columns.items()}
-        output = problem.task.predict(problem.task.init, few)
-    check_targets(loss, guest.columns, fed, output)
-    state: Tree = first
-    key = newcomer_key(problem.seed, fed.columns)
+        return _sample_population(loop)
+    guest = _make_guest(loop, loss, data)
+    received, state = problem.broadcast(algorithm, now.server), problem.first_state(algorithm)
+    key = newcomer_key(problem.seed, guest.data.columns)
     engine = Sequential(guest, client_functions(problem, algorithm))
     for k in range(passes):
         (job,) = guest.make_jobs(adapt_phases(algorithm), [0], [state], "onboard", k, part="train")
@@ -82,20 +100,55 @@ def newcomer_state(loop: Loop, loss: str | None, data: Mapping[str, Any] | None,
     return state
 
 
+def _sample_population(loop: Loop, *count: int) -> Tree:
+    """The state of a client without data."""
+    problem, algorithm = loop.problem, loop.algorithm
+    if algorithm.posterior is None:
+        hint = "A client needs data for a model of its own; run.export() gives the shared model."
+        refuse("data", f"given for {algorithm.name}", None, hint)
+    own_key = torch.tensor(hash_words("new client", problem.seed), device=problem.device)
+    received = problem.broadcast(algorithm, loop.progress.server)
+    return algorithm.posterior.population(own_key, received, problem.first_state(algorithm), *count)
+
+
+def _make_guest(loop: Loop, loss: str | None, data: Mapping[str, Any]) -> Problem:
+    """The problem with one client never seen in the place of all others; its rows are checked."""
+    problem = loop.problem
+    kind("data", data, Mapping, "a mapping of columns")
+    fed = from_clients({"new client": match_columns("data", data, problem.data.columns)}, test=0.0)
+    guest = replace(problem, data=fed, columns=to_tensors(fed.columns, problem.task, problem.device))
+    with torch.no_grad():
+        few = {name: column[:1] for name, column in guest.columns.items()}
+        output = problem.task.predict(problem.task.init, few)
+    check_targets(loss, guest.columns, fed, output)
+    return guest
+
+
 def newcomer_key(seed: int, columns: Mapping[str, np.ndarray]) -> int:
     """The key of a client never seen, for ``moiety.random``: a hash of its rows."""
     rows = {name: hashlib.blake2b(column.tobytes()).hexdigest() for name, column in columns.items()}
     return hash_words("new client", seed, *(f"{name} {rows[name]}" for name in sorted(rows)))
 
 
-def predict_draws(loop: Loop, state: Tree, columns: Batch) -> Predictive:
+def predict_draws(loop: Loop, state: Tree | Draws, columns: Batch) -> Predictive:
     """The outputs of a client's model for each draw of its personal part; for its one model where it has no draws."""
     problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
     received = problem.broadcast(algorithm, now.server)
-    shared, personal = algorithm.personal_model(received, state)
-    draws: Params = {name: p.unsqueeze(0) for name, p in personal.items()}
-    if algorithm.posterior is not None:
-        draws = algorithm.posterior.samples(received, state)
+    posterior = algorithm.posterior
+    known: dict[str, Any] = {}
+    if posterior is None:
+        shared, personal = algorithm.personal_model(received, state)
+        draws: Params = {name: p.unsqueeze(0) for name, p in personal.items()}
+    else:
+        shared, _ = algorithm.personal_model(received, problem.first_state(algorithm))
+        result = state if isinstance(state, Draws) else _judge_state(posterior, received, state)
+        draws = result.points
+        known = {"effective": or_none(result.effective), "rhat": or_none(result.rhat)}
+        if result.diverges:
+            warnings.warn(
+                f"The client's chain left its density: its draws are not to be trusted. {SMALLER}", stacklevel=3
+            )
+        known["noise"] = posterior.noise(received)
     count = len(next(iter(draws.values()))) if draws else 1
     rows = len(next(iter(columns.values())))
     outputs = []
@@ -107,7 +160,13 @@ def predict_draws(loop: Loop, state: Tree, columns: Batch) -> Predictive:
                 for at in range(0, rows, EVALUATION_BATCH)
             ]
             outputs.append(torch.cat(parts))
-    return Predictive(torch.stack(outputs).double().cpu().numpy())
+    return Predictive(torch.stack(outputs).double().cpu().numpy(), **known)
+
+
+def _judge_state(posterior: Posterior, received: Params, state: Tree) -> Draws:
+    """The draws that a state holds, and what they are worth."""
+    points = posterior.samples(received, state)
+    return Draws(points, *judge_draws(points), bool(posterior.report(state).get("diverges", False)))
 
 
 def input_columns(problem: Problem, inputs: Sequence[str], x: Any) -> Batch:

@@ -19,7 +19,7 @@ from moiety.files import lock_folder
 from moiety.loop.round import begin_progress
 from moiety.run import folder as files
 from moiety.run.best import restore_round
-from moiety.run.build import algorithm_from, make_problem, make_run, model_from, own_part, split_from
+from moiety.run.build import algorithm_from, make_problem, make_run, model_from, own_part, split_from, suit_loss
 from moiety.run.callbacks import BestCheckpoint, EarlyStopping
 from moiety.run.checkpoint import (
     PROGRESS,
@@ -193,6 +193,7 @@ def reopen(
     hint = "Leave them out, or begin another run."
     same = options.settings.attackers == config["run"].get("attackers")  # the folder names them
     must(same, "attackers", "those that the run began with", given.settings and given.settings.attackers, hint)
+    algorithm = suit_loss(algorithm, options.loss)
     problem = make_problem(model, data, algorithm, split, options, check=not any_data)
     if not any_data:
         check_memory(problem, algorithm, options, on_disk=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import html
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +25,16 @@ from moiety.loop.round import Loop, Progress
 from moiety.reports.curves import draw_history
 from moiety.reports.ended import Result
 from moiety.reports.summary import html_of, summarise_end
-from moiety.run.predict import current_state, input_columns, newcomer_state, predict_draws, predicting_state
+from moiety.run.draws import Draws
+from moiety.run.predict import (
+    current_state,
+    draw_client,
+    draw_newcomer,
+    input_columns,
+    newcomer_state,
+    predict_draws,
+    predicting_state,
+)
 from moiety.run.raw import is_table, name_outputs, prepare_examples, prepare_inputs, wrap_model
 from moiety.run.settings import check_part
 from moiety.split.grafts import merge_updates, remove_hooks
@@ -39,8 +49,9 @@ class Run:
     """A finished (or resumed and finished) run.
 
     ``history`` has a row per evaluation, ``clients`` a row per client at the end: ``n``, ``loss`` and ``metric`` of the
-    personal model, ``shared_loss`` and ``shared_metric`` of the shared model alone, ``gain`` and ``hurt``. ``unseen``
-    has such rows for clients that training never saw, each with the model that ``onboard`` makes for it.
+    personal model, ``shared_loss`` and ``shared_metric`` of the shared model alone, ``gain`` and ``hurt``, and, with
+    draws of a posterior, what these are worth (docs/uncertainty.md). ``unseen`` has such rows for clients that training
+    never saw, each with the model that ``onboard`` makes for it.
     ``ledger`` holds bytes, FLOPs and memory. ``folder`` is where the run was written, if it was.
 
     Where the data come from a table (``from_frame``), ``predict``, ``predictive``, ``onboard`` and the models that
@@ -201,7 +212,13 @@ class Run:
         return self._loop.problem.data.class_names
 
     def predictive(
-        self, client: int | str | Mapping[str, Any] | Any | None, x: Any, *, refresh: bool = False, passes: int = 1
+        self,
+        client: int | str | Mapping[str, Any] | Any | None,
+        x: Any,
+        *,
+        draws: int | None = None,
+        fresh: bool = False,
+        passes: int = 1,
     ) -> Predictive:
         """What a client's model predicts for examples, with its uncertainty where the algorithm has a posterior.
 
@@ -212,29 +229,47 @@ class Run:
             client: one of the run; or the training columns of a client never seen, as for ``onboard``; or None for a
                 client without data, which is predicted by draws from the population.
             x: the examples: columns by name, or an array where the model takes one column; as for ``predict``.
-            refresh: let a client of the run draw anew, at the parameters that training ended with.
+            draws: make new draws, until so many of them are effective; a warning says where that cannot be had. Without
+                it there are as many as a client keeps, whatever they are worth.
+            fresh: let a client of the run draw anew, at the parameters that training ended with. With ``draws`` it does
+                so in any case.
             passes: for a client never seen, as in ``onboard``.
         """
-        loop = self._loop
-        kind("refresh", refresh, bool, "true or false")
+        loop, data = self._loop, self._loop.problem.data
+        kind("fresh", fresh, bool, "true or false")
         whole("passes", passes, 1)
-        columns = input_columns(loop.problem, self._inputs(), prepare_inputs(loop.problem.data, x))
+        if draws is not None:
+            whole("draws", draws, 1)
+        columns = input_columns(loop.problem, self._inputs(), prepare_inputs(data, x))
+        several = draws is not None and loop.algorithm.posterior is not None
+        state: Tree | Draws
         if client is None or isinstance(client, Mapping) or is_table(client):
-            state = newcomer_state(loop, self._loss, prepare_examples(loop.problem.data, client), passes)
+            rows = prepare_examples(data, client)
+            if several:
+                state = draw_newcomer(loop, self._loss, rows, passes, draws or 1)
+            else:
+                state = newcomer_state(loop, self._loss, rows, passes)
         else:
-            at, known = loop.problem.data.index(client), loop.algorithm.stateful and not refresh
+            at, known = data.index(client), loop.algorithm.stateful and not fresh and not several
             owner = loop.algorithm.posterior is None or at in loop.progress.store.owners()
             self._need_data(unless=known and owner)
-            state = predicting_state(loop, at, refresh)
-        return replace(predict_draws(loop, state, columns), loss=self._loss)
+            state = draw_client(loop, at, draws or 1) if several else predicting_state(loop, at, fresh)
+        prediction = replace(predict_draws(loop, state, columns), loss=self._loss)
+        if several and prediction.effective is not None and prediction.effective < (draws or 1):
+            got = f"{prediction.effective:.1f} of {draws} draws are effective after the longest chain"
+            warnings.warn(f"{got}, split R-hat is {prediction.rhat:.2f}: trust them as far as that.", stacklevel=2)
+        return prediction
 
-    def calibration(self, part: str = "test", *, bins: int = 15, refresh: bool = False) -> tuple[list[Row], Row]:
+    def calibration(
+        self, part: str = "test", *, bins: int = 15, draws: int | None = None, fresh: bool = False
+    ) -> tuple[list[Row], Row]:
         """Accuracy, calibration error, Brier score and log-likelihood of every client's averaged predictions.
 
         Args:
             part: ``train``, ``validation`` or ``test`` rows.
             bins: of confidence, for the calibration error.
-            refresh: as in ``predictive``.
+            draws: as in ``predictive``.
+            fresh: as in ``predictive``.
 
         Returns:
             A row for each client that has such rows, and one for all their examples together.
@@ -246,7 +281,13 @@ class Run:
         for at in np.flatnonzero(data.sizes(part)):
             rows = data.at(int(at), part)
             columns = input_columns(self._loop.problem, inputs, {name: rows[name] for name in inputs or rows})
-            outputs = predict_draws(self._loop, predicting_state(self._loop, int(at), refresh), columns)
+            several = draws is not None and self._loop.algorithm.posterior is not None
+            state = (
+                draw_client(self._loop, int(at), draws or 1)
+                if several
+                else predicting_state(self._loop, int(at), fresh)
+            )
+            outputs = predict_draws(self._loop, state, columns)
             predictions[str(data.ids[int(at)])] = (replace(outputs, loss=self._loss).probabilities, rows["y"])
         return calibration_rows(predictions, bins=bins)
 

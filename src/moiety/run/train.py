@@ -19,6 +19,7 @@ from moiety.loop.round import Loop
 from moiety.run import folder as files
 from moiety.run.best import is_good, restore_round
 from moiety.run.checkpoint import find_checkpoint, save_checkpoint
+from moiety.run.draws import add_chain_columns
 from moiety.run.protocol import Callbacks
 from moiety.run.result import Run, one_thread
 from moiety.run.unseen import score_unseen
@@ -63,6 +64,7 @@ def train(run: Run, callbacks: Callbacks) -> Run:
         if not run.clients:  # resumed after its end, or back at another round
             _evaluate(run, math.nan, seconds)
         run.unseen = score_unseen(loop, run._loss, options["evaluate_on"])
+        add_chain_columns(loop, run.clients)
     run.ledger = loop.progress.ledger.as_dict()
     if folder:
         notes = {"stopped": run.stopped, "restored": run.restored}

@@ -1,0 +1,158 @@
+"""Is a newcomer of FedPop, at its defaults, no worse with its own rows than without?
+
+For each population a federation is trained with ``mo.fedpop()``. Then clients that it never saw are predicted twice: by
+the learned prior alone (``run.predictive(None, x)``) and with a few rows of their own. The score is the mean negative
+log-likelihood of their test rows (for regression, of the mixture of normals around the draws).
+
+    python -m benchmarks.newcomers --seeds 3
+
+UCI HAR and AudioMNIST are read from the folder of ``MOIETY_DATA``; the two other populations are drawn here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.special import logsumexp
+
+import moiety as mo
+from benchmarks.coverage import SHAPES, draw_population, draw_rows, fit_population
+
+DRAWS = 20
+"""Effective draws, with rows and without: the average of more predictions has less log-loss."""
+ROUNDS = 100
+Rows = dict[str, np.ndarray]
+
+
+class Guest(NamedTuple):
+    """A client never seen: its own rows, and rows to test on."""
+
+    own: Rows
+    test: Rows
+
+
+def log_loss(prediction: Any, y: np.ndarray) -> float:
+    """The mean negative log-likelihood of labels, or of observations where there is noise."""
+    if prediction.noise is None:
+        return float(-np.log(prediction.probabilities[np.arange(len(y)), y]).mean())
+    away = (prediction.outputs[..., 0] - y[:, 0]) / prediction.noise
+    each = logsumexp(-(away**2) / 2, axis=0) - np.log(len(away)) - np.log(prediction.noise) - np.log(2 * np.pi) / 2
+    return float(-each.mean())
+
+
+def compare(run: mo.Run, guests: list[Guest], inputs: tuple[str, ...]) -> dict[str, Any]:
+    """The loss of newcomers with and without their rows, and how many are worse off with them."""
+    pairs = []
+    for guest in guests:
+        x = guest.test[inputs[0]] if len(inputs) == 1 else {name: guest.test[name] for name in inputs}
+        losses = [log_loss(run.predictive(who, x, draws=DRAWS), guest.test["y"]) for who in (guest.own, None)]
+        pairs.append(losses)
+    with_rows, without = np.array(pairs).T
+    sent = run.broadcast()
+    return {
+        "with": float(with_rows.mean()),
+        "without": float(without.mean()),
+        "worse": int((with_rows > without).sum()),
+        "of": len(guests),
+        "scale": float(sent["prior:log_scale"].exp()),
+    }
+
+
+def measure_people(
+    name: str, options: dict[str, Any], own: int, train: int, held_out: float, seed: int
+) -> dict[str, Any]:
+    """People of a data set: some are held out, the others have ``train`` rows each, newcomers ``own``."""
+    fed = mo.data.load(name, test=0.0, **options)
+    rng = np.random.default_rng([seed, 6])
+    order = rng.permutation(len(fed))
+    count = int(held_out * len(fed))
+    people = []
+    for i in order.tolist():
+        rows = fed.at(i)
+        some = rng.permutation(len(rows["y"]))[:100]
+        people.append({"x": rows["x"][some].reshape(len(some), -1).astype(np.float32), "y": rows["y"][some]})
+    known = people[count:]
+    seen = np.concatenate([p["x"][:train] for p in known])
+    mean, spread = seen.mean(0), seen.std(0) + 1e-3
+    for p in people:
+        p["x"] = ((p["x"] - mean) / spread).astype(np.float32)
+    data = mo.data.from_clients({f"p{i}": {k: v[:train] for k, v in p.items()} for i, p in enumerate(known)}, test=0.0)
+    classes = int(max(p["y"].max() for p in people)) + 1
+    model = mo.models.mlp(seen.shape[1], classes, hidden=(16,), seed=seed)
+    run = fit(model, data, mo.split.output_layer(model), seed)
+    guests = [Guest({k: v[:own] for k, v in p.items()}, {k: v[own:] for k, v in p.items()}) for p in people[:count]]
+    return compare(run, guests, ("x",))
+
+
+def fit(model: Any, data: mo.FederatedData, split: Any, seed: int) -> mo.Run:
+    """A run at the defaults."""
+    settings = mo.Settings(evaluate_every=ROUNDS)
+    how = {"split": split, "rounds": ROUNDS, "seed": seed, "engine": "vectorised", "settings": settings}
+    return mo.fit(model, data, mo.fedpop(), **how)
+
+
+def measure_slopes(seed: int) -> dict[str, Any]:
+    """The population ``slopes`` of ``benchmarks.coverage``."""
+    known, new = draw_population(SHAPES["slopes"], 100, seed)
+    run, rng, guests = fit_population(known, ROUNDS, seed), np.random.default_rng([seed, 7]), []
+    for rows, z in zip(new.clients[:20], new.z, strict=False):
+        a, b = draw_rows(new.shape, 50, rng)
+        y = a @ new.u + b @ z + new.shape.noise * rng.normal(size=50)
+        guests.append(Guest(rows, {"a": a, "b": b, "y": y[:, None]}))
+    return compare(run, guests, ("a", "b"))
+
+
+def measure_logistic(seed: int) -> dict[str, Any]:
+    """Three classes by z_i x with z_i ~ N(mu, 1), 4 columns; 12 rows a client, newcomers 5."""
+    rng = np.random.default_rng([seed, 8])
+    mu = rng.normal(size=(4, 3))
+
+    def draw(count: int) -> Rows:
+        x = rng.normal(size=(count, 4)).astype(np.float32)
+        logits = x @ (mu + rng.normal(size=(4, 3)))
+        y = (logits + rng.gumbel(size=logits.shape)).argmax(1)
+        return {"x": x, "y": y}
+
+    data = mo.data.from_clients({f"c{i}": draw(12) for i in range(100)}, test=0.0)
+    model = mo.models.linear(4, 3, seed=seed)
+    run = fit(model, data, mo.split.everything(model), seed)
+    guests = []
+    for _ in range(20):
+        rows = draw(105)
+        guests.append(Guest({k: v[:5] for k, v in rows.items()}, {k: v[5:] for k, v in rows.items()}))
+    return compare(run, guests, ("x",))
+
+
+POPULATIONS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "slopes": measure_slopes,
+    "logistic": measure_logistic,
+    "uci_har": lambda seed: measure_people("uci_har", {"features": "statistics"}, 5, 5, 0.2, seed),
+    "audiomnist": lambda seed: measure_people("audiomnist", {}, 20, 40, 0.2, seed),
+}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--populations", default=",".join(POPULATIONS))
+    parser.add_argument("--out", type=Path, default=None)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for name in given.populations.split(","):
+        for seed in range(given.seeds):
+            rows.append({"population": name, "seed": seed, **POPULATIONS[name](seed)})
+            print(json.dumps(rows[-1]), flush=True)
+    if given.out is not None:
+        given.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

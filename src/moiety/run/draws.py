@@ -1,0 +1,135 @@
+"""New draws of clients' personal parts, until as many as were asked for are effective."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from moiety import tree
+from moiety.engines.base import Engine, RoundInfo
+from moiety.engines.problem import Problem
+from moiety.evaluation import Row
+from moiety.evaluation.chains import LEAST_DRAWS, judge_chain
+from moiety.loop.evaluate import adapt_phases
+from moiety.loop.round import Loop
+from moiety.types import Algorithm, Params, Tree
+
+CHUNK = 100
+"""Steps of a chain in one call."""
+FIRST_LOOK, LONGEST = 4, 400
+"""A chain is judged when it has so many steps for each draw that was asked for, and ends when it has so many."""
+
+
+class Draws(NamedTuple):
+    """Draws one below the other, what they are worth, and how far the halves of their chain agree (split R-hat)."""
+
+    points: Params
+    effective: float
+    rhat: float
+    diverges: bool = False
+
+
+def draw_enough(
+    problem: Problem,
+    algorithm: Algorithm,
+    engine: Engine,
+    received: Params,
+    clients: Sequence[int],
+    states: Sequence[Tree],
+    draws: int,
+    *,
+    round: int,
+    keys: Sequence[int] | None = None,
+) -> list[Draws]:
+    """Go on with clients' chains from ``states`` until ``draws`` of their points are effective.
+
+    The longer a chain, the rarer it is judged. Its points are then thinned to ``draws``, evenly. A chain that is not
+    worth so many after ``LONGEST`` steps for each ends there.
+
+    Args:
+        problem: whose data has the clients.
+        algorithm: with a posterior.
+        engine: with the functions of ``client_functions``.
+        received: what the server sends.
+        clients: their positions.
+        states: theirs, with chains that are past their burn-in.
+        draws: how many effective draws to make.
+        round: how many rounds were trained.
+        keys: of the clients' random numbers, where they are newcomers.
+    """
+    assert algorithm.posterior is not None
+    phases = {name: phase for name, phase in adapt_phases(algorithm).items() if name == "sample"}
+    phases["sample"] = phases["sample"]._replace(steps=CHUNK)
+    pieces: list[list[Params]] = [[] for _ in clients]
+    now, done = list(states), [False] * len(clients)
+    results: list[Draws] = [Draws({}, 0.0, math.inf)] * len(clients)
+    look, turn = max(FIRST_LOOK * draws, LEAST_DRAWS), 0
+    while not all(done):
+        some = [i for i, end in enumerate(done) if not end]
+        jobs = problem.make_jobs(
+            phases, [clients[i] for i in some], [now[i] for i in some], "draw", round, turn, part="train"
+        )
+        if keys is not None:
+            jobs = [job._replace(key=keys[i]) for i, job in zip(some, jobs, strict=True)]
+        for i, (points, state) in zip(some, engine.map("go_on", jobs, received, RoundInfo(round)), strict=True):
+            pieces[i].append(tree.clone(points))
+            now[i] = tree.clone(state)
+        turn += 1
+        if turn * CHUNK < look:
+            continue
+        look = min(2 * look, LONGEST * draws)
+        for i in some:
+            chain = {name: torch.cat([piece[name] for piece in pieces[i]]) for name in pieces[i][0]}
+            effective, rhat = judge_draws(chain)
+            done[i] = effective >= draws or turn * CHUNK >= LONGEST * draws
+            if done[i]:
+                ends = torch.from_numpy(np.linspace(0, turn * CHUNK, draws + 1)[1:].astype(int) - 1)
+                thin = {name: z[ends.to(z.device)] for name, z in chain.items()}
+                diverges = bool(algorithm.posterior.report(now[i]).get("diverges", False))
+                results[i] = Draws(thin, min(effective, draws), rhat, diverges)
+                pieces[i] = []
+    return results
+
+
+def judge_draws(points: Params) -> tuple[float, float]:
+    """Effective sample size and split R-hat of draws by name, by the tenth of their numbers that mixes worst."""
+    if not points:
+        return math.nan, math.nan
+    count = len(next(iter(points.values())))
+    return judge_chain(torch.cat([z.reshape(count, -1).double() for z in points.values()], dim=1).cpu().numpy())
+
+
+def add_chain_columns(loop: Loop, rows: Sequence[Row]) -> None:
+    """Let clients' rows say what the draws that they keep are worth, and how their chains fare.
+
+    ``effective_draws`` and ``rhat`` are None for too few draws, all columns for a client that keeps none. One warning
+    names chains that left their density.
+    """
+    posterior, store = loop.algorithm.posterior, loop.progress.store
+    if posterior is None or not loop.keeps_states:
+        return
+    received = loop.problem.broadcast(loop.algorithm, loop.progress.server)
+    owners, index, lost = set(store.owners()), loop.problem.data.index, []
+    names = ("effective_draws", "rhat", *posterior.report(loop.problem.first_state(loop.algorithm)))
+    for row in rows:
+        row.update(dict.fromkeys(names))
+        client = index(row["client"])
+        if client in owners:
+            (state,) = store.get([client])
+            effective, rhat = judge_draws(posterior.samples(received, state))
+            row.update(posterior.report(state))
+            row.update(effective_draws=or_none(effective), rhat=or_none(rhat))
+            lost += [row["client"]] if row.get("diverges") else []
+    if lost:
+        some = ", ".join(lost[:3]) + (", ..." if len(lost) > 3 else "")
+        text = f"The chains of {len(lost)} of {len(rows)} clients left their density in their last turn: {some}."
+        loop.problem.warn_once([f"{text} Make the kernel's step smaller, or let mo.kernel.mala() find it."])
+
+
+def or_none(value: float) -> float | None:
+    """The number; None for NaN."""
+    return None if math.isnan(value) else value
