@@ -19,7 +19,7 @@ from moiety.clients.clock import Asynchronous, Clock, Delayed, check_clock, cloc
 from moiety.data import FederatedData
 from moiety.engines.auto import check_engine
 from moiety.engines.processes import TIMEOUT
-from moiety.errors import COUNT, SEED, choice, kind, must, number, refuse, whole
+from moiety.errors import COUNT, SEED, MoietyError, choice, kind, must, number, refuse, whole
 from moiety.loop.virtual_time import COLLUDING
 from moiety.random import generator
 from moiety.server.aggregators import aggregator_from
@@ -346,6 +346,8 @@ def check_device(name: str) -> torch.device:
         must(device.type != "mps", "device", summing, name, "Use cpu.")
         must(device.type in DEVICES, "device", "a device to train on", name, hint)
         torch.zeros(1, device=device)
+    except MoietyError:
+        raise
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         refuse("device", "a device of this machine", f"{name!r:.60}: {error}", hint)
     return device

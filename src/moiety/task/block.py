@@ -68,10 +68,17 @@ def leave_block() -> AbstractContextManager[None]:
 
 
 def fills_memory(value: Tensor) -> bool:
-    """Whether nothing else lies in the memory of a tensor, but the same tensor of other clients of a block."""
+    """Whether nothing else lies in the memory of a tensor, but the same tensor of other clients of a block.
+
+    False where torch cannot tell.
+    """
     while functorch is not None and functorch.is_batchedtensor(value):
         value = functorch.get_unwrapped(value)
-    return value.is_contiguous() and value.untyped_storage().nbytes() == value.numel() * value.element_size()
+    try:
+        size = value.untyped_storage().nbytes()
+    except NotImplementedError:  # a block, without the private functions that look into it
+        return False
+    return value.is_contiguous() and size == value.numel() * value.element_size()
 
 
 def for_blocks(module: nn.Module) -> nn.Module:
