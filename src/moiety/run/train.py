@@ -18,7 +18,7 @@ from moiety.loop.divergence import DivergenceError, explain_losses, is_too_large
 from moiety.loop.round import Loop
 from moiety.run import folder as files
 from moiety.run.best import is_good, restore_round
-from moiety.run.checkpoint import find_checkpoint, save_checkpoint
+from moiety.run.checkpoint import find_checkpoint, round_of, save_checkpoint
 from moiety.run.draws import add_chain_columns
 from moiety.run.protocol import Callbacks
 from moiety.run.result import Run, one_thread
@@ -121,7 +121,8 @@ def _close_at_end(run: Run, identity: dict[str, Any]) -> Iterator[None]:
         if now.round and not is_too_large(run.history):
             save_checkpoint(run.folder, now, identity)
         newest = find_checkpoint(run.folder)
-        kept = f"a checkpoint of {newest.name}" if newest else "no checkpoint"
+        kept = f"a checkpoint of round {round_of(newest)}" if newest else "no checkpoint"
+        kept += f" with the models of round {now.round - now.barren}" if newest and now.barren else ""
         raise DivergenceError(f"{error} There is {kept} in {run.folder}.") from None
     finally:
         loop.close()
