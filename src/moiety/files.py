@@ -273,6 +273,16 @@ def remove_folder(folder: Path, names: Iterable[str] | None = None) -> None:
         system_call(os.rmdir, folder)
 
 
+def discard_folder(folder: Path) -> None:
+    """Remove a folder that moiety wrote, if it is there: from its place at once, then file by file where it can be."""
+    aside = aside_of(folder)
+    remove_folder(aside)  # what an earlier removal left
+    if folder.is_dir():
+        with report_failure(folder):
+            system_call(os.rename, folder, aside)
+        remove_folder(aside)
+
+
 def append_line(path: Path, line: bytes) -> None:
     """Add one line to a private file and flush it; where that fails, the file stays as it was."""
     with report_failure(path):

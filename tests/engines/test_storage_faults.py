@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,37 @@ def test_every_call_may_fail(case: Case, for_good: bool, tmp_path: Path, monkeyp
 
 def test_writes_that_stop_short_go_on(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert try_disk(case, Disk(only_short=True), tmp_path / "run", monkeypatch) == ""
+
+
+def test_an_older_best_round_of_which_a_part_stays_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States of clients can be removed, and no other file of the best round before."""
+
+    def system_call(call: Any, *arguments: Any) -> Any:
+        place = str(arguments[0])
+        if call in (os.unlink, os.rmdir) and "/best/" in place and not place.endswith("states.bin"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return call(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "system_call", system_call)
+        run_kind("best", tmp_path / "run")
+    assert [place for place in (tmp_path / "run" / "best").glob(".*") if any(place.iterdir())]
+    assert mo.verify(tmp_path / "run") == []
+
+
+def test_a_sweeps_run_that_was_cut_off_while_it_was_made_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def system_call(call: Any, *arguments: Any) -> Any:
+        if call is os.open and str(arguments[0]).endswith(".config.toml.moiety"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return call(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "system_call", system_call)
+        with pytest.raises(mo.MoietyError, match="No space left"):
+            run_kind("sweep", tmp_path / "run")
+    assert list((tmp_path / "run").rglob("identity.json"))
+    assert mo.verify(tmp_path / "run") == []

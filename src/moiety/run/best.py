@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from moiety.clients import Store
 from moiety.errors import must
-from moiety.files import make_folder, remove_folder
+from moiety.files import discard_folder, make_folder
 from moiety.loop.divergence import is_too_large
 from moiety.loop.round import Loop, Progress, begin_progress
 from moiety.run import folder as files
@@ -38,7 +38,7 @@ def keep_round(run: Run) -> None:
         run._kept = {now.round: _copy_in_memory(now)}
         return
     place, identity = place_of(run.folder, now.round), files.read_identity(run.folder)
-    remove_folder(place)  # what a kill cut short, or a sitting that went on otherwise
+    discard_folder(place)  # what a kill cut short, or a sitting that went on otherwise
     make_folder(place.parent)
     make_folder(place)
     copy = begin_progress(run._loop.problem, run._loop.algorithm, place, run._loop.clock, now.run)
@@ -50,7 +50,7 @@ def keep_round(run: Run) -> None:
         save_checkpoint(run.folder, now, identity)
         for round in list_kept(run):
             if round != now.round:
-                remove_folder(place_of(run.folder, round))
+                discard_folder(place_of(run.folder, round))
 
 
 def _copy_in_memory(now: Progress) -> Progress:

@@ -102,6 +102,11 @@ def create_run(
     return folder, run
 
 
+def is_beginning(file: Path) -> bool:
+    """Whether a file is of a run that was cut off while its folder was made. The next start writes it again."""
+    return file.name in (IDENTITY, PREPROCESSING) and file.with_name(_VALUES[0]).exists()
+
+
 def _new_id(folder: Path) -> str:
     """The id of a new run: at random, but that of a stage where a pipeline is in the folder above."""
     if (folder.parent / PIPELINE).is_file():

@@ -111,7 +111,8 @@ def _verify_recipe(path: Path, runs: list[Path], check: _Check) -> None:
     if (path / TABLE).exists():
         check.ask(lambda: read_sealed(path / TABLE, run, format=TABLE_FORMAT))
     for file in sorted(path.rglob("*.json")):
-        if file not in (path / RECIPE, path / TABLE) and not {*file.parents} & {*runs}:
+        of_a_run = {*file.parents} & {*runs} or files.is_beginning(file)
+        if file not in (path / RECIPE, path / TABLE) and not of_a_run:
             check.ask(read_sealed, file, run, ("cell", "result"))
 
 
