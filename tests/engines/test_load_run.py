@@ -98,6 +98,7 @@ def test_summary_plot_and_notebook(tmp_path):
     assert shown.startswith("<table>")
     assert "<b>" not in shown
     pytest.importorskip("matplotlib")
+    assert run.plot()._repr_png_().startswith(b"\x89PNG")  # what a notebook shows of an object
     losses, metrics = run.plot().axes
     drawn = {line.get_label(): line.get_xydata().tolist() for axes in (losses, metrics) for line in axes.lines}
     rows = run.history

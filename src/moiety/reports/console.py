@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 
 from rich import box
 from rich.console import Console
@@ -18,6 +19,11 @@ def on_terminal(*, stderr: bool = False) -> bool:
     """Whether there is someone to watch stdout, or ``stderr``, on a terminal that can move its cursor."""
     stream = sys.stderr if stderr else sys.stdout
     return stream is not None and stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def in_notebook() -> bool:
+    """Whether this is a notebook that has widgets, in which bars can move."""
+    return Console().is_jupyter and find_spec("ipywidgets") is not None
 
 
 def console(*, stderr: bool = False) -> Console:

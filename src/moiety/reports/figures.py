@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,6 +42,7 @@ def _make_grid(height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, 
     except ImportError:
         raise MoietyError("Figures need matplotlib: pip install 'moiety[report]'.") from None
     figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
+    figure._repr_png_ = partial(_draw_png, figure)  # type: ignore[attr-defined]  # notebooks show what has this
     grid = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in grid:
         axes.spines[["top", "right"]].set_visible(False)
@@ -96,10 +98,14 @@ def legend_below(figure: Figure, columns: int, axes: Axes | None = None) -> None
 def save(figure: Figure, path: str | Path) -> None:
     """Write a figure as PNG, whole or not at all; the same figure gives the same bytes."""
     target = Path(path)
+    make_folder(target.parent, private=False)
+    write_file(target, _draw_png(figure), private=False)
+
+
+def _draw_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
-    make_folder(target.parent, private=False)
-    write_file(target, buffer.getvalue(), private=False)
+    return buffer.getvalue()
 
 
 def _draw_zero(axes: Axes) -> None:

@@ -77,7 +77,7 @@ def fit(
         callbacks: called as the run goes on, and able to stop it: ``moiety.callbacks.EarlyStopping(patience=5)``,
             a ``Callback`` of your own, or a function of (run, record) that is called after every round.
         progress: show a bar on stderr, with what is being done and the time left; by default where stderr is a
-            terminal.
+            terminal, and in a notebook that has ipywidgets.
         settings: the rare options, as in ``moiety.Settings(evaluate_every=10, device="cuda")``.
 
     Returns:

@@ -14,7 +14,7 @@ from rich.table import Column
 
 from moiety.errors import MoietyError, kind
 from moiety.evaluation import Row
-from moiety.reports.console import NARROW, console, on_terminal
+from moiety.reports.console import NARROW, console, in_notebook, on_terminal
 from moiety.reports.ended import part_name
 from moiety.reports.words import format_metric, format_score, make_printable
 from moiety.run.protocol import Callback
@@ -35,12 +35,12 @@ OTHERS = 18
 def show_progress(progress: bool | None, name: str) -> Iterator[list[Callback]]:
     """The callbacks that show on stderr how one run goes on; ``progress`` as for ``fit``."""
     kind("progress", progress, (bool, type(None)), "True, False or None")
-    if progress is False or (progress is None and not on_terminal(stderr=True)):
+    terminal, notebook = on_terminal(stderr=True), in_notebook()
+    if progress is False or (progress is None and not terminal and not notebook):
         yield []
         return
-    shown_on = console(stderr=True) if on_terminal(stderr=True) else Console(markup=False, highlight=False, emoji=False)
-    if on_terminal(stderr=True) or shown_on.is_jupyter:
-        bars = Bars(shown_on)
+    if terminal or notebook:
+        bars = Bars(console(stderr=True) if terminal else Console(markup=False, highlight=False, emoji=False))
         with bars.show():
             yield [bars.watch(name)]
     else:
