@@ -24,7 +24,7 @@ import moiety as mo
 from moiety.experiments import Experiment
 from moiety_recipes import fedalt_night, fedalt_night_page
 from moiety_recipes.fedalt_night import Night, plan_night
-from moiety_recipes.fedalt_speech import LIBRISPEECH
+from moiety_recipes.fedalt_speech import describe_transformer
 from moiety_recipes.fedalt_stages import Paper, Plan, Setting, Sweep
 from moiety_recipes.pictures import average_pixels, choose_clients
 
@@ -344,22 +344,8 @@ def _spoken(
         "The loss is computed for one client at a time, so this page has fewer seeds and one pilot seed, and leaves out"
         " clients without state, sweeps and the theory (CTC has no second derivative in torch).",
     ]
-    return Setting(
-        name=name,
-        title=title,
-        data=data,
-        model=partial(mo.models.speech_transformer, **sizes),
-        splits={
-            "input": partial(mo.split.by_name, personal=["subsampler"]),
-            "output": mo.split.last_feed_forward,
-            "adapter": partial(mo.split.adapters, norms=False),
-        },
-        stages=stages,
-        paper=LIBRISPEECH,
-        margin=MARGIN,
-        fit={"loss": "ctc", "metric": "word_error_rate"},
-        notes=lambda stages: [*notes, stages.sizes],
-    )
+    setting = describe_transformer(name, title, data, sizes, stages)
+    return replace(setting, margin=MARGIN, notes=lambda stages: [*notes, stages.sizes])
 
 
 def _experiment(name: str, what: str, plan: Callable[[str], Plan], engine: str = "vectorised") -> Experiment[Plan]:

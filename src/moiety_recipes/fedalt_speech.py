@@ -72,7 +72,7 @@ def _joined_digits() -> Setting:
     )
     sizes = {"vocabulary": 11, "mels": 8, "channels": 8, "width": 8, "blocks": 1, "heads": 2, "feed_forward": 16}
     title = "Handwritten digits (scikit-learn), two or three after one another, column of pixels by column."
-    return _transformer("joined_digits", title, data, sizes, stages)
+    return describe_transformer("joined_digits", title, data, sizes, stages)
 
 
 def _audiomnist(paper: bool) -> Setting:
@@ -127,10 +127,10 @@ def _connected_digits(paper: bool) -> Setting:
             " (rates of 0.002 and 0.004) 10 to 22%."
         )
     title = "Spoken digits one after another (AudioMNIST), transcribed with the CTC loss; clients are speakers."
-    return replace(_transformer("connected_digits", title, data, sizes, stages), notes=partial(_notes, notes))
+    return replace(describe_transformer("connected_digits", title, data, sizes, stages), notes=partial(_notes, notes))
 
 
-def _transformer(
+def describe_transformer(
     name: str, title: str, data: Callable[[int], mo.FederatedData], sizes: Mapping[str, int], stages: Stages
 ) -> Setting:
     """A setting with the paper's transformer in these sizes, and the splits of Table 8.
