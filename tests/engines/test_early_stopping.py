@@ -111,7 +111,7 @@ def test_a_kill_while_the_best_round_is_kept(tmp_path, monkeypatch, moment):
     best, _ = by_hand()
     import moiety.run.best as module
 
-    save, remove = module.save_checkpoint, module.remove_folder
+    save, remove = module.save_checkpoint, module.discard_folder
     place = tmp_path / "run"
 
     def saving(folder: Path, progress: Any, identity: Any) -> None:
@@ -125,7 +125,7 @@ def test_a_kill_while_the_best_round_is_kept(tmp_path, monkeypatch, moment):
         remove(folder)
 
     monkeypatch.setattr(module, "save_checkpoint", saving)
-    monkeypatch.setattr(module, "remove_folder", removing)
+    monkeypatch.setattr(module, "discard_folder", removing)
     with pytest.raises(StopHereError):
         begin([stopping()], place)
     monkeypatch.undo()
