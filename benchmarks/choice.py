@@ -12,8 +12,9 @@ from dataclasses import replace
 from statistics import median
 
 from benchmarks import results, work
-from benchmarks.run import Found, run_turns
-from benchmarks.variants import MOIETY, Variant, variants
+from benchmarks.run import ByRow, run_turns, sum_minutes
+from benchmarks.turns import Found
+from benchmarks.variants import MOIETY, RAY, Variant, variants
 
 LONG = {"a": 10_000, "b": 200, "d": 10_000}
 """How many rounds ``auto`` is told of in the longer run."""
@@ -24,6 +25,7 @@ NEAR = 1.15
 def list_rows(name: str) -> list[Variant]:
     """``auto`` in a short and in a long run, and every engine by itself."""
     ours = [v for v in variants([]) if v.runner == "moiety_runner" and name in v.works and v.partial and not v.commit]
+    ours = [v for v in ours if v.name != RAY]  # which `auto` never takes
     auto = next(v for v in ours if v.name == MOIETY)
     return [*ours, replace(auto, name=PLANNED, planned=LONG[name])]
 
@@ -56,12 +58,14 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.works.split(","):
         rounds = max(2, work.ALL[name].rounds // (5 if options.quick else 1))
-        work.make(name, rounds)
-        kept = None if options.quick else f"choice {name}"
-        rows = judge(run_turns(name, list_rows(name), rounds, options.tries, kept), name)
-        print(f"\n{results.choice_text({name: {'rows': rows}})}\n", flush=True)
-        if not options.quick:
-            results.update("choice", {name: rows})
+
+        def show(found: ByRow, name: str = name) -> None:
+            rows = judge(found, name)
+            print(f"\n{results.choice_text({name: {'rows': rows}})}\n", flush=True)
+            if not options.quick:
+                results.update("choice", {name: rows}, sum_minutes(found))
+
+        run_turns(name, list_rows(name), rounds, options.tries, None if options.quick else f"choice {name}", show)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.bounds import beyond_torch, bounds
 from benchmarks.variants import BASE, BEFORE, CORES, MOIETY, REFERENCE, WITHOUT, base_of
 from benchmarks.work import ALL
 
@@ -140,6 +141,10 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.1f}" if seconds < 1 else f"{1e3 * seconds:,.0f}"
 
 
+def _range(each: Sequence[float]) -> str:
+    return _spread([median(each), min(each), max(each)])
+
+
 def _spread(ratios: Sequence[float]) -> str:
     if not ratios:
         return ""
@@ -158,11 +163,14 @@ def _markdown(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join([shown(lines[0]), f"|{rule}|", *map(shown, lines[1:])])
 
 
-def update(kind: str, found: Mapping[str, Any]) -> None:
-    """Put new results beside the old ones of other works, each with its date and commit; write the page again."""
+def update(kind: str, found: Mapping[str, Any], minutes: float) -> None:
+    """Put new results beside the old ones of other works, each with its date and commit; write the page again.
+
+    ``minutes`` is how long it took to find them.
+    """
     stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name, rows in found.items():
-        stored.setdefault(kind, {})[name] = {**stamp(), "rows": rows}
+        stored.setdefault(kind, {})[name] = {**stamp(), "minutes": minutes / len(found), "rows": rows}
     RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
     write_page(stored)
 
@@ -192,19 +200,25 @@ def write_page(stored: Mapping[str, Any]) -> None:
     tables = {**works, **stored.get("sizes", {}), **stored.get("cohorts", {})}
     parts = [BEGIN]
     if tables:
-        parts += ["## Ratios aimed for", targets(tables)]
+        parts += ["## Ratios aimed for", targets(tables), "## Bounds aimed for", bounds_text(stored)]
+        hours = sum(one.get("minutes", 0.0) for kind in stored.values() for one in kind.values()) / 60
+        parts += [f"All that is below took {hours:.1f} hours to measure."] if hours else []
     if works:
         parts.append("## Works")
         for name in sorted(works):
             limit = f"\n\n{limit_text(works[name]['rows'], limits[name])}" if name in limits else ""
-            parts.append(f"{text(name, works[name]['rows'])}{limit}\n\n{_where(works[name])}")
+            turns = len(works[name]["rows"][0]["times"])
+            said = f"{turns} {'turn' if turns == 1 else 'turns'}; {_where(works[name])}"
+            parts.append(f"{text(name, works[name]['rows'])}{limit}\n\n{said}")
     for title, group in (("Sizes of a model", "sizes"), ("Sizes of a cohort", "cohorts")):
         if stored.get(group):
             parts += [f"## {title}", sizes_text(stored[group]), _where(next(iter(stored[group].values())))]
     for title, kind, show in (
         ("Whole runs", "whole", whole_text),
         ("Start-up", "start_up", start_up_text),
+        ("The leading process", "leader", leader_text),
         ("Scale", "scale", scale_text),
+        ("A hundred uploads of 1e7 parameters", "uploads", uploads_text),
         ("What `auto` chooses", "choice", choice_text),
     ):
         if stored.get(kind):
@@ -226,7 +240,7 @@ def targets(works: Mapping[str, Any]) -> str:
         times = {row["name"]: row["times"] for row in works.get(work, {"rows": []})["rows"]}
         ratios = _ratios(times.get(other, []), times.get(who, []))
         reached = "" if not ratios else "yes" if ratios[0] >= wanted else "no"
-        lines.append([f"({work})", who, other, f"{wanted:.1f}", _spread(ratios), reached])
+        lines.append([f"({work})", who, other, f"{wanted:g}", _spread(ratios), reached])
     return _markdown(lines)
 
 
@@ -264,12 +278,32 @@ def whole_text(whole: Mapping[str, Any]) -> str:
 
 def start_up_text(start_up: Mapping[str, Any]) -> str:
     """One line for each command: the median of its seconds, and the range."""
-    lines = [["", "seconds", "beyond importing torch"]]
-    seconds = {name: stored["rows"] for name, stored in start_up.items()}
-    least = median(seconds["import torch"])
-    for name, each in seconds.items():
-        beyond = f"{median(each) - least:.2f}" if median(each) > least else ""
-        lines.append([name, _spread([median(each), min(each), max(each)]), beyond])
+    lines = [["", "seconds", "beyond importing torch", "CPU seconds"]]
+    for name, stored in start_up.items():
+        each, cpu = ([one[key] for one in stored["rows"]] for key in ("whole", "cpu"))
+        beyond = beyond_torch(start_up, name)
+        shown = f"{beyond:.2f}" if beyond > 0 else ""
+        lines.append([name, _range(each), shown, _range(cpu)])
+    return _markdown(lines)
+
+
+def leader_text(leader: Mapping[str, Any]) -> str:
+    """What the leading process does in a round of (d), and the clients' work beside it."""
+    (stored,) = leader.values()
+    lines = [["CPU microseconds of a round of (d)", "median", "fastest round"]]
+    columns = {key: [one[key] for one in stored["rows"]] for key in ("leader", "least", "engine")}
+    lines.append(["the leading process", f"{median(columns['leader']):.0f}", f"{min(columns['least']):.0f}"])
+    lines.append(["100 clients, five steps each", f"{median(columns['engine']):.0f}", ""])
+    return _markdown(lines)
+
+
+def bounds_text(stored: Mapping[str, Any]) -> str:
+    """What must not be more than a bound, beside what was measured."""
+    lines = [["what", "at most", "measured", "reached"]]
+    for what, most, unit, measured in bounds(stored):
+        shown = "" if measured is None else f"{measured:.3g} {unit}".strip()
+        reached = "" if measured is None else "yes" if measured <= most else "no"
+        lines.append([what, f"{most:g} {unit}".strip(), shown, reached])
     return _markdown(lines)
 
 
@@ -291,6 +325,13 @@ def scale_text(scale: Mapping[str, Any]) -> str:
         " after every block of clients."
     )
     return f"{_markdown(lines)}\n\n{said}memory {flat['resident_mb']:.2f}x, without mapped files {own:.2f}x. {peak}"
+
+
+def uploads_text(uploads: Mapping[str, Any]) -> str:
+    """The peak of each engine."""
+    lines = [["engine", "peak MB"]]
+    lines += [[name, f"{max(one['memory_mb'] for one in stored['rows']):.0f}"] for name, stored in uploads.items()]
+    return _markdown(lines)
 
 
 def choice_text(choice: Mapping[str, Any]) -> str:

@@ -11,16 +11,16 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks import results, work
 from benchmarks.environments import PEERS, ROOT, python_of
 from benchmarks.memory import family
+from benchmarks.turns import Found, Turn, keep_turns
 from benchmarks.variants import Variant, base_of, variants
 
-Found = dict[str, Any]
-KEPT = work.FOLDER / "turns.json"
+ByRow = dict[str, list[Found]]
+"""For each row what was found in every turn."""
 GROUPS = {"works": work.WORKS, "sizes": work.SIZES, "cohorts": work.COHORTS}
 
 
@@ -44,15 +44,18 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(variant: Variant, name: str, rounds: int) -> Found:
-    """One run in a process of its own: what it printed, its whole time, and the peak of the memory of its family."""
-    environ = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
-    environ |= {"PYTHONPATH": variant.path(), "PYTHONWARNINGS": "ignore", work.STARTED: str(time.time())}
+    """One run of a work in a process of its own."""
+    environ = {"PYTHONPATH": variant.path(), "PYTHONWARNINGS": "ignore", work.STARTED: str(time.time())}
     if variant.processes > 1:
         environ["OMP_NUM_THREADS"] = "1"
-    command, began = variant.command(name, rounds), time.perf_counter()
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return run_and_watch(variant.command(name, rounds), environ)
+
+
+def run_and_watch(command: Sequence[str], environ: Mapping[str, str]) -> Found:
+    """What a command printed as its last line, its whole time, and the peak of the memory of its family."""
+    inherited = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
+    began, pipe = time.perf_counter(), subprocess.PIPE
+    process = subprocess.Popen(command, cwd=ROOT, env={**inherited, **environ}, stdout=pipe, stderr=pipe, text=True)
     peak, done = [0.0], threading.Event()
     watcher = threading.Thread(target=_watch, args=(process.pid, peak, done))
     watcher.start()
@@ -74,7 +77,7 @@ def _watch(pid: int, peak: list[float], done: threading.Event) -> None:
         peak[0] = max(peak[0], family(pid).resident)
 
 
-def run_turn(turn: int, name: str, rows: Sequence[Variant], rounds: int) -> dict[str, Found]:
+def run_turn(turn: int, name: str, rows: Sequence[Variant], rounds: int) -> Turn:
     """All rows of a work, one after the other, beginning with another one in each turn."""
     found = {}
     for variant in [*rows[turn % len(rows) :], *rows[: turn % len(rows)]]:
@@ -84,20 +87,29 @@ def run_turn(turn: int, name: str, rows: Sequence[Variant], rounds: int) -> dict
 
 
 def run_turns(
-    name: str, rows: Sequence[Variant], rounds: int, turns: int, kept_as: str | None
-) -> dict[str, list[Found]]:
-    """Every turn of a work. Turns of the same code, rows and rounds that were kept under a name are not run again."""
-    who = {"source": results.source(), "rows": [v.name for v in rows], "rounds": rounds}
-    stored = json.loads(KEPT.read_text()) if kept_as and KEPT.exists() else {}
-    mine = stored.get(kept_as, {})
-    done = mine["turns"] if {k: mine.get(k) for k in who} == who else []
-    for turn in range(len(done), turns):
-        done.append(run_turn(turn, name, rows, rounds))
-        if kept_as:
-            beside = KEPT.with_suffix(".new")
-            beside.write_text(json.dumps({**stored, kept_as: {**who, "turns": done}}))
-            beside.replace(KEPT)
-    return {v.name: [turn[v.name] for turn in done[:turns]] for v in rows}
+    name: str,
+    rows: Sequence[Variant],
+    rounds: int,
+    turns: int,
+    kept_as: str | None,
+    after: Callable[[ByRow], None] = lambda found: None,
+) -> ByRow:
+    """Every turn of a work; ``after`` gets what was found so far."""
+
+    def by_row(done: Sequence[Turn]) -> ByRow:
+        return {v.name: [turn[v.name] for turn in done] for v in rows}
+
+    def run(turn: int) -> Turn:
+        return run_turn(turn, name, rows, rounds)
+
+    work.make(name, rounds)
+    who = {"rows": [v.name for v in rows], "rounds": rounds}
+    return by_row(keep_turns(kept_as, who, turns, run, lambda done: after(by_row(done))))
+
+
+def sum_minutes(found: ByRow) -> float:
+    """How long all turns took."""
+    return sum(one.get("whole", 0.0) for runs in found.values() for one in runs) / 60
 
 
 def main() -> None:
@@ -110,14 +122,17 @@ def main() -> None:
     for name in options.works:
         kept = [v for v in variants(options.peers) if name in v.works and (v in rows or v.name == base_of(name))]
         rounds = max(2, work.ALL[name].rounds // 10) if options.quick else work.ALL[name].rounds
-        work.make(name, rounds)
         write = not options.quick and not options.only and not options.no_peers
-        found = run_turns(name, kept, rounds, options.turns, name if write else None)
+
+        def show(found: ByRow, name: str = name, order: Sequence[Variant] = kept, write: bool = write) -> None:
+            table = results.table(name, found, [v.name for v in order])
+            print(f"\n{results.text(name, table)}\n", flush=True)
+            if write:
+                group = next(g for g, members in GROUPS.items() if name in members)
+                results.update(group, {name: table}, sum_minutes(found))
+
+        found = run_turns(name, kept, rounds, options.turns, name if write else None, show)
         table = results.table(name, found, [v.name for v in kept])
-        print(f"\n{results.text(name, table)}\n", flush=True)
-        if write:
-            group = next(g for g, members in GROUPS.items() if name in members)
-            results.update(group, {name: table})
         wrong += [f"{name}: {row['name']}: {row['problem']}" for row in table if row["problem"]]
     if wrong:
         raise SystemExit("\n" + "\n".join(wrong))

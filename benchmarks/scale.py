@@ -9,7 +9,6 @@ turn counts.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import resource
@@ -17,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -24,6 +24,7 @@ import psutil
 
 from benchmarks import results
 from benchmarks.memory import family
+from benchmarks.turns import Turn, keep_turns
 from benchmarks.work import FOLDER
 
 POPULATIONS = (1_000, 10_000, 100_000, 1_000_000)
@@ -110,21 +111,32 @@ def main() -> None:
     if options.child:
         child(wanted[0], options.rounds)
         return
-    found: dict[str, dict[str, float]] = {}
-    environ = {**os.environ, "PYTHONPATH": str(results.ROOT)}
-    for turn, clients in itertools.product(range(options.repeats), wanted):
-        again = [sys.executable, "-m", "benchmarks.scale", "--clients", str(clients), "--rounds", str(options.rounds)]
+    turns = keep_turns(
+        None if options.quick else "scale",
+        {"clients": wanted, "rounds": options.rounds},
+        options.repeats,
+        lambda turn: run_turn(turn, wanted, options.rounds),
+    )
+    found = {str(n): min((turn[str(n)] for turn in turns), key=lambda one: one["seconds"]) for n in wanted}
+    print("\n" + results.scale_text({n: {"rows": row} for n, row in found.items()}))
+    if not options.quick:
+        results.update("scale", found, sum(one["whole"] for turn in turns for one in turn.values()) / 60)
+
+
+def run_turn(turn: int, populations: Sequence[int], rounds: int) -> Turn:
+    """All populations, each in a process of its own."""
+    found, environ = {}, {**os.environ, "PYTHONPATH": str(results.ROOT)}
+    for clients in populations:
+        began = time.perf_counter()
+        again = [sys.executable, "-m", "benchmarks.scale", "--clients", str(clients), "--rounds", str(rounds)]
         subprocess.run([*again, "--prepare"], check=True, cwd=results.ROOT, env=environ)
         done = subprocess.run(
             [*again, "--child"], check=True, stdout=subprocess.PIPE, text=True, cwd=results.ROOT, env=environ
         )
-        one = json.loads(done.stdout.strip().splitlines()[-1])
+        found[str(clients)] = one = json.loads(done.stdout.strip().splitlines()[-1])
+        one["whole"] = time.perf_counter() - began
         print(f"turn {turn + 1}", one, flush=True)
-        if str(clients) not in found or one["seconds"] < found[str(clients)]["seconds"]:
-            found[str(clients)] = one
-    print("\n" + results.scale_text({n: {"rows": row} for n, row in found.items()}))
-    if not options.quick:
-        results.update("scale", found)
+    return found
 
 
 if __name__ == "__main__":

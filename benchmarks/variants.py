@@ -21,6 +21,7 @@ WITHOUT = f"{REFERENCE}, without partial evaluation"
 EARLIER = "d44ef69"
 """The commit before steps were taken inside the backward pass."""
 BEFORE = f"moiety, commit {EARLIER}"
+RAY = "moiety, ray:vectorised"
 OURS = tuple("fgh")
 """Works that nobody else has; they are compared with an earlier commit."""
 
@@ -79,8 +80,9 @@ def variants(peers: list[str]) -> list[Variant]:
     # Threads 0: nothing is set, moiety decides as it would for anyone.
     rows.append(Variant(BEFORE, "moiety_runner", OURS, threads=0, engine="auto", commit=EARLIER))
     rows.append(Variant(MOIETY, "moiety_runner", (*"abcde", *OURS, *COHORTS), threads=0, engine="auto"))
-    engines = [e for e in ENGINES if not e.startswith("ray")]  # for clusters; on one machine it says nothing
+    engines = [e for e in ENGINES if not e.startswith("ray")]
     rows += [Variant(f"moiety, {e}", "moiety_runner", _works(e), threads=0, engine=e) for e in engines]
+    rows.append(Variant(RAY, "moiety_runner", ("d",), threads=0, engine="ray:vectorised"))
     rows.append(Variant(WITHOUT, "moiety_runner", ("c", "e"), threads=0, engine="sequential", partial=False))
     abd = tuple("abd")
     theirs = [Variant("pfl", "pfl_runner", abd, "pfl")]

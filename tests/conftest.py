@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis  # noqa: F401  # before the freeze below: plugins of it ask the collector who holds an object
 import pytest
 import torch
 

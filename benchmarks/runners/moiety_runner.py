@@ -23,7 +23,8 @@ def algorithm_of(work: Work) -> mo.Algorithm:
     if work.kind == "average":
         return mo.fedavg(shared=epoch)
     if work.kind == "chains":
-        return mo.fedpop(shared=work.lr, personal=mo.kernel.langevin(step=1e-4), samples=10)
+        # The prior's step is given: an earlier commit, which runs this too, has another one where it is left open.
+        return mo.fedpop(shared=work.lr, personal=mo.kernel.langevin(step=1e-4), samples=10, prior_lr=work.lr)
     if work.kind == "sparse":
         return mo.fedspa(shared=epoch)
     if work.kind == "lora":

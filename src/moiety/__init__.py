@@ -6,18 +6,16 @@ Names are looked up when first used, so that importing the package (and ``moiety
 from __future__ import annotations
 
 import importlib
-import logging
 import pkgutil
-from pathlib import Path
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-logging.getLogger("moiety").addHandler(logging.NullHandler())  # what a run leaves word of: engine, drops, stops
-
 if TYPE_CHECKING:
     from moiety import analysis as analysis
     from moiety import data as data
+    from moiety import deploy as deploy
     from moiety import evaluation as evaluation
     from moiety import experiments as experiments
     from moiety import models as models
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     from moiety.clients import clock as clock
     from moiety.data import FederatedData as FederatedData
     from moiety.errors import MoietyError as MoietyError
+    from moiety.experiments.recommend import recommend as recommend
     from moiety.experiments.sweep import sweep as sweep
     from moiety.experiments.tune import tune as tune
     from moiety.local import kernels as kernel  # noqa: F401
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
     from moiety.split import Split as Split
     from moiety.task import losses as loss  # noqa: F401
     from moiety.transport import codecs as codec  # noqa: F401
+    from moiety.transport import privacy as privacy
     from moiety.types import Algorithm as Algorithm
     from moiety.types import Metric as Metric
     from moiety.types import SetMetric as SetMetric
@@ -88,6 +88,7 @@ _WHERE = {
     "clock": "moiety.clients.clock",
     "codec": "moiety.transport.codecs",
     "data": "moiety.data",
+    "deploy": "moiety.deploy",
     "diagnose_split": "moiety.analysis.diagnose_split:diagnose_split",
     "evaluation": "moiety.evaluation",
     "experiments": "moiety.experiments",
@@ -101,7 +102,9 @@ _WHERE = {
     "online": "moiety.local.online:online",
     "pipeline": "moiety.run.pipeline:pipeline",
     "prior": "moiety.local.priors",
+    "privacy": "moiety.transport.privacy",
     "random": "moiety.random",
+    "recommend": "moiety.experiments.recommend:recommend",
     "reports": "moiety.reports",
     "resume": "moiety.run.resume:resume",
     "schedule": "moiety.local.schedules",
@@ -117,10 +120,13 @@ _WHERE = {
 """Where public names are; those of algorithms stand in the table of ``moiety.algorithms``."""
 
 
-def _algorithm_names() -> list[str]:
-    """The names of the files in ``algorithms/``: one paper, one file. Nothing is imported."""
+@cache
+def _algorithm_names() -> tuple[str, ...]:
+    """The names of the files in ``algorithms/``: one paper, one file. Nothing is imported; the folder is read once."""
+    from pathlib import Path
+
     files = pkgutil.iter_modules([f"{Path(__file__).parent}/algorithms"])
-    return [file.name for file in files if not file.name.startswith("_")]
+    return tuple(file.name for file in files if not file.name.startswith("_"))
 
 
 def __getattr__(name: str) -> Any:

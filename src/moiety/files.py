@@ -95,9 +95,10 @@ def write_stream(path: Path, *, private: bool = True, name: str = "out") -> Iter
 
 
 @contextlib.contextmanager
-def open_stream(path: Path, *, private: bool = True) -> Iterator[io.RawIOBase]:
-    """A file to write to from its beginning, in pieces."""
-    handle = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, private=private)
+def open_stream(path: Path, *, private: bool = True, append: bool = False) -> Iterator[io.RawIOBase]:
+    """A file to write to in pieces, from its beginning or after what it holds."""
+    place = os.O_APPEND if append else os.O_TRUNC
+    handle = open_file(path, os.O_WRONLY | os.O_CREAT | place, private=private)
     try:
         yield _Stream(handle)
     finally:

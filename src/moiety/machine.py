@@ -10,6 +10,7 @@ from moiety.errors import must
 MEMORY = Path("/proc/meminfo")
 GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUP = Path("/proc/self/cgroup")
+LITTLE = 1e6
 
 
 def free_memory() -> int | None:
@@ -22,7 +23,9 @@ def free_memory() -> int | None:
 
 
 def check_room(name: str, size: float, hint: str = "") -> None:
-    """Raise where ``size`` bytes are more than there is room for."""
+    """Raise where ``size`` bytes are more than there is room for; a megabyte is always there."""
+    if size <= LITTLE:  # to ask the system takes longer than to make so little
+        return
     room = free_memory()
     fits = room is None or size <= room
     must(fits, name, f"such that it fits the free memory, {format_bytes(room or 0)}", f"{format_bytes(size)}", hint)

@@ -6,12 +6,16 @@ round, client). So results depend neither on the engine, nor on the number of wo
 ``uniform`` and ``normal`` draw inside a client's local work, where a generator's state may not be kept. Each number is
 the hash of a key (the client's), of words (the turn, the purpose, the step) and of its place, so that it is the same in
 every engine, also under ``torch.func.vmap``.
+
+``secret_uniform`` and ``secret_normal`` are the exception: they follow from no seed. Noise that is to hide something
+comes from them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,6 +112,27 @@ def normal(key: Tensor, like: Tensor, *words: str | int) -> Tensor:
 
     quantiles: Tensor = torch.special.ndtri(uniform(key, tuple(like.shape), *words))
     return quantiles.to(like.dtype)
+
+
+def secret_uniform(count: int) -> np.ndarray:
+    """Numbers between 0 and 1, neither included, of 53 bits each from the operating system's generator.
+
+    >>> u = secret_uniform(10_000)
+    >>> bool(((u > 0) & (u < 1)).all()), bool(abs(u.mean() - 0.5) < 0.05)
+    (True, True)
+    """
+    bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)
+    # The largest of them would be rounded to 1.
+    numbers: np.ndarray = np.minimum((bits + 0.5) * 2.0**-53, 1 - 2.0**-53)
+    return numbers
+
+
+def secret_normal(count: int) -> np.ndarray:
+    """Standard normal numbers from the operating system's generator."""
+    from scipy.special import ndtri
+
+    quantiles: np.ndarray = ndtri(secret_uniform(count))
+    return quantiles
 
 
 def _to_signed(bits: int) -> int:

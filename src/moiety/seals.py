@@ -52,9 +52,13 @@ def is_sealed(content: bytes, end: bytes, run: str = "") -> bool:
 def write_sealed(
     path: Path, content: Mapping[str, Any], run: str | None, *, format: int = FORMAT, private: bool = True
 ) -> None:
-    """Write a table as JSON with the format, moiety's version, the run's id if any, and a checksum of all of it."""
+    """Write a table as JSON with the format, moiety's version, the run's id if any, and a checksum of all of it.
+
+    Every key stands on a line of its own with all of its value.
+    """
     table = {"format": format, "moiety": VERSION, **({} if run is None else {"run": run}), **content}
-    text = json.dumps(table, indent=1).removesuffix("\n}") + ',\n "check": "'
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in table.items()]
+    text = "\n".join(["{", ",\n".join([*lines, ' "check": "'])])
     write_file(path, seal(text.encode(), JSON_END), private=private)
 
 

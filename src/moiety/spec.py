@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, ParamSpec, TypeVar, get_args, get_origin
 
-from pydantic import ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from moiety.errors import MoietyError, choice, is_real, message, must, near, refuse
 
@@ -127,7 +127,7 @@ def check_arguments(
 
     Where they need not be ``complete``, some may be filled in later.
     """
-    parameters = {k: p for k, p in inspect.signature(builder, eval_str=True).parameters.items() if k not in extra}
+    parameters = {k: p for k, p in _read_signature(builder).parameters.items() if k not in extra}
     types = {k: Any if p.annotation is p.empty else p.annotation for k, p in parameters.items()}
     # A file has lists only, which stand for tuples, too.
     values = {k: tuple(v) if isinstance(v, list) and _takes_tuple(types.get(k)) else v for k, v in arguments.items()}
@@ -135,6 +135,11 @@ def check_arguments(
     missing = [k for k, p in parameters.items() if p.default is p.empty and k not in arguments]
     must(not missing or not complete, kind, f"complete for {builder.__name__}", f"no {', '.join(missing)}")
     return checked
+
+
+@functools.lru_cache(maxsize=256)
+def _read_signature(builder: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(builder, eval_str=True)
 
 
 def _takes_tuple(annotation: Any) -> bool:
@@ -162,13 +167,17 @@ def check_table(
     for key in table:
         if key not in types:
             refuse(where, f"a table of known keys{user}", key, (hints or {}).get(key) or near(key, types, None))
-    wanted: dict[str, Any] = {key: (types[key], ...) for key in table}
     try:
-        model = create_model(where, __config__=ConfigDict(strict=True, arbitrary_types_allowed=True), **wanted)
-        checked = model(**table)
+        checked = _make_model(where, tuple((key, types[key]) for key in table))(**table)
     except ValidationError as error:
         raise one_line_error(error.errors(), [where]) from None
     return {key: getattr(checked, key) for key in table}
+
+
+@functools.lru_cache(maxsize=256)  # to make one takes longer than all else that is done with a table
+def _make_model(name: str, wanted: tuple[tuple[str, Any], ...]) -> type[BaseModel]:
+    typed: dict[str, Any] = {key: (kind, ...) for key, kind in wanted}
+    return create_model(name, __config__=ConfigDict(strict=True, arbitrary_types_allowed=True), **typed)
 
 
 def one_line_error(errors: Sequence[Mapping[str, Any]], above: Sequence[str] = ()) -> MoietyError:

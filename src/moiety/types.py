@@ -96,6 +96,8 @@ class Task:
     """Metrics of all rows of a client at once, in addition to ``metric``."""
     set_decides: bool = False
     """Whether gains are counted in the first of ``sets``, and not in ``metric``."""
+    score_outputs: Callable[[Tensor, Batch], tuple[Tensor, Tensor]] | None = None
+    """Loss and metric per example of given outputs; None where they cannot be told from outputs alone."""
     mixes_examples: bool = False
     """True where one example's output depends on the others in its batch (BatchNorm while training)."""
     unvectorised: str | None = None
@@ -246,16 +248,33 @@ class Traffic(NamedTuple):
     extra: Callable[[ClientUpdate], int] = lambda update: 0
 
 
+class Packing(NamedTuple):
+    """How messages are packed for a wire where both sides know something of a client, its mask say.
+
+    ``known(state)`` is what the server knows of a client with that state; the device has it too. All others take the
+    client's ``key`` and what is known before its turn. ``pack_down(key, received, known)`` and ``pack_up(key, upload,
+    known, after)`` give tensors to pack; ``after`` is what is known when the turn is over. ``unpack_down(key, packed,
+    like, known)`` gives what the client received, and ``unpack_up(key, packed, like, known)`` the upload and ``after``.
+    """
+
+    known: Callable[[Tree], Tree]
+    pack_down: Callable[[Tensor, Params, Tree], Params]
+    unpack_down: Callable[[Tensor, Params, Params, Tree], Params]
+    pack_up: Callable[[Tensor, Params, Tree, Tree], Params]
+    unpack_up: Callable[[Tensor, Params, Params, Tree], tuple[Params, Tree]]
+
+
 class Wire(NamedTuple):
     """What crosses between server and clients, where it is not just the shared part both ways.
 
     ``layout(shared, personal)`` turns the first values of both parts into what goes down and what goes up (names,
     shapes and types); no name of the personal part may be among them. ``uncompressed(name)`` says which tensors of an
-    upload a codec leaves as they are.
+    upload a codec leaves as they are. ``traffic`` counts the bytes of messages, ``packing`` makes them.
     """
 
     layout: Callable[[Params, Params], tuple[Params, Params]] | None = None
     traffic: Traffic | None = None
+    packing: Packing | None = None
     uncompressed: Callable[[str], bool] = lambda name: False
 
 
@@ -297,12 +316,14 @@ class Sparsity(NamedTuple):
     ``densities(state)`` gives the share of active weights by parameter name, by which arithmetic is counted.
     ``shared_model(received, state)`` gives the two parts of the shared model, where they are not those of a client in
     its first state. ``first_mask(key, received, state)`` makes the state that a client predicts with, where a client
-    that was never asked draws a mask of its own. No engine runs it, so it may look at values.
+    that was never asked draws a mask of its own. No engine runs it, so it may look at values. ``for_seed(seed)`` is the
+    algorithm that takes this one's place in a run with a seed, where masks follow from it.
     """
 
     densities: Callable[[Tree], dict[str, float]]
     shared_model: Callable[[Params, Tree], tuple[Params, Params]] | None = None
     first_mask: Callable[[Tensor, Params, Tree], Tree] | None = None
+    for_seed: Callable[[int], Algorithm] | None = None
 
 
 @dataclass(frozen=True)

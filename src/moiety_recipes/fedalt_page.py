@@ -265,7 +265,7 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, str, Callable[[], An
         yield (
             f"figure10-{sweep.option}",
             f"change of clients by {sweep.option}, {sweep.split}, {comparison.swept} (Figure 10)",
-            partial(reports.violins, changes, label=sweep.option, **how),
+            partial(reports.violins, changes, label=sweep.option.replace("_", " "), **how),
         )
 
 

@@ -246,11 +246,17 @@ def split_halves(changes: Sequence[Sequence[Row]]) -> list[float]:
 
 
 def share_below(rows: Sequence[Row], measure: Mapping[str, float]) -> float:
-    """The share hurt among clients at or below the median of a measure, less that among the others."""
+    """The share hurt among clients at or below the median of a measure, less that among the others.
+
+    Where no client is above the median, as where half of them have as many rows as are taken, those at the median are
+    the others.
+    """
     cut = median(measure.values())
+    if cut == max(measure.values()):
+        cut = max(value for value in measure.values() if value < cut)
     low = [row["test"] < 0 for row in rows if measure[str(row["client"])] <= cut]
     high = [row["test"] < 0 for row in rows if measure[str(row["client"])] > cut]
-    return fmean(low) - fmean(high) if low and high else 0.0
+    return fmean(low) - fmean(high)
 
 
 def _ask_sweeps(comparison: Comparison) -> Iterator[tuple[str, Each]]:

@@ -139,7 +139,7 @@ def _tiny_stages(**sizes: Any) -> Night:
         "batch_size": 8,
         "decay": "exponential",
         "rounds": 2,
-        "personal_rounds": 2,
+        "personal_rounds": 1,
         "finetune_epochs": 1,
         "lr": (0.05, 0.1),
         "personal_lr": (0.05,),
@@ -156,7 +156,7 @@ def _tiny(name: str, alpha: float, **sizes: Any) -> Setting:
 
     def data(seed: int) -> mo.FederatedData:
         how = mo.data.dirichlet(alpha, balanced=False)
-        return mo.data.load("digits", clients=6, per_client=20, partition=how, validation=0.2, seed=seed)
+        return mo.data.load("digits", clients=4, per_client=20, partition=how, validation=0.2, seed=seed)
 
     title = f"Handwritten digits (scikit-learn); label ratios of clients drawn from Dirichlet({alpha:g})."
     return _dense(name, title, data, 64, 10, _tiny_stages(**sizes))

@@ -51,7 +51,9 @@ class Deal:
         rows: the most rows a client has; they are drawn.
         test_rows: test rows of each client, where the data set has a test set.
         test_share: the share of a client's rows that are test rows, where it has none.
-        small: whether every 2 x 2 pixels are averaged.
+        validation: the share of a client's training rows that is kept for validation.
+        halved: how often every 2 x 2 pixels are averaged.
+        hidden: the hidden layers of a perceptron; without any the network is LeNet-5.
         scarce: which clients are left with fewer training rows.
         strange: where pictures come from that no client has seen: a data set, or ``noise``.
     """
@@ -64,7 +66,9 @@ class Deal:
     rows: int
     test_rows: int | None = None
     test_share: float | None = None
-    small: bool = False
+    validation: float = 0.0
+    halved: int = 0
+    hidden: tuple[int, ...] = ()
     scarce: Scarce | None = None
     strange: str = ""
 
@@ -82,11 +86,13 @@ class Deal:
             per_client=self.rows,
             test=self.test_share,
             test_per_client=self.test_rows,
+            validation=self.validation,
             seed=seed,
         )
         digits = self.source == "digits"  # rows of 64 numbers, standardised
         fed = replace_pictures(fed, lambda x: np.repeat(x.reshape(-1, 1, 8, 8), 3, axis=1)) if digits else fed
-        fed = average_pixels(fed) if self.small else fed
+        for _ in range(self.halved):
+            fed = average_pixels(fed)
         fed = fed if digits else replace_pictures(fed, lambda x: (x - 0.5) * 4)
         return shrink(fed, self.scarce, seed) if self.scarce else fed
 
@@ -114,7 +120,7 @@ DIGITS = Deal(
 def deal_cifar10(paper: bool, **fields: Any) -> Deal:
     """CIFAR-10 on 100 clients: whole pictures at scale ``paper``, else few of them, averaged to 16 x 16 pixels."""
     rows, test_rows = (500, 100) if paper else (50, 50)
-    sizes = {"clients": 100, "rows": rows, "test_rows": test_rows, "small": not paper}
+    sizes = {"clients": 100, "rows": rows, "test_rows": test_rows, "halved": 0 if paper else 1}
     return Deal(**{"title": "CIFAR-10, {0.classes} classes a client", "source": "cifar10", **sizes, **fields})
 
 
@@ -155,57 +161,68 @@ def deal_cells(
 ) -> Cells:
     """The cells of one deal."""
     for seed, method in itertools.product(seeds, plan.methods):
-        fit = partial(fit_options, plan, fed, method, seed)
+        fit = partial(fit_options, plan, deal, fed, method, seed)
         yield Cell(key=(deal.name, seed, method), fit=fit, keep=keep, stored=False)
 
 
-def fit_options(plan: Plan, fed: mo.FederatedData, method: str, seed: int) -> dict[str, Any]:
-    """The arguments of ``moiety.fit``."""
-    model = mo.models.lenet5(image=fed.columns["x"].shape[1:], classes=10, padding=4, seed=seed)
+def fit_options(
+    plan: Plan,
+    deal: Deal,
+    fed: mo.FederatedData,
+    method: str,
+    seed: int,
+    *,
+    factor: float = 1.0,
+    rounds: int | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """The arguments of ``moiety.fit``; ``factor`` multiplies the rates of the method."""
+    shape, lasts = fed.columns["x"].shape[1:], rounds or plan.rounds
+    if deal.hidden:
+        model = mo.models.mlp(int(np.prod(shape)), 10, hidden=deal.hidden, seed=seed)
+    else:
+        model = mo.models.lenet5(image=shape, classes=10, padding=4, seed=seed)
     split = mo.split.output_layer(model) if method in PERSONAL_HEAD else None
     if method == "LG-FedAvg":
-        split = mo.split.by_name(model, personal=["conv1", "conv2"])
+        split = mo.split.by_name(model, personal=["hidden*" if deal.hidden else "conv*"])
     return {
         "model": model,
         "data": fed,
-        "algorithm": build_algorithms(plan, seed)[method],
+        "algorithm": build_algorithms(plan, seed, factor)[method],
         "split": split,
-        "rounds": plan.rounds,
+        "rounds": lasts,
         "cohort": plan.cohort,
         "seed": seed,
-        "settings": mo.Settings(evaluate_every=plan.rounds),
+        "settings": mo.Settings(evaluate_every=lasts, **settings),
     }
 
 
-def build_algorithms(plan: Plan, seed: int) -> dict[str, mo.Algorithm]:
-    """All methods; ``TUNED`` says how their rates were found.
+def build_algorithms(plan: Plan, seed: int, factor: float = 1.0) -> dict[str, mo.Algorithm]:
+    """All methods; ``TUNED`` says how their rates were found, and ``factor`` multiplies them.
 
-    FedSOUL has Langevin steps for a head of 850 numbers. L2GD makes about ten steps on all rows a round, and 0.3 of the
-    way to the mean.
+    FedSOUL has Langevin steps for a personal last layer; ``factor`` is of its Adam and of these steps. L2GD makes about
+    ten steps on all rows a round, and 0.3 of the way to the mean.
     """
-    batch = plan.batch_size
+
+    def work(lr: float, epochs: int = 5, **more: Any) -> Any:
+        return mo.sgd(factor * lr, epochs=epochs, batch_size=plan.batch_size, **more)
+
     return {
-        "local": mo.local_only(personal=mo.sgd(0.15, epochs=5, batch_size=batch)),
-        "FedAvg": mo.fedavg(shared=mo.sgd(0.05, epochs=5, batch_size=batch)),
-        "SCAFFOLD": mo.scaffold(shared=mo.sgd(0.05, epochs=5, batch_size=batch)),
-        "LG-FedAvg": mo.lg_fedavg(shared=mo.sgd(0.05, epochs=5, batch_size=batch)),
-        "Per-FedAvg": mo.per_fedavg(
-            shared=mo.sgd(0.02, epochs=5, batch_size=batch), personal=mo.sgd(0.02, steps=5), form="first_order"
-        ),
-        "L2GD": mo.l2gd(personal=mo.sgd(0.15, pull=0.2), probability=0.1, coins=seed),
-        "APFL": mo.apfl(shared=mo.sgd(0.05, epochs=5, batch_size=batch), alpha=0.5),
-        "Ditto": mo.ditto(
-            shared=mo.sgd(0.05, epochs=5, batch_size=batch), personal=mo.sgd(0.05, pull=0.5, epochs=5, batch_size=batch)
-        ),
-        "FedRep": mo.fedrep(
-            shared=mo.sgd(0.15, epochs=1, batch_size=batch), personal=mo.sgd(0.15, epochs=10, batch_size=batch)
-        ),
+        "local": mo.local_only(personal=work(0.15)),
+        "FedAvg": mo.fedavg(shared=work(0.05)),
+        "SCAFFOLD": mo.scaffold(shared=work(0.05)),
+        "LG-FedAvg": mo.lg_fedavg(shared=work(0.05)),
+        "Per-FedAvg": mo.per_fedavg(shared=work(0.02), personal=mo.sgd(factor * 0.02, steps=5), form="first_order"),
+        "L2GD": mo.l2gd(personal=mo.sgd(factor * 0.15, pull=0.2 / factor), probability=0.1, coins=seed),
+        "APFL": mo.apfl(shared=work(0.05), alpha=0.5),
+        "Ditto": mo.ditto(shared=work(0.05), personal=work(0.05, pull=0.5)),
+        "FedRep": mo.fedrep(shared=work(0.15, 1), personal=work(0.15, 10)),
         FEDSOUL: mo.fedpop(
             shared=1.0,
             prior_lr=1.0,
             loss_weight=1.0,
-            personal=mo.kernel.langevin(step=0.0005),
-            server=mo.server.adam(lr=0.003),
+            personal=mo.kernel.langevin(step=factor * 0.0005),
+            server=mo.server.adam(lr=factor * 0.003),
             prior=mo.prior.gaussian(scale=0.3),
             samples=10,
             thinning=2,

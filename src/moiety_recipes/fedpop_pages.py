@@ -8,7 +8,7 @@ from typing import Any
 from moiety.experiments import FAILS, HOLDS, Page, Row, Section, table_row
 from moiety_recipes.pages import Figures, judge_row
 
-SHARES = ("accuracy", "worst", "ece", "client_ece", "covered", "mass", "gap", "auroc")
+SHARES = ("accuracy", "worst", "ece", "client_ece", "covered", "mass", "gap", "auroc", "auroc_information")
 """The measures that are shown in per cent, with one digit; others have two."""
 
 

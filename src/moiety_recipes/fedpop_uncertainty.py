@@ -30,6 +30,7 @@ MEASURES = {
     "nll": "negative log-likelihood",
     "brier": "Brier score",
     "auroc": "AUROC of entropy (%)",
+    "auroc_information": "AUROC of mutual information (%)",
 }
 CLAIMS = {"ece": (-1, "is better calibrated than"), "auroc": (1, "tells strange pictures better than")}
 """By measure: the sign of what is better, and how a claim says so."""
@@ -67,7 +68,7 @@ def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
 def keep_predictions(fed: mo.FederatedData, strange: mo.FederatedData | None, inspected: int, run: mo.Run) -> Row:
     """Scores over all inspected clients and their mean over clients, the bins of reliability, entropies."""
     calibration = mo.evaluation.calibration
-    predictions, pairs = {}, []
+    predictions, pairs, informed = {}, [], []
     for client in range(min(inspected, len(fed))):
         rows = fed.client(client, "test")
         predictive = run.predictive(client, rows["x"], fresh=True)
@@ -75,12 +76,14 @@ def keep_predictions(fed: mo.FederatedData, strange: mo.FederatedData | None, in
         if strange is not None:
             elsewhere = run.predictive(client, strange.client(client, "test")["x"], fresh=True)
             pairs.append((predictive.entropy, elsewhere.entropy))
+            informed.append((predictive.mutual_information, elsewhere.mutual_information))
     by_client, pooled = calibration.calibration_rows(predictions, bins=BINS)
     p, y = (np.concatenate(parts) for parts in zip(*predictions.values(), strict=True))
     scores = {key: pooled[key] for key in ("accuracy", "ece", "nll", "brier")}
     scores["client_ece"] = float(np.mean([row["ece"] for row in by_client]))
-    if pairs:
-        scores["auroc"] = float(np.mean([calibration.out_of_distribution_auroc(a, b) for a, b in pairs]))
+    for measure, both in (("auroc", pairs), ("auroc_information", informed)):
+        if both:
+            scores[measure] = float(np.mean([calibration.out_of_distribution_auroc(a, b) for a, b in both]))
     entropies = [{"its own": a.tolist(), "strange": b.tolist()} for a, b in pairs[:CURVES]]
     return {"scores": scores, "bins": calibration.reliability(p, y, bins=BINS), "entropies": entropies}
 
@@ -103,8 +106,10 @@ def score(plan: Plan, seeds: Sequence[int], results: Results) -> tuple[list[Row]
             for key, (sign, words) in CLAIMS.items()
             if key in known
         }
-        if "auroc" in known:
-            ahead["tells strange pictures better than chance"] = [score["auroc"] - 0.5 for score in scores[FEDSOUL]]
+        for measure, by in (("auroc", "entropy"), ("auroc_information", "mutual information")):
+            if measure in known:
+                gains = [score[measure] - 0.5 for score in scores[FEDSOUL]]
+                ahead[f"tells strange pictures better than chance, by {by}"] = gains
         claims += [judge(f"{deal.heading}: {FEDSOUL} {words}", d, setting=deal.name) for words, d in ahead.items()]
     return rows, claims
 

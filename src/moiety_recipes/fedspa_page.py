@@ -9,7 +9,8 @@ from typing import Any
 
 import moiety as mo
 from moiety.experiments import Page, Results, Row, Section, claim_row, compare, interval, score_row, show_interval
-from moiety_recipes.fedspa_tasks import SETTINGS, Plan, Task
+from moiety_recipes.claims import RULE, decide_claim, show_claims
+from moiety_recipes.fedspa_tasks import PILOT, Plan, Task, rate_key
 from moiety_recipes.pages import Figures, Part, join_parts
 
 Numbers = Mapping[str, Mapping[str, float]]
@@ -25,6 +26,11 @@ VERDICTS = (
     "A claim *holds* where the whole 95% interval of the difference (seed by seed, Student's t) says so, *does not"
     " hold* where the whole interval says the opposite, and else is *not decided at this scale*. Each claim is judged"
     " by itself: of twenty that are not so, one may come out by chance."
+)
+
+TRIED = (
+    f"Accuracy on validation rows of seed {PILOT}, which is not reported, by learning rate. Each method has the best"
+    " one in each setting."
 )
 
 
@@ -47,11 +53,12 @@ class Statement:
 
 @dataclass(frozen=True)
 class TaskResults:
-    """The results of one task, over seeds."""
+    """The results of one task, over seeds. Where there were ``rates`` to choose from, the rule of ``night`` decides."""
 
     task: Task
     seeds: Sequence[int]
     cells: Results
+    rates: Sequence[float] = ()
 
     def courses(self, setting: str, method: str) -> list[Row]:
         """What was kept of the runs of a method."""
@@ -68,14 +75,31 @@ class TaskResults:
 
     def claim(self, row: str, differences: Sequence[float], within: float | None = None) -> Row:
         """A claim with its verdict."""
+        if self.rates:
+            return {"task": self.task.name, **decide_claim(row, {self.task.name: differences}, within=within)}
         return {"task": self.task.name, **claim_row(row, differences, within=within)}
+
+    def rate_rows(self) -> list[Row]:
+        """The scores on validation rows of every rate that was tried, a row for each method and setting."""
+        methods = dict.fromkeys(key[3] for key in self.cells if key[1] == "rates" and key[0] == self.task.name)
+        return [
+            {
+                "method": f"{method}, {setting}",
+                **{
+                    f"{rate:g}": 100 * self.cells[rate_key(self.task, setting, str(method), rate)]["scores"][-1]
+                    for rate in self.rates
+                },
+            }
+            for method in methods
+            for setting in self.task.settings
+        ]
 
 
 def build_page(
     plan: Plan, seeds: Sequence[int], results: Results, *, about: str, part: Callable[[TaskResults], Part]
 ) -> Page:
     """The page of all tasks."""
-    return join_parts(about, [part(TaskResults(task, seeds, results)) for task in plan.tasks])
+    return join_parts(about, [part(TaskResults(task, seeds, results, plan.rates)) for task in plan.tasks])
 
 
 def judge(results: TaskResults, statements: Iterable[Statement]) -> list[Row]:
@@ -138,15 +162,20 @@ def show_task(
         f" {count(min(task.every, task.rounds), 'round')}; {count(len(results.seeds), 'seed')}. Every seed has a deal"
         f" of the data, first weights and cohorts of its own. {source}"
     )
+    said = "What the paper says"
     lines = [{**row, "difference": show_interval(row, sign="+")} for row in claims]
     headings = {"row": "claim", "difference": "difference [95% interval]", "verdict": "verdict"}
+    judged = [Section(title=said, text=verdicts, rows=lines, columns=headings, level=3)]
+    if results.rates:
+        tried = Section(title="Learning rates", text=TRIED, rows=results.rate_rows(), digits=1, level=3)
+        judged = [show_claims(said, claims, text=RULE, level=3), tried]
     return [
         Section(title=task.name, text=f"{task.title}\n\n{size.strip()}"),
         *(
             Section(title=task.describe(setting), rows=table, columns=columns, digits=1, level=3)
             for setting, table in tables.items()
         ),
-        Section(title="What the paper says", text=verdicts, rows=lines, columns=headings, level=3),
+        *judged,
         *([Section(title="Notes", notes=notes, level=3)] if notes else []),
     ]
 
@@ -166,7 +195,8 @@ def show_accuracies(
     if results.task.source == "digits":
         paper, source = {}, ""
     tables = {
-        s: [accuracy_row(results, s, method, paper.get(s, {}).get(method)) for method in methods] for s in SETTINGS
+        s: [accuracy_row(results, s, method, paper.get(s, {}).get(method)) for method in methods]
+        for s in results.task.settings
     }
     claims = [*judge(results, statements), *more_claims]
     shown = {setting: [show_accuracy(row) for row in rows] for setting, rows in tables.items()}
@@ -201,7 +231,7 @@ def draw_curves(results: TaskResults, methods: Sequence[str]) -> Any:
     """A panel for each setting: the mean over seeds and its interval at each evaluation."""
     panels = {
         results.task.describe(setting): {method: _points(results, setting, method) for method in methods}
-        for setting in SETTINGS
+        for setting in results.task.settings
     }
     return mo.reports.bands(panels, x="round", y="mean test accuracy (%)")
 

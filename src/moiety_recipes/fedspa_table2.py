@@ -21,8 +21,10 @@ from moiety_recipes.fedspa_tasks import (
     IID,
     LENET,
     LOCAL,
+    NIGHT_SEEDS,
+    RATES,
     RSM,
-    SETTINGS,
+    SMALL,
     SUB,
     SUBSAMPLING,
     VGG,
@@ -78,6 +80,9 @@ def plan(scale: str) -> TargetPlan:
     if scale == "paper":
         task = replace(VGG, every=5)
         return TargetPlan(tasks=(task,), seeds=3, prune_rate=PAPER_PRUNE_RATE, targets=PRINTED_TARGETS)
+    if scale == "night":
+        task, sizes = replace(SMALL, every=5), {"seeds": NIGHT_SEEDS, "rates": RATES, "prune_rate": PAPER_PRUNE_RATE}
+        return TargetPlan(tasks=(task,), targets=PRINTED_TARGETS, **sizes)  # type: ignore[arg-type]
     task = replace(LENET, rounds=30, every=3)
     return TargetPlan(tasks=(task,), seeds=3, prune_rate=0.2, targets=(50.0, 60.0, 70.0))
 
@@ -96,7 +101,9 @@ def page(plan: TargetPlan, seeds: Sequence[int], results: Results) -> Page:
 
 def show_results(plan: TargetPlan, results: TaskResults) -> Part:
     """Rounds and claims of one task."""
-    rows = {s: [round_row(results, s, method, t) for method in METHODS for t in plan.targets] for s in SETTINGS}
+    rows = {
+        s: [round_row(results, s, method, t) for method in METHODS for t in plan.targets] for s in results.task.settings
+    }
     claims = list(judge_rounds(results, plan.targets[len(plan.targets) // 2]))
     columns = {"row": "", **{f"{t:g}": f"to {t:g}%" for t in plan.targets}}
     if results.task.network == "vgg11":

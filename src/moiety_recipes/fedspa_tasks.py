@@ -1,22 +1,25 @@
 """What the recipes of FedSpa train (Huang et al. 2022, section 5.1 and appendix B): data, networks, methods, runs.
 
-At scale ``laptop`` the network is LeNet-5, on Fashion-MNIST and MNIST: 100 clients, 10 a round, five local epochs and
-the paper's rates, but 64 rows a client in batches of 16. That makes as many steps in a turn as the paper's 500 rows in
-batches of 128. There are tens of rounds instead of hundreds. At scale ``paper`` VGG-11 and ResNet-18 with group
-normalisation are trained on CIFAR-10 with the paper's sizes. EMNIST-Letters and CIFAR-100 are not available here. Scale
-``ci`` shows that everything runs.
+At scale ``night`` the network is a perceptron on Fashion-MNIST averaged to 14 x 14 pixels: small, so that 400 rounds
+and five seeds fit into an hour. Every method has its learning rate chosen on validation rows of a seed that is not
+reported. At scale ``laptop`` the network is LeNet-5, on Fashion-MNIST and MNIST: 100 clients, 10 a round, five local
+epochs and the paper's rates, but 64 rows a client in batches of 16. That makes as many steps in a turn as the paper's
+500 rows in batches of 128. There are tens of rounds instead of hundreds. At scale ``paper`` VGG-11 and ResNet-18 with
+group normalisation are trained on CIFAR-10 with the paper's sizes. EMNIST-Letters and CIFAR-100 are not available here.
+Scale ``ci`` shows that everything runs.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import moiety as mo
 from moiety.experiments import Cell, Cells, Row
+from moiety_recipes.pictures import average_pixels
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,7 +37,9 @@ SOURCES = {
 }
 NETWORKS = {
     "mlp": "a network with one hidden layer of 16",
+    "small": "a perceptron with hidden layers of 64 and 32 on 14 x 14 pixels (15,018 parameters)",
     "lenet5": "LeNet-5 (61,706 parameters)",
+    "caffe_lenet5": "Caffe's LeNet-5 (431,080 parameters)",
     "vgg11": "VGG-11 with group normalisation",
     "resnet18": "ResNet-18 with group normalisation",
 }
@@ -63,6 +68,7 @@ class Task:
     lr_factor: float = 0.998
     weight_decay: float = 5e-4
     gamma: tuple[float, ...] = (0.5, 0.3)
+    settings: tuple[str, ...] = SETTINGS
 
     @property
     def name(self) -> str:
@@ -84,22 +90,26 @@ class Task:
         """The name of a setting, with the distribution of labels."""
         return setting if setting == IID else f"{setting}: Dirichlet({self.gamma[setting == B]:g})"
 
-    def load(self, setting: str, seed: int) -> mo.FederatedData:
+    def load(self, setting: str, seed: int, validation: float = 0.0) -> mo.FederatedData:
         """The data of a setting. Test rows of a client have the label ratios of its training rows (appendix B.1)."""
-        return mo.data.load(
+        fed = mo.data.load(
             self.source,
             clients=self.clients,
             partition=mo.data.iid() if setting == IID else mo.data.dirichlet(self.gamma[setting == B]),
             per_client=self.rows,
             test_per_client=self.test or None,
+            validation=validation,
             seed=seed,
         )
+        return average_pixels(fed) if self.network == "small" else fed
 
     def model(self, seed: int) -> nn.Module:
         """The network with its first weights."""
         builders: dict[str, Callable[..., nn.Module]] = {
             "mlp": partial(mo.models.mlp, 64, 10, hidden=(16,)),
+            "small": partial(mo.models.mlp, 196, 10, hidden=(64, 32)),
             "lenet5": mo.models.lenet5,
+            "caffe_lenet5": mo.models.caffe_lenet5,
             "vgg11": partial(mo.models.vgg11_gn, classes=10),
             "resnet18": partial(mo.models.resnet18_gn, classes=10, image=(3, 32, 32)),
         }
@@ -119,20 +129,35 @@ DIGITS = Task(
     cohort=3,
 )
 LENET = Task(source="fashion_mnist", network="lenet5", clients=100, rows=64, test=50, batch_size=16, rounds=25, every=5)
+SMALL = Task(
+    source="fashion_mnist", network="small", clients=100, rows=250, test=100, batch_size=64, rounds=400, every=10
+)
 VGG = Task(source="cifar10", network="vgg11", clients=100, rows=500, test=100, batch_size=128, rounds=1000, every=20)
 RESNET = replace(VGG, network="resnet18")
 
 
+PILOT = 100
+"""The seed that rates are chosen on; it is not reported."""
+RATES, NIGHT_SEEDS = (0.03, 0.1, 0.3), 5
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is trained at one scale."""
+    """What is trained at one scale.
+
+    With ``rates``, each method's learning rate in each setting is the one of them with the best score on validation
+    rows of the seed ``PILOT``; without, all have the task's.
+    """
 
     tasks: tuple[Task, ...]
     seeds: int
+    rates: tuple[float, ...] = ()
 
 
 def plan_resnet(scale: str) -> Plan:
     """The plan of recipes whose numbers the paper has for ResNet-18 alone."""
+    if scale == "night":
+        return Plan(tasks=(SMALL,), seeds=NIGHT_SEEDS, rates=RATES)
     task = {"ci": DIGITS, "paper": RESNET}.get(scale, LENET)
     return Plan(tasks=(task,), seeds=1 if scale == "ci" else 3)
 
@@ -188,25 +213,76 @@ def build_methods(task: Task, *, prune_rate: float, without: Sequence[str] = ())
     return {name: algorithm for name, algorithm in methods.items() if name not in without}
 
 
-def run_cells(plan: Plan, seeds: Sequence[int], *, build: Callable[[Task], Mapping[str, mo.Algorithm]]) -> Cells:
-    """A run of every method in every setting. ``build`` makes the methods of a task.
+Methods = Callable[[Task], "Mapping[str, mo.Algorithm]"]
+"""Makes the methods of a task, with its learning rate."""
+Rates = dict[tuple[str, str, str], float]
+"""By task, setting and method."""
+
+
+def run_cells(plan: Plan, seeds: Sequence[int], *, build: Methods) -> Cells:
+    """A run of every method in every setting, side by side.
 
     Methods of one setting and seed share data, first weights and cohorts.
     """
     for task in plan.tasks:
-        task.load(IID, seeds[0])  # before anything is written: it may be missing
-    for task, setting, seed in itertools.product(plan.tasks, SETTINGS, seeds):
-        fed = task.load(setting, seed)
-        for method, algorithm in build(task).items():
-            yield Cell(
-                key=(task.name, setting, seed, method),
-                fit=partial(fit_options, task, fed, algorithm, seed),
-                keep=keep_local if method == LOCAL else keep_course,
-                group=task.name,
-            )
+        task.load(task.settings[0], seeds[0])  # before anything is written: it may be missing
+    rates = yield from choose_rates(plan, build)
+    for task, seed in itertools.product(plan.tasks, seeds):
+        for setting in task.settings:
+            fed = task.load(setting, seed)
+            yield [
+                Cell(
+                    key=(task.name, setting, seed, method),
+                    fit=partial(fit_options, task, fed, algorithm, seed),
+                    keep=keep_local if method == LOCAL else keep_course,
+                    group=task.name,
+                )
+                for method, algorithm in build_tuned(task, setting, build, rates).items()
+            ]
 
 
-def fit_options(task: Task, fed: mo.FederatedData, algorithm: mo.Algorithm, seed: int) -> dict[str, Any]:
+def build_tuned(task: Task, setting: str, build: Methods, rates: Rates) -> dict[str, mo.Algorithm]:
+    """The methods, each with the rate that was chosen for it."""
+    return {
+        method: build(replace(task, lr=rates.get((task.name, setting, method), task.lr)))[method]
+        for method in build(task)
+    }
+
+
+def rate_key(task: Task, setting: str, method: str, rate: float) -> tuple[str | int, ...]:
+    """The cell that tries a rate."""
+    return (task.name, "rates", setting, method, f"{rate:g}")
+
+
+def choose_rates(plan: Plan, build: Methods) -> Generator[list[Cell], list[Row], Rates]:
+    """Try every rate on validation rows; of equal scores the smaller rate is taken."""
+    chosen: Rates = {}
+    for task in plan.tasks if plan.rates else ():
+        for setting in task.settings:
+            fed = task.load(setting, PILOT, validation=0.2)
+            tries = list(itertools.product(build(task), plan.rates))
+            rows = yield [
+                Cell(
+                    key=rate_key(task, setting, method, rate),
+                    fit=partial(
+                        fit_options, task, fed, build(replace(task, lr=rate))[method], PILOT, part="validation"
+                    ),
+                    keep=keep_course,
+                    stored=False,
+                    group=task.name,
+                )
+                for method, rate in tries
+            ]
+            scores = {tried: row["scores"][-1] for tried, row in zip(tries, rows, strict=True)}
+            for method in build(task):
+                best = max(plan.rates, key=lambda rate: (scores[method, rate], -rate))
+                chosen[task.name, setting, method] = best
+    return chosen
+
+
+def fit_options(
+    task: Task, fed: mo.FederatedData, algorithm: mo.Algorithm, seed: int, part: str = "test"
+) -> dict[str, Any]:
     """The arguments of ``moiety.fit``."""
     return {
         "model": task.model(seed),
@@ -215,7 +291,7 @@ def fit_options(task: Task, fed: mo.FederatedData, algorithm: mo.Algorithm, seed
         "rounds": task.rounds,
         "cohort": task.cohort,
         "seed": seed,
-        "settings": mo.Settings(evaluate_every=min(task.every, task.rounds)),
+        "settings": mo.Settings(evaluate_every=min(task.every, task.rounds), evaluate_on=part),
     }
 
 

@@ -34,7 +34,7 @@ from moiety.experiments import (
     score_row,
     show_interval,
 )
-from moiety_recipes.ffgg_claims import RULE, decide_claim, show_claims
+from moiety_recipes.claims import RULE, decide_claim, show_claims
 from moiety_recipes.pages import show_mean
 from moiety_recipes.pictures import Pictures, deal_clothes, deal_digits
 
@@ -294,7 +294,11 @@ def draw(plan: Plan, rows: Sequence[Row]) -> Any:
     by = {attack: [row for row in rows if row["attack"] == attack] for attack in plan.attacks}
     numbers = {attack: [row["ours"] for row in own] for attack, own in by.items()}
     marks = {attack: [MARKS[row["verdict"]] for row in own] for attack, own in by.items()}
-    return mo.reports.heat_map(numbers, plan.aggregators, label="accuracy of honest clients (%)", marks=marks)
+    title = f"holds: honest clients lose less than {100 * plan.margin:g} points; fails: more; open: not decided"
+    label = "accuracy of honest clients (%)"
+    return mo.reports.heat_map(
+        numbers, plan.aggregators, label=label, marks=marks, title=title, x="aggregator", y="attack"
+    )
 
 
 def _about(plan: Plan, *, honest: int, seeds: int) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import moiety as mo
 from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section, count_verdicts, score_row
 from moiety.experiments import show_interval as show
-from moiety_recipes.ffgg_claims import RULE, decide_claim, show_claims
+from moiety_recipes.claims import RULE, decide_claim, show_claims
 from moiety_recipes.ffgg_settings import SETTINGS
 from moiety_recipes.ffgg_stages import (
     COMMUNICATION,
@@ -44,8 +45,9 @@ MARGIN = 1.0
 
 
 def plan(scale: str) -> Sizes:
-    """The sizes of a scale."""
-    return plan_sizes(scale, seeds=5)
+    """The sizes of a scale; at scale ``ci`` one rate, since ``ffgg-splits`` chooses among several there."""
+    sizes = plan_sizes(scale, seeds=5)
+    return replace(sizes, rates=sizes.rates[-1:]) if scale == "ci" else sizes
 
 
 def cells(plan: Sizes, seeds: Sequence[int]) -> Cells:
@@ -180,7 +182,8 @@ def draw(plan: Sizes, seeds: Sequence[int], results: Results) -> Any:
     for n in plan.settings:
         best, advised = best_split(seeds, results, n), Counter(results[s, n, "advice"]["SGD"]["best"] for s in seeds)
         marks[n] = [f"{'best, ' if split == best else ''}advised {advised[split]}x" for split in splits]
-    return mo.reports.heat_map(rows, splits, label="test accuracy (%)", marks=marks)
+    title = f"best: the best split after training; advised: by the diagnosis, in so many of {len(seeds)} seeds"
+    return mo.reports.heat_map(rows, splits, label="test accuracy (%)", marks=marks, title=title)
 
 
 SHOWN = (

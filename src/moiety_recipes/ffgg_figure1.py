@@ -85,7 +85,7 @@ def plan(scale: str) -> Plan:
     """The sizes of a scale."""
     if scale == "ci":
         size = Size(clients=4, rows=60, shared=6, personal=4)
-        return Plan(size, 30, 20, inner=(1, 2, 4), local=(5, 15), points=5, engine="vectorised")
+        return Plan(size, 30, 10, inner=(1, 2, 4), local=(5, 15), points=5, engine="vectorised")
     return Plan(Size(clients=32, rows=10_000, shared=100, personal=50), first_rounds=1200, rounds=200)
 
 

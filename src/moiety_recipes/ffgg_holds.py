@@ -8,17 +8,12 @@ A RUN is the folder of a recipe that has ended and whose ``table.json`` has clai
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-import moiety as mo
 from moiety.experiments import FAILS, HOLDS, UNDECIDED, Row
+from moiety_recipes.holds import Holds, list_headlines
 
-PLAN = "docs/ffgg-plan.md"
 TITLES = {
     "ffgg-readings": "Figure 1",
     "ffgg-splits": "Table 1",
@@ -29,29 +24,10 @@ TITLES = {
 }
 
 
-def make_page(tables: Sequence[Row]) -> tuple[str, list[Row]]:
-    """The page and its rows."""
-    rows = [row for table in tables for row in summarise(table)]
-    counts = Counter(row["verdict"] for row in rows)
-    every = Counter(r["verdict"] for table in tables for r in table["rows"] if "headline" in r)
-    open_ = len(rows) - counts[HOLDS] - counts[FAILS]
-    parts = [
-        "# What holds of Mishchenko et al. 2023",
-        f"Claims, margins, seeds and the rule were committed before the runs ({PLAN}). A claim holds, or does not,"
-        f" where the whole 99% interval over seeds says so. Of the headlines below {counts[HOLDS]} hold,"
-        f" {counts[FAILS]} do not, {open_} are not decided; of all {sum(every.values())} claims on the pages"
-        f" {every[HOLDS]} hold, {every[FAILS]} do not. About one verdict in a hundred would be chance if nothing were"
-        " true.",
-        mo.reports.markdown([_show(row) for row in rows], columns={key: key for key in _show(rows[0])}),
-        "\n".join(f"- `{t['command']}`, {t['date']}, commit {t.get('commit', 'unknown')}" for t in tables),
-    ]
-    return "\n\n".join(parts) + "\n", rows
-
-
 def summarise(table: Row) -> Iterator[Row]:
     """The headlines of a table; of Figure 1 a line for each reading."""
     recipe = table["recipe"]
-    headlines = [{**row, "recipe": recipe} for row in table["rows"] if row.get("headline")]
+    headlines = list_headlines(table)
     if recipe != "ffgg-readings":
         yield from headlines
         return
@@ -77,46 +53,15 @@ def _join(text: str, rows: Sequence[Row]) -> Row:
     return {**min(rows, key=lambda row: row["ours"]), "row": text, "verdict": shared}
 
 
-def _show(row: Row) -> Row:
-    ends, unit = row["interval"], f" {row['unit']}" if row["unit"] else ""
-    rule = f"within {row['within']:g}" if row.get("within") is not None else f"above {row.get('above', 0.0):g}"
-    interval = "" if ends is None else f" [{ends[0]:+.3g}, {ends[1]:+.3g}]"
-    open_ = HOLDS not in row["verdict"] and FAILS not in row["verdict"]
-    return {
-        "of": f"[{TITLES.get(row['recipe'], row['recipe'])}](../{row['recipe']}/README.md)",
-        "claim": row["row"],
-        "paper": row["paper"] or "-",
-        "ours": f"{row['ours']:+.3g}{interval}{unit}",
-        "rule": rule,
-        "verdict": f"**{row['verdict'].replace(' at this scale', '')}**",
-        "seeds needed": (row["needed"] or "over 1,000") if open_ else "-",
-    }
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Read the tables and write the page."""
-    parser = argparse.ArgumentParser(prog="python -m moiety_recipes.ffgg_holds", description=__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs that have ended")
-    parser.add_argument("--out", required=True, type=Path, help="the folder of the page")
-    asked = parser.parse_args(words)
-    tables = []
-    for run in asked.runs:
-        try:
-            tables.append(json.loads((run / "table.json").read_text()))
-        except (OSError, ValueError) as error:
-            print(f"`runs` must be folders with a table.json, got {run}. {error}", file=sys.stderr)
-            return 2
-        if not any(row.get("headline") for row in tables[-1].get("rows", ())):
-            print(
-                f"`runs` must be of recipes with headlines, got {run}. Run one of {', '.join(TITLES)}.", file=sys.stderr
-            )
-            return 2
-    page, _ = make_page(tables)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    (asked.out / "README.md").write_text(page)
-    print(page)
-    return 0
-
+PAPER = Holds(
+    program="ffgg_holds",
+    about=__doc__,
+    paper="Mishchenko et al. 2023",
+    plan="docs/ffgg-plan.md",
+    titles=TITLES,
+    summarise=summarise,
+)
+make_page, main = PAPER.make_page, PAPER.main
 
 if __name__ == "__main__":
     sys.exit(main())

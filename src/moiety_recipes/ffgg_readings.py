@@ -20,7 +20,7 @@ from typing import Any
 
 import moiety as mo
 from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section, count_verdicts
-from moiety_recipes.ffgg_claims import RULE, decide_claim, show_claims
+from moiety_recipes.claims import RULE, decide_claim, show_claims
 from moiety_recipes.ffgg_figure1_problem import Quadratics, Size, draw_problem, draw_uniform
 
 DRAWS: Mapping[str, Callable[[Size, int], Quadratics]] = {"planted": draw_problem, "uniform": draw_uniform}
@@ -56,7 +56,7 @@ def plan(scale: str) -> Plan:
     """The paper's sizes, with ten problems at scales ``night`` and ``paper``, and three at ``laptop``."""
     if scale == "ci":
         small: dict[str, Any] = {"clients": 4, "rows": 60, "few": 12, "shared": 6, "personal": 4}
-        return Plan(**small, rounds=40, seeds=2, inner=(1, 2, 3, 4), local=(5, 15), points=20)
+        return Plan(**small, rounds=20, seeds=2, inner=(1, 2, 4), local=(5, 15), points=10)
     return Plan(seeds=3) if scale == "laptop" else Plan()
 
 

@@ -23,8 +23,8 @@ from typing import Any
 import moiety as mo
 from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section, count_verdicts, score_row
 from moiety.experiments import show_interval as show
+from moiety_recipes.claims import RULE, decide_claim, show_claims
 from moiety_recipes.ffgg_async import FORMS, METHODS, keep, time_to
-from moiety_recipes.ffgg_claims import RULE, decide_claim, show_claims
 from moiety_recipes.pictures import Pictures, deal_digits
 
 SPEEDS = {"constant": "constant", "exponential": "exponential", "pareto": "heavy-tailed"}
@@ -57,7 +57,7 @@ def plan(scale: str) -> Plan:
     """The sizes of a scale."""
     if scale == "ci":
         few: dict[str, Any] = {"ffgg_rates": (0.5,), "fedavg_rates": (0.1, 0.3), "steps": 3, "points": 4}
-        return Plan(pictures=replace(deal_digits(4), rows=12, validation=0.2), rounds=4, seeds=2, **few)
+        return Plan(pictures=replace(deal_digits(4), rows=12, validation=0.2), rounds=4, seeds=1, **few)
     pictures = Pictures(
         source="fashion_mnist",
         clients=20,

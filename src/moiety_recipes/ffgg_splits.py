@@ -14,7 +14,7 @@ from typing import Any
 
 import moiety as mo
 from moiety.experiments import Cells, Experiment, Page, Results, Row, Section, count_verdicts, score_row, show_interval
-from moiety_recipes.ffgg_claims import RULE, decide_claim, show_claims
+from moiety_recipes.claims import RULE, decide_claim, show_claims
 from moiety_recipes.ffgg_settings import SETTINGS
 from moiety_recipes.ffgg_stages import (
     COMMUNICATION,

@@ -58,7 +58,7 @@ def plan_sizes(scale: str, *, seeds: int) -> Sizes:
     """The sizes of a scale, with so many seeds at ``night`` and ``paper``."""
     if scale == "ci":
         few: dict[str, Any] = {"cohort": 2, "batch_size": 8, "rates": (0.1, 0.3), "epochs": 1, "points": 2}
-        return Sizes(("digits",), seeds=2, rounds=4, personal_rounds=2, **few)
+        return Sizes(("digits",), seeds=1, rounds=4, personal_rounds=2, **few)
     if scale == "laptop":
         return Sizes(("speakers", "clothes"), seeds=3, rounds=150, personal_rounds=60)
     return Sizes(NIGHT, seeds=seeds, rounds=600, personal_rounds=120)

@@ -82,6 +82,8 @@ def plan(scale: str) -> Plan:
 
 def _shorten(setting: Setting, scale: str) -> Setting:
     changes = LAPTOP[setting.name] if scale == "laptop" else {}
+    if scale == "ci":  # what chooses among several is that of ``fedalt-images``
+        changes = {"lr": setting.stages.lr[:1]}
     seeds = min(3, setting.stages.seeds)
     stages = replace(setting.stages, seeds=seeds, stateless=None, sweeps=(), **changes)
     return replace(setting, stages=stages, notes=partial(_notes, scale))

@@ -16,15 +16,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import moiety as mo
 from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section, count_verdicts
+from moiety_recipes.claims import RULE, decide_claim, show_claims
 from moiety_recipes.ffgg_byzantine import NONE, build_aggregators, build_attacks
-from moiety_recipes.ffgg_claims import RULE, decide_claim, show_claims
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,8 +49,8 @@ class Plan:
     share: float = 0.2
     margin: float = 3.0
     """How many decades a personal part must gain at least."""
-    attacks: tuple[str, ...] = tuple(build_attacks())
-    aggregators: tuple[str, ...] = tuple(build_aggregators(clients=20, byzantine=4))
+    attacks: tuple[str, ...] = field(default_factory=lambda: tuple(build_attacks()))
+    aggregators: tuple[str, ...] = field(default_factory=lambda: tuple(build_aggregators(clients=20, byzantine=4)))
 
     @property
     def byzantine(self) -> int:

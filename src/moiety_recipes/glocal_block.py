@@ -18,9 +18,7 @@ import torch
 from torch import Tensor
 
 import moiety as mo
-
-TINY = 1e-10
-"""What Adagrad adds to the root of the sum of squares, as in ``moiety.fit``."""
+from moiety_recipes.glocal_updates import UPDATES
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,7 @@ class Block:
     alignment: str = "aligned"
     globally: Tensor | None = None
     locally: Tensor | None = None
+    rule: str = "adagrad"
 
     def mask(self, x: Tensor, trial: int | Tensor) -> tuple[Tensor, Tensor]:
         """The features that the shared model and the personal models see."""
@@ -114,7 +113,7 @@ def run_block(
     features, outputs = data.x.shape[-1], data.y.shape[-1]
     u, v = start or (torch.zeros(features, outputs), torch.zeros(features, outputs))
     u, v = u.expand(groups, features, outputs).clone(), v.expand(groups, clients, features, outputs).clone()
-    u_squares, v_squares = torch.zeros_like(u), torch.zeros_like(v)
+    server, client = UPDATES[block.rule](u), UPDATES[block.rule](v)
     shares, personalises = block.method != "independent", block.method != "central"
     longest = int(block.delay.max())
     versions = u.repeat(longest + 1, 1, 1, 1)  # version t in slot t mod (longest + 1)
@@ -145,15 +144,18 @@ def run_block(
             slope = slopes[s, every]
             if block.alignment == "misaligned":
                 slope = 2 * (torch.einsum("gpd,gdk->gpk", for_server, u) + by_client[s, every] - y)
-            _step(u, torch.einsum("gpd,gpk->gdk", for_server, slope * _is_past(sent)), u_squares, lr)
+            past = _is_past(sent)
+            gradient = torch.einsum("gpd,gpk->gdk", for_server, slope * past)
+            server.step(gradient, for_server, past, lr)
         if personalises:
-            slope = slopes[t]
+            slope, past = slopes[t], torch.ones(groups, 1, 1)
             if waits:
                 due = now - 2 * block.delay
-                s = due.clamp(min=0)
+                s, past = due.clamp(min=0), _is_past(due)
                 for_client = read(s)[1]
-                slope = slopes[s, every] * _is_past(due)
-            _step(v, for_client[..., None] * slope[..., None, :], v_squares, lr[..., None])
+                slope = slopes[s, every] * past
+            gradient = for_client[..., None] * slope[..., None, :]
+            client.step(gradient, for_client[:, :, None], past[..., None], lr[..., None])
         versions[(t + 1) % (longest + 1)] = u
         if keep_course:
             course.append(u.clone())
@@ -163,12 +165,6 @@ def run_block(
 def _is_past(t: Tensor) -> Tensor:
     """1 for rounds that there were, 0 for those before the first."""
     return (t >= 0).float().reshape(-1, 1, 1)
-
-
-def _step(w: Tensor, gradient: Tensor, squares: Tensor, lr: Tensor) -> None:
-    """One step of Adagrad. It changes ``w``, ``squares`` and ``gradient`` in place."""
-    squares.addcmul_(gradient, gradient)
-    w.sub_(gradient.div_(squares.sqrt().add_(TINY)).mul_(lr))
 
 
 def score_block(data: Sequence[mo.FederatedData], part: str, block: Block, outcome: Outcome) -> Tensor:

@@ -1,18 +1,20 @@
 """Figures 1, 5 and 7 of the Glocal paper: accuracy against the number of clients, with all and with divided features.
 
 Scale ``ci`` has the digits of scikit-learn and shows that everything runs. The others have the paper's sizes, ten
-trials each. The paper shows curves and no numbers.
+trials each; at scale ``night`` the claims are decided, pooled over data sets too. The paper shows curves and no
+numbers.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import moiety as mo
 from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, compare
+from moiety_recipes import claims as decided
 from moiety_recipes.glocal_trials import (
     METHODS,
     RATES,
@@ -51,10 +53,13 @@ class Plan:
     """Sizes of one scale. A seed is a trial.
 
     A run makes ``passes`` over the training rows, unless ``rounds`` is above 0. ``divided`` says whether the shared
-    model sees one half of the features and the personal ones the other.
+    model sees one half of the features and the personal ones the other. ``decide`` says whether claims are judged by
+    the rule of scale ``night``, where "as good as" is within ``margin`` points.
     """
 
     divided: bool
+    decide: bool = False
+    margin: float = 2.0
     sources: tuple[str, ...] = SOURCES
     clients: tuple[int, ...] = (2, 5, 10, 20, 30, 40)
     passes: int = 15
@@ -66,7 +71,7 @@ class Plan:
 def plan(scale: str, *, divided: bool) -> Plan:
     """The sizes of a scale."""
     small = Plan(divided=divided, sources=("digits",), clients=(2, 4), passes=2, seeds=2)
-    return small if scale == "ci" else Plan(divided=divided)
+    return small if scale == "ci" else Plan(divided=divided, decide=scale == "night")
 
 
 def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
@@ -128,12 +133,57 @@ def judge_source(plan: Plan, source: str, points: Mapping[int, Row]) -> list[Row
     return [*growth, *judge_best(f"{source}, {many} clients", points[many]["methods"])]
 
 
+WEAK = ("letter", "pendigits")
+"""Where the paper finds the global half of the features weak, and Glocal only close to Independent."""
+
+
+def decide_all(plan: Plan, points: Mapping[str, Mapping[int, Row]]) -> Iterator[Row]:
+    """The claims of scale ``night``: of every data set, and pooled."""
+    few, many = plan.clients[0], plan.clients[-1]
+    grow = {
+        method: {s: compare(list_gains(own[many], method), list_gains(own[few], method)) for s, own in points.items()}
+        for method in GAINS
+    }
+    for method, each in grow.items():
+        text = f"{METHODS[method]} gains more on Indep with {many} clients than with {few}"
+        yield from _decide(text, each, paper="in most cases" if not plan.divided else "-")
+    best = {
+        other: {
+            s: compare(own[many]["methods"]["glocal"]["each"], own[many]["methods"][other]["each"], scale=100)
+            for s, own in points.items()
+        }
+        for other in ("independent", "central")
+    }
+    yield from _decide(f"Glocal beats Central with {many} clients", best["central"], paper="+")
+    alone = best["independent"]
+    weak = {s: each for s, each in alone.items() if plan.divided and s in WEAK}
+    yield from _decide(
+        f"Glocal beats Indep with {many} clients", {s: e for s, e in alone.items() if s not in weak}, paper="+"
+    )
+    if weak:
+        text = f"Glocal is close to Indep with {many} clients (within {plan.margin:g})"
+        yield from _decide(text, weak, within=plan.margin, paper="close")
+
+
+def _decide(
+    text: str, each: Mapping[str, Sequence[float]], *, paper: str, within: float | None = None
+) -> Iterator[Row]:
+    yield decided.decide_claim(f"{text}, pooled", each, within=within, paper=paper, unit="points", headline=True)
+    for source, own in each.items():
+        yield decided.decide_claim(f"{text}, {source}", {source: own}, within=within, paper=paper, unit="points")
+
+
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     """The claims, a table for each data set, and the curves."""
     points = {s: {clients: results[s, f"{clients} clients"] for clients in plan.clients} for s in plan.sources}
     scores = {s: {clients: score_point(s, clients, own[clients]) for clients in own} for s, own in points.items()}
-    claims = [claim for source, own in points.items() for claim in judge_source(plan, source, own)]
-    growth, best = ([claim for claim in claims if text in claim["row"]] for text in ("Glocal gains", "Glocal beats"))
+    if plan.decide:
+        claims = list(decide_all(plan, points))
+    else:
+        claims = [claim for source, own in points.items() for claim in judge_source(plan, source, own)]
+    shown = decided.show_claims("Claims", claims, text=decided.RULE) if plan.decide else show_claims(claims)
+    single = [claim for claim in claims if not claim["row"].endswith(", pooled")]
+    growth, best = ([claim for claim in single if text in claim["row"]] for text in ("Glocal gains", "Glocal beats"))
     sentence = (
         f"More clients help Glocal for certain on {count_holding(growth)} of {len(growth)} data sets; with the most"
         f" of them it beats a baseline for certain in {count_holding(best)} of {len(best)} comparisons."
@@ -151,7 +201,7 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
         note.format(plan=plan, length=length, rates=list_numbers(plan.rates))
         for note in ((DIVIDED, *NOTES) if plan.divided else NOTES)
     ]
-    return build_page(rows + claims, [show_claims(claims), *tables], sentence, notes, results, figures)
+    return build_page(rows + claims, [shown, *tables], sentence, notes, results, figures)
 
 
 glocal_clients = Experiment(
@@ -160,6 +210,7 @@ glocal_clients = Experiment(
     plan=partial(plan, divided=False),
     cells=cells,
     page=page,
+    night=True,
     refused=REFUSED,
 )
 glocal_features = Experiment(
@@ -168,5 +219,6 @@ glocal_features = Experiment(
     plan=partial(plan, divided=True),
     cells=cells,
     page=page,
+    night=True,
     refused=REFUSED,
 )

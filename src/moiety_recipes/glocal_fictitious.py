@@ -200,7 +200,7 @@ def draw_course(kept: dict[str, Row]) -> Any:
         }
         for label, own in kept.items()
     }
-    return mo.reports.bands(curves, x="steps (log10)", y="w^g")
+    return mo.reports.bands(curves, x="steps (log10)", y="shared weights w^g")
 
 
 glocal_fictitious = Experiment(

@@ -77,17 +77,17 @@ def plan(scale: str) -> Plan:
     return {"ci": small, "paper": Plan()}.get(scale, Plan(seeds=20))
 
 
-def load_partitions(plan: Plan, source: str, seeds: Sequence[int]) -> list[mo.FederatedData]:
-    """The data of every partition."""
+def load_partitions(source: str, clients: int, seeds: Sequence[int]) -> list[mo.FederatedData]:
+    """The data of every partition; isolet has its own clients."""
     if source != "isolet":
-        return load_tasks(source, plan.clients, seeds)
+        return load_tasks(source, clients, seeds)
     loaded = [mo.data.load(source, seed=seed, test=0.2, validation=0.2) for seed in seeds]
     return [mo.data.principal_components(fed, 100) for fed in loaded]
 
 
 def run_source(plan: Plan, source: str, seeds: Sequence[int]) -> Row:
     """All methods on one data set."""
-    data = load_partitions(plan, source, seeds)
+    data = load_partitions(source, plan.clients, seeds)
     passes = 2 if source == "isolet" else plan.passes
     return compare_methods(data, seeds, plan.rates, passes=passes, rounds=plan.rounds)
 

@@ -30,16 +30,21 @@ ABOUT = (
     " tensors with the arithmetic of `mo.independent`, `mo.central` and `mo.glocal_sgd`; a test holds it to `mo.fit`."
     " In brackets is the 95% interval of the mean over trials (Student's t), and of differences trial by trial."
 )
+ABOUT_RULES = ABOUT.replace("by Adagrad (footnote 5)", "by Adagrad (footnote 5) or by Vowpal Wabbit's normalised rule")
 REFUSED = {
     "engine": "Its runs are one block of tensors.",
     "device": "Its runs are one block of tensors in main memory.",
 }
 RATES = tuple(0.002 * 2**k for k in range(7))
 """From 0.002 to 0.2 by doubling (section 4)."""
+LONG_RATES = tuple(0.002 * 2.0**k for k in range(-8, 10))
+"""The same, from 256 times lower to 8 times higher."""
 SOURCES = ("mnist", "covtype", "satimage", "usps", "shuttle", "pendigits", "letter")
 METHODS = {"independent": "Indep", "central": "Central", "glocal": "Glocal"}
 GROUP_FLOATS = 1_000_000
 """A block has at most this many personal parameters, so that it stays in the cache."""
+MOST_GROUPS = 400
+"""A block has at most this many groups: it keeps a number for every client and round of each."""
 Scores = Mapping[int, Mapping[str, Row]]
 """Rows by what is to the right in a figure (clients, delay) and by label."""
 Masks = tuple[Any, Any]
@@ -83,12 +88,34 @@ def tune(
     seeds: Sequence[int],
     rates: Sequence[float],
     *,
+    delays: Sequence[int] = (0,),
+    **options: Any,
+) -> list[Row]:
+    """For every delay: the rate with the best mean validation accuracy, and its test accuracy in every trial.
+
+    ``options`` are those of ``try_rates``.
+    """
+    scores = try_rates(data, rounds, seeds, rates, delays=delays, **options)
+    return [{"delay": delay, **choose_rate(scores, rates, at)} for at, delay in enumerate(delays)]
+
+
+def try_rates(
+    data: Sequence[mo.FederatedData],
+    rounds: int,
+    seeds: Sequence[int],
+    rates: Sequence[float],
+    *,
     method: str = "glocal",
     delays: Sequence[int] = (0,),
     alignment: str = "aligned",
     masks: Masks = (None, None),
-) -> list[Row]:
-    """For every delay: the rate with the best mean validation accuracy, and its test accuracy in every trial."""
+    rule: str = "adagrad",
+    first: float = 0.0,
+) -> dict[str, Any]:
+    """Accuracies on validation and on test rows, tensors [delays, rates, trials].
+
+    ``first`` is what models predict before the first step.
+    """
     import torch
 
     from moiety_recipes.glocal_block import Block, run_block, score_block, stack_trials
@@ -96,20 +123,27 @@ def tune(
     trials = stack_trials(data, rounds, seeds)
     cases = list(itertools.product(range(len(delays)), range(len(rates)), range(len(data))))
     scores = {part: torch.zeros(len(delays), len(rates), len(data)) for part in ("validation", "test")}
-    size = max(1, GROUP_FLOATS // (trials.x[0, :, 0].numel() * trials.y.shape[-1]))
+    size = max(1, min(MOST_GROUPS, GROUP_FLOATS // (trials.x[0, :, 0].numel() * trials.y.shape[-1])))
+    zero = torch.zeros(trials.x.shape[-1], trials.y.shape[-1])
+    start = zero.clone()
+    start[-1] = first
     for at in range(0, len(cases), size):
         delay, rate, trial = torch.tensor(cases[at : at + size]).T
-        block = Block(trial, torch.tensor(rates)[rate], torch.tensor(delays)[delay], method, alignment, *masks)
-        outcome = run_block(trials, block)
+        block = Block(
+            trial, torch.tensor(rates)[rate], torch.tensor(delays)[delay], method, alignment, *masks, rule=rule
+        )
+        outcome = run_block(trials, block, start=(zero, start) if method == "independent" else (start, zero))
         for part, values in scores.items():
             values[delay, rate, trial] = score_block(data, part, block, outcome)
+    return scores
+
+
+def choose_rate(scores: Mapping[str, Any], rates: Sequence[float], at: int, allowed: Sequence[float] = ()) -> Row:
+    """The rate with the best mean validation accuracy at delay number ``at``, of those ``allowed`` or of all."""
     # Rounded, so that the last digits of a sum decide no tie: the lowest rate has it.
-    means = [[round(float(mean), 6) for mean in own.mean(1)] for own in scores["validation"]]
-    best = [own.index(max(own)) for own in means]
-    return [
-        {"delay": delays[k], "lr": rates[at], "validation": means[k], "each": scores["test"][k, at].tolist()}
-        for k, at in enumerate(best)
-    ]
+    means = [round(float(mean), 6) for mean in scores["validation"][at].mean(1)]
+    best = max((k for k, rate in enumerate(rates) if not allowed or rate in allowed), key=lambda k: (means[k], -k))
+    return {"lr": rates[best], "validation": means, "each": scores["test"][at, best].tolist()}
 
 
 def score(row: str, tuned: Mapping[str, Any], *, paper: float | None = None) -> Row:
@@ -200,10 +234,11 @@ def build_page(
     notes: Sequence[str],
     results: Results,
     figures: Mapping[str, Any] | None = None,
+    about: str = ABOUT,
 ) -> Page:
     """A page with its notes; what was kept of every cell stands in ``table.json`` too."""
     return Page(
-        about=ABOUT,
+        about=about,
         rows=rows,
         sections=[*sections, Section(title="Notes", notes=notes)],
         sentence=sentence,

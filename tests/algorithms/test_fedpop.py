@@ -345,3 +345,19 @@ def test_bad_input_is_one_line(options, text):
         fedpop(**options)
     assert str(caught.value).startswith(text)
     assert "\n" not in str(caught.value)
+
+
+def test_operations_of_a_chain_are_counted():
+    """Of a personal bias: the steps of a chain go through the head alone."""
+    fed = mo.data.load("digits", clients=4, partition=mo.data.dirichlet(0.3), seed=0)
+    model = mo.models.mlp(64, 10, hidden=(32,), seed=0)
+    split = mo.split.by_name(model, personal=["head.bias"])
+    flops = {}
+    for steps in (10, 20):
+        algorithm = mo.fedpop(samples=10, thinning=steps // 10)
+        run = mo.fit(model, fed, algorithm, split=split, rounds=1, engine="sequential")
+        flops[steps] = run.ledger["flops"]
+    rows = int(fed.sizes("train").sum())
+    more = flops[20] - flops[10]
+    assert flops[10] > 0
+    assert more == 10 * 2 * 32 * 10 * rows  # ten products of the head, forward; a bias needs none backward

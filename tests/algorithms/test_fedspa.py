@@ -49,7 +49,7 @@ def linear_run(algorithm, engine="sequential", rounds=4, cohort=None):
 
 @ENGINES
 @pytest.mark.parametrize("cohort", [4, 2])
-@pytest.mark.parametrize("search", ["dst", "rsm"])
+@pytest.mark.parametrize("search", ["dst", "dst, pruned last", "rsm"])
 def test_rounds_against_numpy(engine, cohort, search):
     """Every client's mask and personal model, and the dense server, after 4 rounds of 3 full-batch steps.
 
@@ -58,7 +58,8 @@ def test_rounds_against_numpy(engine, cohort, search):
     algorithm = mo.fedspa(
         shared=mo.sgd(0.1, steps=3, batch_size=9, weight_decay=0.05),
         density=0.5,
-        search=search,
+        search=search[:3],
+        regrow_pruned=search == "dst",
         prune_rate=0.6,
         mask_seed=3,
     )
@@ -74,7 +75,8 @@ def test_rounds_against_numpy(engine, cohort, search):
         steps=3,
         rate=0.6,
         decay=0.05,
-        search=search == "dst",
+        search=search != "rsm",
+        regrow_pruned=search == "dst",
     )
     asked = {k for cohort in cohorts for k in cohort}
     for name, p in run.shared_parameters().items():
@@ -87,7 +89,26 @@ def test_rounds_against_numpy(engine, cohort, search):
         for name, p in run.parameters(k).items():
             np.testing.assert_allclose(p.numpy(), wanted[name], atol=1e-12)
     moved = any((masks[k][n] != first[n]).any() for k in asked for n in first)
-    assert moved == (search == "dst")
+    assert moved == (search != "rsm")
+
+
+def test_first_masks_follow_the_seed_of_the_run():
+    """Without ``mask_seed`` the first masks are those of the run's seed; with one they are not moved by it."""
+    data, net = federated(ref.clients(SIZES)), ref.task()
+
+    def same(one, other):
+        return all(torch.equal(mask, other[name]) for name, mask in one.items())
+
+    def first_masks(seed, **given):
+        options = {"split": SPLIT, "rounds": 1, "cohort": 1, "engine": "sequential"}
+        algorithm = mo.fedspa(shared=0.1, search="rsm", **given)
+        return states(mo.fit(net, data, algorithm, seed=seed, **options))[0].mask
+
+    for seed in (0, 5):
+        wanted = mo.fedspa(shared=0.1, mask_seed=seed).init_client(net.init, {}).mask
+        assert same(first_masks(seed), wanted)
+        assert same(first_masks(seed, mask_seed=3), first_masks(0, mask_seed=3))
+    assert not same(first_masks(0), first_masks(5))
 
 
 DATA = federated(image_clients((6, 13, 9)))
@@ -461,8 +482,9 @@ def test_resumed_bit_for_bit(tmp_path):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"density": 0.1}, "`density` must be >= 0.2 and <= 1, got 0.1."),
-        ({"density": 1.5}, "`density` must be >= 0.2 and <= 1"),
+        ({"density": 0.0}, "`density` must be > 0 and <= 1, got 0.0."),
+        ({"density": 1.5}, "`density` must be > 0 and <= 1"),
+        ({"regrow_pruned": 1}, "`regrow_pruned` must be true or false"),
         ({"search": "dts"}, "`search` must be one of the known names, got 'dts'. Known: dst, rsm."),
         ({"densities": "erdos"}, "`densities` must be one of"),
         ({"masks": "equal"}, "`masks` must be one of"),

@@ -181,7 +181,7 @@ def test_with_a_codec_masks_go_up_as_bytes_in_every_round():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"density": 0.1}, "`density` must be >= 0.2"),
+        ({"density": 0.0}, "`density` must be > 0"),
         ({"prune_rate": 0}, "`prune_rate` must be > 0 and < 1"),
         ({"distance": -1}, "`distance` must be >= 0 and <= 1"),
         ({"accuracy": float("nan")}, "`accuracy` must be finite"),

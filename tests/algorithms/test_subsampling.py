@@ -100,7 +100,7 @@ def test_bytes_by_hand():
 
 
 def test_bad_options_are_one_line():
-    with pytest.raises(MoietyError, match=r"^`density` must be >= 0.2"):
+    with pytest.raises(MoietyError, match=r"^`density` must be > 0"):
         mo.subsampling(shared=0.1, density=0.0)
     with pytest.raises(MoietyError, match=r"^`rescale` must be true or false"):
         mo.subsampling(shared=0.1, rescale=2)

@@ -1,8 +1,10 @@
 """The bill of Huang et al. 2022, Table 1, without training anything."""
 
+import numpy as np
 import pytest
 import torch
 from oracle_problems import federated, image_clients
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import moiety as mo
@@ -108,3 +110,20 @@ def test_operations_are_those_that_pytorch_counts(model, shape, mode):
             out.sum().backward()
     assert ours.total == theirs.get_total_flops()
     assert ours.total > 0 or (isinstance(model, torch.nn.TransformerEncoderLayer) and mode != "training")  # one kernel
+
+
+def test_memory_of_a_sparse_device_by_hand():
+    """A layer of 6 x 4 and biases of 6, float32, at half of 30 numbers: 15 are active, 6 of them biases.
+
+    Dense: 3 x 120 bytes. Sparse: 3 x 60, and a mask of 24 bits. Held: dense, the mask as wide as the weights (96), and
+    two masks of 24 bytes. What autograd keeps is the same for all.
+    """
+    batch = {"x": torch.zeros(1, 4), "y": torch.zeros(1, dtype=torch.int64)}
+    found = mo.analysis.sparse_memory(nn.Linear(4, 6), batch, density=0.5)
+    assert found["dense"] - found["sparse"] == 360 - (180 + 3)
+    assert found["held"] - found["dense"] == 96 + 48
+    fed = mo.data.from_arrays({"x": np.zeros((8, 4), "float32"), "y": np.arange(8) % 6}, client=np.arange(8) // 4)
+    options = {"rounds": 1, "engine": "sequential"}
+    run = mo.fit(nn.Linear(4, 6), fed, mo.fedspa(shared=0.1, density=0.5), **options)
+    dense = mo.fit(nn.Linear(4, 6), fed, mo.fedavg(shared=0.1), **options)
+    assert dense.ledger["device_memory"] - run.ledger["device_memory"] == 360 - (180 + 3)

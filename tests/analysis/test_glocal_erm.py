@@ -72,14 +72,14 @@ def test_the_minimiser_in_a_ball(rank):
 @pytest.mark.parametrize("old", [False, True], ids=["erm", "fictitious"])
 def test_logistic_steps_have_no_slope_left(old, radius):
     """The gradient of the summed loss, written out, vanishes at what was found, or points out of the ball."""
-    rng = np.random.default_rng(3)
-    g, l = rng.normal(size=(40, 1, 1)), rng.normal(size=(40, 1, 1))  # noqa: E741
-    y = (rng.random((40, 1)) < 0.5).astype(float)
+    rng, rounds = np.random.default_rng(3), 20
+    g, l = rng.normal(size=(rounds, 1, 1)), rng.normal(size=(rounds, 1, 1))  # noqa: E741
+    y = (rng.random((rounds, 1)) < 0.5).astype(float)
     play = mo.fictitious_play if old else mo.glocal_erm
     found = play(g, l, y, loss="logistic", radius=radius)
     u, v = found.shared, found.personal
-    t = 39
-    base = np.array([(g[s] @ (u[s] if old else u[t])) for s in range(40)])
+    t = rounds - 1
+    base = np.array([(g[s] @ (u[s] if old else u[t])) for s in range(rounds)])
     p = base + l[:, 0] * v[t + 1, 0]
     slope = float((l[:, 0] * (1 / (1 + np.exp(-p)) - y)).sum())
     inside = radius is None or abs(v[t + 1, 0, 0]) < radius * (1 - 1e-6)

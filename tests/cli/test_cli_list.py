@@ -30,11 +30,12 @@ from moiety.task.losses import EVERY_LOSS
 from moiety.task.metrics import SET_METRICS
 from moiety.task.scores import METRICS
 from moiety.transport.codecs import CODECS
+from moiety.transport.privacy import PRIVACY
 
 TABLES = {"algorithms": ALGORITHMS, "datasets": SOURCES, "models": MODELS, "splits": SPLITS}
 TABLES |= {"aggregators": AGGREGATORS, "attacks": ATTACKS, "partitions": PARTITIONS, "servers": SERVERS}
 TABLES |= {"schedules": SCHEDULES, "solvers": SOLVERS, "kernels": KERNELS, "priors": PRIORS, "codecs": CODECS}
-TABLES |= {"local": LOCAL_WORK, "clocks": CLOCKS, "times": TIMES, "losses": EVERY_LOSS}
+TABLES |= {"local": LOCAL_WORK, "clocks": CLOCKS, "times": TIMES, "losses": EVERY_LOSS, "privacy": PRIVACY}
 TABLES |= {"metrics": {name: metric.per_example for name, metric in METRICS.items()}}
 TABLES["metrics"] |= {name: metric.compute for name, metric in SET_METRICS.items()}
 

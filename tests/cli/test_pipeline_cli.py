@@ -125,7 +125,7 @@ def test_a_pipeline_remembers_what_was_set_and_tells_what_was_dropped(capsys, he
 def test_the_folders_are_ordinary_and_say_where_they_started(capsys, here):
     call(capsys, "run", "three.toml", "-q")
     folder = here / "runs/three"
-    assert sorted(p.name for p in folder.iterdir()) == [*NAMES, "pipeline.toml"]
+    assert sorted(p.name for p in folder.iterdir()) == [*NAMES, "pipeline.toml", "report.html"]
     assert "start" not in read_config(folder / "1-fedavg")["run"]
     assert read_config(folder / "3-finetune")["run"]["start"] == "runs/three/2-fedalt"
     assert call(capsys, "compare", "runs/three/1-fedavg", "runs/three/3-finetune").code == 0

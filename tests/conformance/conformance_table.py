@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import oracle_fedpop
 import oracle_l2gd
 import oracle_mixtures as mixtures
+import oracle_normalised
 import oracle_numpy as ref
 import oracle_problems as problems
 import oracle_pulled as pulled
@@ -138,6 +140,14 @@ def _online(build: Callable[..., Algorithm], **rates: Any) -> Callable[..., Algo
         return flat(build, **rates, **o)
 
     return made
+
+
+def _normalised_limit(clients: Any, weights: Any, start: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Its steps shorten too soon for a solution in so many rounds: the oracle says where it is then."""
+    none, size = [0] * len(clients), max(len(c["y"]) for c in clients)
+    options = {"start": start, "rates": (0.3, 0.3), "factor": 1.0}
+    u, v = oracle_normalised.simulate(clients, ROUNDS, none, none, list(weights), size, "aligned", **options)
+    return {"u": np.array(u)}, [{"v": np.array(own)} for own in v]
 
 
 TABLE = [
@@ -301,6 +311,16 @@ TABLE = [
         weighted=False,
         variant="-room",
     ),
+    Row(
+        "glocal_sgd",
+        _online(mo.glocal_sgd, shared_lr=0.3, personal_lr=0.3, weighting="examples", rule="normalised"),
+        {},
+        ("v",),
+        _head,
+        weighted=False,
+        limit=_normalised_limit,
+        variant="-normalised",
+    ),
     Row("central", _online(mo.central, lr=0.1 / 30, weighting="examples"), {}, (), mo.split.nothing, weighted=False),
     Row("independent", _online(mo.independent, lr=0.1), {}, ("u", "v"), mo.split.everything, weighted=False),
 ]
@@ -313,6 +333,12 @@ def mlp_problem(row: Row, sizes=(5, 1, 9), dtype=torch.float32, seed: int = 0) -
     task = from_module(model, loss="cross_entropy")
     data = problems.federated(problems.image_clients(sizes))
     return problems.problem_of(task, data, row.split(model), seed)
+
+
+@cache
+def shared_problem(name: str, sizes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Problem:
+    """The same for a row by its name, made once: what tests do with a problem does not change it."""
+    return mlp_problem(TABLE[NAMES.index(name)], sizes, dtype)
 
 
 def table_is_complete() -> bool:

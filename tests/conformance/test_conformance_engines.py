@@ -5,7 +5,7 @@ from functools import cache, partial
 import numpy as np
 import pytest
 import torch
-from conformance_table import NAMES, TABLE, mlp_problem
+from conformance_table import NAMES, TABLE, shared_problem
 from night import NIGHTLY
 from oracle_problems import engine_name, next_server, serve
 
@@ -30,7 +30,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 def results(row, engine, dtype=torch.float32, order=None, rounds=2, sizes=SIZES, **options):
     """Two rounds, so that states differ between clients when the second begins."""
-    problem = mlp_problem(row, sizes, dtype)
+    problem = shared_problem(row.name + row.variant, sizes, dtype)
     algorithm = row.build(batch_size=16, **options)
     server = problem.first_server(algorithm)
     states = [problem.first_state(algorithm) for _ in sizes]
@@ -98,8 +98,9 @@ def test_each_weighting(row):
 def test_the_order_of_clients_does_not_matter(at):
     order, options = np.random.default_rng(3).permutation(len(SIZES)), OPTIONS["all"]
     one, other = reference(at, torch.float32, "all"), results(TABLE[at], Sequential, order=order, **options)
+    again = tree.leaves(other)
     for path, leaf in tree.leaves(one).items():
-        assert torch.equal(leaf, tree.leaves(other)[path]), path
+        assert torch.equal(leaf, again[path]), path
     other = results(TABLE[at], partial(Vectorised, block=3), order=order, **options)
     agree(vectorised(at, torch.float32, "all"), other, 1e-5)
 
@@ -108,7 +109,7 @@ def test_the_order_of_clients_does_not_matter(at):
 @pytest.mark.parametrize("row", TABLE, ids=NAMES)
 def test_a_client_does_not_depend_on_the_cohort_around_it(row, engine):
     """Client 3 alone, and client 3 among all: the same upload and the same state."""
-    problem = mlp_problem(row, SIZES, torch.float64)
+    problem = shared_problem(row.name + row.variant, SIZES, torch.float64)
     algorithm = row.build(batch_size=16, momentum=0.5)
     received = algorithm.broadcast(problem.first_server(algorithm))
 

@@ -5,7 +5,7 @@ from multiprocessing import active_children
 
 import pytest
 import torch
-from conformance_table import NAMES, TABLE, mlp_problem
+from conformance_table import NAMES, TABLE, shared_problem
 from night import NIGHTLY
 from oracle_problems import federated, image_clients, next_server
 from run_settings import with_settings
@@ -40,7 +40,7 @@ class Fixed:
 
 def everything(row, make, dtype=torch.float32, sizes=SIZES, rounds=2):
     """Two rounds of all clients and an evaluation: results, server and scores."""
-    problem = mlp_problem(row, sizes, dtype)
+    problem = shared_problem(row.name + row.variant, sizes, dtype)
     algorithm: Algorithm = row.build(**OPTIONS)
     engine = make(problem, client_functions(problem, algorithm))
     server = problem.first_server(algorithm)
@@ -54,7 +54,14 @@ def everything(row, make, dtype=torch.float32, sizes=SIZES, rounds=2):
             server = next_server(algorithm, server, [u for u, _, _ in found])
         clients = problem.data.sizes("train").nonzero()[0]
         scores = evaluate(
-            problem, algorithm, engine, server, Fixed(states), part="train", round=rounds, clients=clients
+            problem,
+            algorithm,
+            engine,
+            algorithm.broadcast(server),
+            Fixed(states),
+            part="train",
+            round=rounds,
+            clients=clients,
         ).rows
     finally:
         engine.close()

@@ -28,6 +28,7 @@ SHORT = {
     "Stage": {"rounds": 1},
     "pipeline": {"engine": "sequential"},
     "resume": {"rounds": 2},
+    "recommend": {"budget": 60_000, "rates": (0.3,), "cohort": 2, "rounds": 12},
     "PersonalisedClassifier": {"rounds": 1, "engine": "sequential"},
 }
 

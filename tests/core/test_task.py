@@ -305,11 +305,12 @@ def test_device_memory_is_the_formula_of_appendix_b4(personal, wanted):
     net = mo.models.mlp(4, 3, hidden=(6,))
     data = federated([{"x": torch.randn(5, 4).numpy(), "y": torch.randn(5, 3).numpy()}])
     problem = problem_of(from_module(net, loss="mse"), data, mo.split.by_name(net, personal=personal))
-    assert memory_on_device(problem, problem.first_personal()) == wanted
+    algorithm = mo.fedsim(shared=0.1, personal=0.1)
+    assert memory_on_device(problem, algorithm, problem.first_personal()) == wanted
     run = mo.fit(
         net,
         data,
-        mo.fedsim(shared=0.1, personal=0.1),
+        algorithm,
         split=mo.split.by_name(net, personal=personal),
         rounds=1,
         engine="sequential",

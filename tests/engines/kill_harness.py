@@ -38,7 +38,7 @@ def work(out: Path, rounds: int) -> None:
         shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5), server=mo.server.adam(lr=0.05)
     )
     options: dict[str, Any] = {"rounds": rounds, "cohort": 3, "engine": "sequential"}
-    settings = mo.Settings(evaluate_every=1, checkpoint_every=1)
+    settings = mo.Settings(evaluate_every=1, checkpoint_every=1, partial=False)
     mo.fit(model, FED, algorithm, split=split, seed=5, out=out, settings=settings, **options)
 
 

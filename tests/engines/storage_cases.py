@@ -22,6 +22,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "codec": {"codec": mo.codec.qsgd(levels=7)},
     "best": {},
 }
+PLAIN: dict[str, Any] = {"checkpoint_every": 1, "partial": False}
+"""How all are trained: to cut the model would take longer than to train it."""
 PATIENCE = 2
 ROUNDS = {"best": 5}
 """Of kinds that need more than others."""
@@ -39,13 +41,13 @@ def run_kind(kind: str, out: Path, rounds: int | None = None, **options: Any) ->
             mo.resume(out, data=FED)
             return
         stages = [mo.Stage(mo.fedavg(shared=0.1), rounds=1), mo.Stage(ALT, rounds=1, split="output_layer")]
-        mo.pipeline(stages, mlp(), FED, engine="sequential", out=out)
+        mo.pipeline(stages, mlp(), FED, engine="sequential", out=out, settings=mo.Settings(partial=False))
         return
     options["callbacks"] = [*([stopping()] if kind == "best" else []), *options.get("callbacks", [])]
     if (out / "config.toml").exists():
         mo.resume(out, data=FED, callbacks=options["callbacks"])
         return
-    model, settings = mlp(), mo.Settings(evaluate_every=1, checkpoint_every=1, **SETTINGS[kind])
+    model, settings = mlp(), mo.Settings(evaluate_every=1, **PLAIN, **SETTINGS[kind])
     cohort = None if kind == "clock" else 2
     split = mo.split.output_layer(model)
     options = {
@@ -61,7 +63,7 @@ def run_kind(kind: str, out: Path, rounds: int | None = None, **options: Any) ->
 def sweep_arguments(point: dict[str, Any]) -> dict[str, Any]:
     """The arguments of ``fit`` at a point of the sweep."""
     model, algorithm = mlp(), mo.fedalt(shared=point["lr"], personal=0.1)
-    split, settings = mo.split.output_layer(model), mo.Settings(checkpoint_every=1)
+    split, settings = mo.split.output_layer(model), mo.Settings(**PLAIN)
     return {
         "model": model,
         "data": FED,

@@ -39,6 +39,7 @@ def fit(algorithm: mo.Algorithm | None = None, fed: mo.FederatedData | None = No
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
+    monkeypatch.setattr(machine, "LITTLE", -1.0)
     return lambda room: monkeypatch.setattr(machine, "free_memory", lambda: room)
 
 

@@ -28,7 +28,7 @@ def begin(out: Path, **options: Any) -> mo.Run:
     algorithm = mo.fedalt(
         shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5), server=mo.server.adam(lr=0.05)
     )
-    options = {"rounds": 4, "cohort": 3, "engine": "sequential", "evaluate_every": 1} | options
+    options = {"rounds": 4, "cohort": 3, "engine": "sequential", "evaluate_every": 1, "partial": False} | options
     return mo.fit(model, FED, algorithm, **with_settings(split=split, out=out, **options))
 
 

@@ -31,7 +31,7 @@ from torch import nn
 import moiety as mo
 from moiety.clients import DiskStore
 from moiety.loop.round import Loop
-from moiety.run import checkpoint, result
+from moiety.run import checkpoint
 from moiety.types import Algorithm
 
 K = 2
@@ -174,7 +174,7 @@ def test_many_stops_at_rounds_without_a_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", [2, 2 * K], ids=["on the way", "in the last round"])
 def test_an_interrupt_while_a_round_is_evaluated(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in an evaluation, whose row is not written: the run goes on from before it and ends as if nothing were."""
-    case, real, calls = CASES["fedalt"], result.evaluate, []
+    case, real, calls = CASES["fedalt"], Loop.evaluate, []
     whole = fit(case, "sequential", tmp_path / "whole", checkpoint_every=1)
 
     def interrupted(*args: Any, **options: Any) -> Any:
@@ -184,7 +184,7 @@ def test_an_interrupt_while_a_round_is_evaluated(at: int, tmp_path: Path, monkey
         return real(*args, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(result, "evaluate", interrupted)
+        patched.setattr(Loop, "evaluate", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fit(case, "sequential", tmp_path / "parts", checkpoint_every=1)
     same_runs(whole, resume(case, tmp_path / "parts"))

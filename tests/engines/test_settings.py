@@ -36,6 +36,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "attack": ({}, "`attack` must be what moiety.attack makes"),
     "attackers": ("c1", "`attackers` must be a share >= 0 and < 1, or a list of clients"),
     "clock": (1.0, "`clock` must be what moiety.clock makes"),
+    "privacy": (1.0, "`privacy` must be what moiety.privacy makes"),
     "on_divergence": ("halt", "`on_divergence` must be one of the known names"),
 }
 
@@ -78,7 +79,7 @@ ALL = mo.Settings(
 
 def test_what_a_file_says_is_read_as_it_was() -> None:
     """Every setting that can be written is there again, also after a way through TOML."""
-    options = Options(rounds=7, cohort=3, seed=5, engine="sequential", loss="mse", settings=ALL)
+    options = Options(rounds=7, cohort=3, seed=5, engine="sequential", loss="mse", settings=ALL, safeguard=True)
     complete = complete_options(options, mlp(), FED, mo.fedavg(shared=0.1))
     for each in (options, complete):
         tables = option_tables(each)
@@ -136,6 +137,7 @@ def test_pipelines_refuse_what_their_stages_do_not_know() -> None:
         (mo.Settings(participation="bernoulli"), "participation"),
         (mo.Settings(clock=mo.clock.synchronous()), "clock"),
         (mo.Settings(codec=mo.codec.qsgd(levels=7)), "codec"),
+        (mo.Settings(privacy=mo.privacy.gaussian(clip=1.0, noise=1.0, delta=0.1)), "privacy"),
     ):
         refused(
             lambda settings=settings: mo.pipeline(stages, mlp(), FED, settings=settings),  # type: ignore[misc]

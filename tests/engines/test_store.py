@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+import moiety as mo
 from moiety import tree
-from moiety.clients import DiskStore, Store, uniform_cohort
+from moiety.clients import DiskStore, Store, bernoulli_cohort, uniform_cohort
 from moiety.clients.records import sum_entries
+from moiety.loop import round as loop_of_rounds
 
 
 class State(NamedTuple):
@@ -426,6 +428,28 @@ def test_a_store_keeps_copies(place, tmp_path):
 
 
 # Who is asked.
+
+
+@pytest.mark.parametrize(("participation", "draw"), [("fixed", uniform_cohort), ("bernoulli", bernoulli_cohort)])
+def test_a_run_asks_the_clients_of_each_round(participation, draw, monkeypatch):
+    """Cohorts of two rounds are drawn at a time."""
+    monkeypatch.setattr(loop_of_rounds, "DRAWN_AHEAD", 7)
+    x, y = np.eye(6, dtype=np.float32), np.arange(6) % 2
+    fed = mo.data.from_arrays({"x": x, "y": y}, client=np.arange(6), test=0.0)
+    wanted = [tuple(draw(6, 3, seed=5, round=t).tolist()) for t in range(7)]
+    asked: list[tuple[int, ...]] = []
+    mo.fit(
+        mo.models.linear(6, 2),
+        fed,
+        mo.fedavg(shared=0.1),
+        rounds=7,
+        cohort=3,
+        seed=5,
+        engine="sequential",
+        settings=mo.Settings(participation=participation),
+        callbacks=[lambda run, record: asked.append(record.cohort)],
+    )
+    assert asked == wanted
 
 
 def test_a_cohort_is_distinct_ascending_and_the_same_again():

@@ -114,11 +114,15 @@ def test_few_uploads_live_at_a_time(aggregator, most, monkeypatch):
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("chunk", [1, 3, 100])
-def test_sums_in_chunks_are_numpys(kind, chunk, monkeypatch):
+@pytest.mark.parametrize(
+    "weights",
+    [[0.0, 3000.0, 5.0, 900.0, 0.5, 4000.0, 1.0], [160.0] * 7, [1.0, 1.0, 1.0, 7.0, 0.5, 1.0, 1.0]],
+    ids=["all differ", "alike", "alike at first"],
+)
+def test_sums_in_chunks_are_numpys(kind, chunk, weights, monkeypatch):
     """Whether uploads come one by one or stacked, with the same bits; a half does not overflow on the way."""
     draw = np.random.default_rng(0)
     x, counter = 50 * draw.normal(size=(7, 2, 3)), draw.integers(0, 100, size=7)
-    weights = [0.0, 3000.0, 5.0, 900.0, 0.5, 4000.0, 1.0]
     stacked = {"x": torch.from_numpy(x).to(kind), "counter": torch.from_numpy(counter)}
     each = [
         mo.types.ClientUpdate({n: p[i] for n, p in stacked.items()}, torch.tensor(w), {}) for i, w in enumerate(weights)

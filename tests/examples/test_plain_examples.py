@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import moiety as mo
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-OURS = ("hospital", "own_algorithm", "sklearn_grid")
+OURS = ("do_no_harm", "hospital", "own_algorithm", "sklearn_grid", "which_part")
 
 
 def load(name):
@@ -33,6 +34,16 @@ def test_every_hospital_is_named_with_its_gain(capsys):
     assert sum(row["gain"] for row in run.clients) > 0  # half of the sites are coded the other way round
 
 
+def test_clients_that_differ_keep_their_models_and_the_others_do_not(capsys):
+    """Every fourth client has other labels: only for these is a model of its own better in truth."""
+    choices = load("do_no_harm").main(rounds=15).choices
+    unlike = [choices[f"client-{i}"].weight for i in range(0, 24, 4)]
+    alike = [choices[f"client-{i}"].weight for i in range(24) if i % 4]
+    assert min(unlike) == 1
+    assert np.mean(alike) < 0.25
+    assert "beyond noise" in capsys.readouterr().out
+
+
 def test_fedprox_without_a_pull_is_fedavg():
     """Li et al. 2020: mu = 0 is FedAvg."""
     example = load("own_algorithm")
@@ -51,3 +62,10 @@ def test_the_grid_prefers_personal_models_and_unseen_sites_have_the_shared_one(c
     assert search.best_score_ > 0.7
     assert abs(new.mean() - 0.5) < 0.2  # no model can know how a new site codes the label
     assert "sites never seen" in capsys.readouterr().out
+
+
+def test_sensors_that_are_calibrated_differently_get_something_personal(capsys):
+    """No model for all can serve sites whose readings are turned and shifted."""
+    answer = load("which_part").main(budget=350_000)
+    assert answer.verdict == "personal"
+    assert answer.sentence.split(":")[0] in capsys.readouterr().out.replace("\n", " ")

@@ -20,7 +20,7 @@ from failing_disk import Disk
 import moiety as mo
 from moiety import files
 from moiety.cli import main
-from moiety.experiments import CI_NOTICE, Cell, Experiment, Page, Section, registry
+from moiety.experiments import CI_NOTICE, Cell, Experiment, Page, Section, parallel, registry
 from moiety.experiments.judge import claim_row, count_verdicts, score_row
 from moiety.experiments.plans import change_plan, plain_fields
 
@@ -489,8 +489,9 @@ def _write_and_keep(folder, name):
     return {"score": float(len(name)), "process": os.getpid()}
 
 
-def test_cells_of_a_list_run_side_by_side_once_and_in_order(tmp_path):
+def test_cells_of_a_list_run_side_by_side_once_and_in_order(tmp_path, monkeypatch):
     """Each in a process of its own; what a list gives are its rows in order; a resume runs what is missing alone."""
+    monkeypatch.setattr(parallel, "count_cores", lambda: 2)
     marks = tmp_path / "marks"
     marks.mkdir()
 

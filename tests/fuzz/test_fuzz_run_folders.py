@@ -42,6 +42,8 @@ KINDS: dict[str, dict[str, Any]] = {
 PER_KIND = 250 if NIGHTLY else 16
 """Two and a half thousand cases in ``make nightly``. In the gate so many, or as many as a folder has files."""
 DIRECT = ("algorithm", "split", "cohort", "engine")
+PLAIN: dict[str, Any] = {"checkpoint_every": 1, "partial": False}
+"""How all are trained: to cut the model would take longer than to train it."""
 ROUNDS = 3
 EVERYTHING = ("history", "clients", "ledger", "models", "config", "rows")
 MAY_CHANGE = {
@@ -84,10 +86,11 @@ def start(kind: str, out: Path, stop: int = 0) -> Any:
     if kind == "pipeline":
         stages = [mo.Stage(mo.fedavg(shared=0.1), rounds=1), mo.Stage(ALT, rounds=ROUNDS, split="output_layer")]
         second = lambda run, record: on_round(run, record) if run.folder.name.startswith("2") else None  # noqa: E731
-        return mo.pipeline(stages, model, DATA, engine="sequential", out=out, callbacks=[second])
+        settings = mo.Settings(partial=False)
+        return mo.pipeline(stages, model, DATA, engine="sequential", out=out, callbacks=[second], settings=settings)
     options = {"algorithm": ALT, "split": mo.split.output_layer, "cohort": 2, "engine": "sequential", **KINDS[kind]}
     algorithm, split, cohort, engine = (options.pop(name) for name in DIRECT)
-    settings = mo.Settings(evaluate_every=1, checkpoint_every=1, **options)
+    settings = mo.Settings(evaluate_every=1, **PLAIN, **options)
     return mo.fit(
         model,
         DATA,
@@ -112,7 +115,7 @@ def sweep(out: Path, watch: Any = lambda label, place: None) -> mo.Sweep:
 
     def arguments(point: dict[str, Any]) -> dict[str, Any]:
         model, work = mo.models.mlp(3, 2, hidden=(2,), seed=0), mo.sgd(point["lr"], batch_size=4)
-        algorithm, settings = mo.fedalt(shared=work, personal=work), mo.Settings(checkpoint_every=1, evaluate_every=1)
+        algorithm, settings = mo.fedalt(shared=work, personal=work), mo.Settings(evaluate_every=1, **PLAIN)
         options = {"rounds": ROUNDS, "cohort": 2, "engine": "sequential", "settings": settings}
         return {"model": model, "data": DATA, "algorithm": algorithm, "split": mo.split.output_layer(model), **options}
 

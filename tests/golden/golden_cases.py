@@ -401,6 +401,17 @@ CASES: dict[str, Case] = {
         head,
         rounds=4,
     ),
+    "glocal_sgd-normalised": Case(
+        lambda: mo.glocal_sgd(
+            shared=mo.online(0.3, rule="normalised", batch_size=2),
+            personal=mo.online(0.3, rule="normalised", radius=1.5),
+            longest_round_trip=3,
+        ),
+        head,
+        lambda: {"clock": mo.clock.delayed(down=1, up=[0, 1, 2, 0, 1, 2, 0])},
+        rounds=5,
+        cohort=None,
+    ),
     "glocal_sgd-misaligned": Case(
         lambda: mo.glocal_sgd(shared=0.05, personal=0.2, alignment="misaligned", weighting="examples"),
         head,

@@ -11,6 +11,7 @@ from torch import nn
 from moiety.errors import MoietyError
 from moiety.models import (
     MODELS,
+    caffe_lenet5,
     cnn,
     lenet5,
     linear,
@@ -27,6 +28,7 @@ BLOCKS = {"width": 8, "blocks": 1, "heads": 2, "feed_forward": 5}
 SMALL: dict[str, tuple[nn.Module, torch.Tensor]] = {
     "cnn": (cnn((2, 8, 4), 3, hidden=5), torch.zeros(3, 2, 8, 4)),
     "lenet5": (lenet5((3, 12, 16), 4), torch.zeros(3, 3, 12, 16)),
+    "caffe_lenet5": (caffe_lenet5((3, 16, 16), 4), torch.zeros(3, 3, 16, 16)),
     "linear": (linear(6, 2), torch.zeros(3, 2, 3)),
     "mlp": (mlp(6, 2, hidden=(5, 4)), torch.zeros(3, 2, 3)),
     "resnet18_gn": (resnet18_gn(classes=3, image=(2, 8, 4), width=8), torch.zeros(3, 2, 8, 4)),
@@ -131,7 +133,7 @@ def test_specs_make_the_model_again() -> None:
 
 def test_the_table_holds_every_builder_under_its_name() -> None:
     paper = ["resnet18_gn", "speech_transformer", "transformer_lm", "vgg11_gn"]
-    assert list(MODELS) == ["cnn", "lenet5", "linear", "mlp", *paper]
+    assert list(MODELS) == ["caffe_lenet5", "cnn", "lenet5", "linear", "mlp", *paper]
     assert all(builder.__name__ == name and builder.__doc__ for name, builder in MODELS.items())
 
 

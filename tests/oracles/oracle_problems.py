@@ -45,7 +45,8 @@ def scalar_task(u=1.0, v=0.0, dtype=torch.float64):
 def vector_task(u, v, dtype=torch.float64):
     """f(u, v; a, b, y) = (a . u + b . v - y)^2 / 2 with vectors u and v."""
     init = {"u": torch.tensor(u, dtype=dtype), "v": torch.tensor(v, dtype=dtype)}
-    return from_functions(init, lambda p, d: (d["a"] @ p["u"] + d["b"] @ p["v"] - d["y"]).square() / 2)
+    predict = lambda p, d: d["a"] @ p["u"] + d["b"] @ p["v"]  # noqa: E731
+    return from_functions(init, lambda p, d: (predict(p, d) - d["y"]).square() / 2, predict)
 
 
 def vector_clients(sizes: Sequence[int], p: int = 2, q: int = 2, seed: int = 0) -> list[dict[str, np.ndarray]]:

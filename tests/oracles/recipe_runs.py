@@ -13,6 +13,8 @@ from typing import Any
 from unittest import mock
 
 from moiety.cli import main
+from moiety.experiments import parallel
+from moiety.reports import figures
 
 SEQUENTIAL = ("--scale", "ci", "--engine", "sequential")
 OWN_ENGINE = ("--scale", "ci")
@@ -30,6 +32,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "fedpop-small": SEQUENTIAL,
     "fedpop-toy": SEQUENTIAL,
     "fedpop-uncertainty": SEQUENTIAL,
+    "fedpop-work": SEQUENTIAL,
     "ffgg-async": SEQUENTIAL,
     "ffgg-byzantine": SEQUENTIAL,
     "ffgg-diagnosis": SEQUENTIAL,
@@ -44,12 +47,19 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "glocal-delay": OWN_ENGINE,
     "glocal-features": OWN_ENGINE,
     "glocal-fictitious": OWN_ENGINE,
+    "glocal-readings": OWN_ENGINE,
+    "glocal-rules": OWN_ENGINE,
     "fedspa-table1": SEQUENTIAL,
     "fedspa-table2": SEQUENTIAL,
     "fedspa-sparsity": SEQUENTIAL,
     "fedspa-ablations": SEQUENTIAL,
+    "fedspa-lenet": SEQUENTIAL,
+    "fedspa-theorem1": OWN_ENGINE,
 }
 """The options of each. The recipes of Glocal, and those on formulas, take no engine, and quickstart has no scales."""
+
+FORKED = ("ffgg-readings",)
+"""Recipes whose cells run side by side, as they do for a user; its cells are few."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +74,12 @@ class RecipeRun:
 def run_recipe(name: str, folder: Path) -> RecipeRun:
     """Run a recipe in a folder by the command.
 
-    At this scale no recipe needs files of data. The folder of such files is hidden, so that none is looked at.
+    At this scale no recipe needs files of data. The folder of such files is hidden, so that none is looked at. All but
+    the recipes of ``FORKED`` see one core, so that a cell is not a process: to fork costs more than to train here.
+    Figures are drawn without looking for room for their labels; tests of figures look at that.
     """
-    with mock.patch.dict(os.environ):
+    forked = contextlib.nullcontext() if name in FORKED else mock.patch.object(parallel, "count_cores", return_value=1)
+    with mock.patch.dict(os.environ), forked, mock.patch.object(figures, "LAYOUT", None):
         os.environ.pop("MOIETY_DATA", None)
         code, printed, errors = call_command("run", name, *RECIPES[name], "--out", str(folder))
     assert (code, errors) == (0, ""), f"{name} ended with {code}: {errors}"

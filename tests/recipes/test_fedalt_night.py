@@ -109,6 +109,7 @@ def test_the_share_hurt_below_and_above_a_median():
     rows = change(a=-1, b=0, c=1)
     assert share_below(rows, {"a": 1, "b": 2, "c": 3}) == 0.5
     assert share_below(rows, {"a": 3, "b": 2, "c": 1}) == -1
+    assert share_below(rows, {"a": 1, "b": 2, "c": 2}) == 1  # nobody above the median: a against b and c
 
 
 def kept(folder, seed, step):

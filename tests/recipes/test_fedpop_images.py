@@ -11,7 +11,7 @@ import pytest
 import moiety as mo
 from moiety.evaluation.predictive import Predictive
 from moiety.experiments import load_recipe
-from moiety_recipes import fedpop_full, fedpop_small, fedpop_uncertainty
+from moiety_recipes import fedpop_full, fedpop_small, fedpop_uncertainty, fedpop_work
 from moiety_recipes.fedpop_full import PAPER, TABLE2
 from moiety_recipes.fedpop_images import DIGITS, NOISE, Plan, Scarce, fit_options, shrink
 from moiety_recipes.fedpop_uncertainty import keep_predictions
@@ -33,7 +33,7 @@ def test_a_share_of_the_clients_is_left_with_few_rows():
 @pytest.mark.parametrize("method", TABLE2)
 def test_every_method_takes_a_round(method):
     plan = Plan(deals=(DIGITS,), methods=(method,), seeds=1, rounds=1, cohort=2)
-    run = mo.fit(**fit_options(plan, DIGITS.load(0), method, 0), engine="sequential")
+    run = mo.fit(**fit_options(plan, DIGITS, DIGITS.load(0), method, 0), engine="sequential")
     assert 0 <= run.history[-1]["metric"] <= 1
 
 
@@ -98,10 +98,50 @@ def test_a_page_and_its_numbers(name, recipe_run):
     for row in (row for row in run.table["rows"] if row["verdict"] is None):
         kept = [json.loads((folder / f"seed-{s}" / f"{row['method']}.json").read_text())["result"] for s in (0, 1)]
         if name == "fedpop-uncertainty":
-            factor = 100 if row["measure"] in ("accuracy", "ece", "client_ece", "auroc") else 1
+            factor = 100 if row["measure"] in ("accuracy", "ece", "client_ece", "auroc", "auroc_information") else 1
             values = [factor * each["scores"][row["measure"]] for each in kept]
         else:
             values = [100 * each["accuracy"] for each in kept]
         assert row["ours"] == pytest.approx(np.mean(values))
     pictures = {path.name for path in run.folder.glob("*.png")}
     assert pictures == ({"reliability-digits.png", "entropy-digits.png"} if name == "fedpop-uncertainty" else set())
+
+
+def test_scores_of_draws_are_counted_by_hand():
+    """The mean over clients of the share of rows that get their own label, by draws made anew."""
+    plan = fedpop_work.plan("ci")
+    (deal,) = plan.deals
+    fed = fedpop_work.load(deal, 0)
+
+    class Ended:
+        history, ledger, clients = [{"metric_unweighted": 0.25}], {"flops": 7.0}, [{"effective_draws": 1.0}]
+
+        def predictive(self, client, x, *, fresh):
+            assert fresh
+            logits = np.zeros((2, len(x), 10))
+            logits[..., client] = 1.0  # every row of client i is called class i
+            return Predictive(logits)
+
+    kept = fedpop_work.keep(fed, "test", Ended())
+    labels = [fed.client(i, "test")["y"] for i in range(len(fed))]
+    assert kept == {"score": np.mean([(y == i).mean() for i, y in enumerate(labels)]), "kept": 0.25, "flops": 7.0}
+    Ended.clients = [{}]
+    assert fedpop_work.keep(fed, "test", Ended()) == {"score": 0.25, "flops": 7.0}
+
+
+def test_the_pilot_chooses_rounds_by_work_and_rates_by_validation():
+    plan = fedpop_work.plan("ci")
+    steps = fedpop_work.cells(plan, [0])
+    first = next(steps)
+    flops = {"FedAvg": 10.0, "FedRep": 4.0, "APFL": 20.0, "FedSOUL": 5.0}  # of one round each
+    methods = [cell.key[2].removeprefix("one round, ") for cell in first]
+    second = steps.send([{"flops": flops[method]} for method in methods])
+    rounds = {cell.key[2]: cell.fit()["rounds"] for cell in second}
+    assert rounds == {f"{m}, {f}": n for m, n in zip(methods, (2, 5, 1, 4), strict=True) for f in (1, 3)}
+    assert methods == ["FedAvg", "FedRep", "APFL", "FedSOUL"]
+    chosen = steps.send([{"score": 0.1 * i} for i in range(len(second))]).work()["chosen"]
+    assert {own["factor"] for own in chosen.values()} == {3.0}  # the second of two was the better for each
+    runs = steps.send({})
+    assert [cell.fit()["rounds"] for cell in runs] == [2, 2, 5, 2, 1, 2, 4, 2]
+    assert {cell.fit()["settings"].evaluate_on for cell in second} == {"validation"}
+    assert {cell.fit()["settings"].evaluate_on for cell in runs} == {"test"}

@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import moiety as mo
 from moiety.clients import uniform_cohort
 from moiety.errors import MoietyError
 from moiety.experiments import CI_NOTICE, Cell, count_verdicts
 from moiety.run.folder import read_clients, read_config
 from moiety_recipes import fedspa_table1 as table1
 from moiety_recipes import fedspa_table2 as table2
+from moiety_recipes import fedspa_tasks as tasks
+from moiety_recipes import fedspa_theorem1 as theorem1
 from moiety_recipes.fedspa_ablations import GLOBAL_DST, fedspa_ablations
 from moiety_recipes.fedspa_page import Statement, TaskResults, judge
 from moiety_recipes.fedspa_sparsity import best_sparsities, row_name
@@ -71,7 +77,7 @@ def test_the_bill_of_the_papers_runs_is_the_papers(ended):
         assert bills[row] == pytest.approx(number, rel=0.005), row
     assert ended[2]["accounting"] == list(list_bills())
     page = table1.page(table1.plan("ci"), range(2), ended[1].results)
-    assert page.sentence.startswith("12 of 12 bills are the paper's within 0.5%; ")
+    assert page.sentence.startswith("16 of 18 bills are the paper's; ")
     assert page.sentence.endswith(count_verdicts(ended[2]["rows"]))
     assert ended[1].sentence == CI_NOTICE
 
@@ -280,3 +286,53 @@ def test_the_scale_of_the_paper_has_its_sizes():
     assert (ditto["shared"]["epochs"], ditto["personal"]["epochs"], ditto["personal"]["pull"]) == (2, 3, 0.5)
     assert methods[SUB].spec["prune_rate"] == 0.05
     assert methods[DST].spec["shared"]["batch_size"] == 128
+
+
+def test_gradients_of_theorem_1_against_numpy():
+    """Softmax regression: the gradient of a client is X^T (p - y) / n, that of the bias the mean of p - y."""
+    rng = np.random.default_rng(0)
+    data = [(rng.normal(size=(n, 3)).astype("float32"), rng.integers(0, 2, n)) for n in (4, 7)]
+    layer = nn.Linear(3, 2)
+    weight, bias = layer.weight.detach().numpy(), layer.bias.detach().numpy()
+    each = []
+    for x, y in data:
+        logits = x @ weight.T + bias
+        p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        gap = (p - np.eye(2)[y]) / len(y)
+        each.append(np.concatenate([(gap.T @ x).reshape(-1), gap.sum(0)]))
+    gap = np.stack(each) - np.mean(each, axis=0)
+    columns = {name: np.concatenate([rows[i] for rows in data]) for i, name in enumerate("xy")}
+    fed = mo.data.from_arrays(columns, client=np.repeat([0, 1], [4, 7]), test=0.0)
+    found = theorem1.measure_gradients(
+        SimpleNamespace(model=lambda seed: nn.Linear(3, 2)),
+        fed,
+        SimpleNamespace(shared_parameters=lambda: dict(layer.state_dict())),
+    )
+    assert found["dissimilarity"] == pytest.approx(np.abs(gap).max(), rel=1e-5)
+    assert found["largest"] == pytest.approx(np.abs(each).max(), rel=1e-5)
+    assert found["spread"] == pytest.approx(np.square(gap).sum(1).mean(), rel=1e-5)
+
+
+def test_distance_of_masks_by_hand():
+    one, other = torch.tensor([True, False, True, False]), torch.tensor([True, True, False, False])
+    assert theorem1.mean_distance([(one, other), (one, one)]) == 0.25
+
+
+def test_night_chooses_each_methods_rate_on_validation_rows(tmp_path):
+    """The best of the rates that were tried is the one that the reported runs have."""
+    plan = tasks.Plan(tasks=(tasks.DIGITS,), seeds=1, rates=(0.01, 0.1))
+    cells = tasks.run_cells(plan, [0], build=lambda task: {"FedAvg": tasks.build_fedavg(task)})
+    tried = next(cells)
+    assert [cell.key[3:] for cell in tried] == [("FedAvg", "0.01"), ("FedAvg", "0.1")]
+    assert all(cell.fit()["settings"].evaluate_on == "validation" and cell.fit()["seed"] == 100 for cell in tried)
+    chosen = {"IID": 0.1, "A": 0.01, "B": 0.01}
+    runs = []
+    for setting in tasks.SETTINGS:
+        scores = {0.1: [0.2, 0.4], 0.01: [0.9, 0.3]} if setting == "IID" else {0.1: [0.5], 0.01: [0.5]}
+        runs = cells.send([{"scores": scores[rate]} for rate in (0.01, 0.1)])
+    for setting in tasks.SETTINGS:
+        (cell,) = runs
+        assert cell.key[1] == setting
+        assert cell.fit()["algorithm"].spec["shared"]["lr"] == chosen[setting]
+        assert cell.fit()["settings"].evaluate_on == "test"
+        runs = next(cells, None)

@@ -17,7 +17,7 @@ from moiety.cli import main
 from moiety.data.catalogue import DATA_SETS
 from moiety.data.sources.provenance import note_files
 from moiety.experiments import Experiment, list_recipes, load_recipe
-from moiety_recipes import ffgg_stages
+from moiety_recipes import fedpop_work, ffgg_stages
 
 MAKERS = {
     "audiomnist": lambda: small.audiomnist(speakers=3),
@@ -41,10 +41,13 @@ USED = {
     "fedpop-people": {"uci_har"},
     "fedpop-small": {"cifar10"},
     "fedpop-uncertainty": {"mnist", "fashion_mnist"},
+    "fedpop-work": {"cifar10"},
     "fedspa-ablations": {"fashion_mnist"},
     "fedspa-sparsity": {"fashion_mnist"},
     "fedspa-table1": {"fashion_mnist"},
     "fedspa-table2": {"fashion_mnist"},
+    "fedspa-lenet": {"fashion_mnist"},
+    "fedspa-theorem1": {"fashion_mnist"},
     "ffgg-async": {"fashion_mnist"},
     "ffgg-byzantine": {"fashion_mnist"},
     "ffgg-diagnosis": {"audiomnist"},
@@ -54,6 +57,8 @@ USED = {
     "glocal-clients": {"pendigits"},
     "glocal-delay": {"pendigits"},
     "glocal-features": {"pendigits"},
+    "glocal-readings": {"pendigits"},
+    "glocal-rules": {"pendigits"},
     "glocal-table1": {"pendigits"},
 }
 """The data sets of a recipe's first setting, and of the last deal of one."""
@@ -100,7 +105,8 @@ def shrink(plan: Any) -> Any:
 
 
 def make_small(name: str) -> Experiment[Any]:
-    ffgg_stages.load.cache_clear()  # rows of another recipe were noted as that one's
+    for module in (ffgg_stages, fedpop_work):
+        module.load.cache_clear()  # rows of another recipe were noted as that one's
     recipe = load_recipe(name)
     plan = shrink(recipe.plan("laptop"))
     return dataclasses.replace(recipe, plan=lambda scale: plan)

@@ -162,3 +162,10 @@ def test_courses_of_nothing_are_refused():
         courses({}, across="", label="")
     with pytest.raises(MoietyError, match="`series` must be at most 5"):
         courses({str(i): [([0.0], [0.0])] for i in range(6)}, across="", label="")
+
+
+def test_courses_of_very_different_lengths_have_a_logarithmic_axis():
+    def scale(*ends):
+        return courses({str(end): [([1.0, end], [0.0, 1.0])] for end in ends}, across="", label="").axes[0].get_xscale()
+
+    assert (scale(2.0, 20.0), scale(2.0, 21.0)) == ("linear", "log")

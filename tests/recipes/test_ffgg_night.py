@@ -10,7 +10,7 @@ import pytest
 import moiety as mo
 from moiety_recipes import ffgg_byzantine, ffgg_diagnosis, ffgg_holds, ffgg_speeds, ffgg_splits, ffgg_stages
 from moiety_recipes import ffgg_theorem8 as theorem8
-from moiety_recipes.ffgg_claims import decide_claim
+from moiety_recipes.claims import decide_claim
 from moiety_recipes.ffgg_stages import COMMUNICATION, COMPUTATION, FEDAVG
 
 SMALL = theorem8.Plan(clients=10, rows=60, shared=3, personal=2, rounds=10, seeds=2, points=5)

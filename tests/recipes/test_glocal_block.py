@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import moiety as mo
-from moiety_recipes.glocal_block import Block, run_block, score_block, stack_trials
+from moiety_recipes.glocal_block import Block, Trials, run_block, score_block, stack_trials
 
 ROUNDS = 45
 
@@ -24,22 +24,18 @@ def tasks():
     return [mo.data.binary_tasks("digits", clients=3, per_class=5, seed=seed) for seed in (0, 1)]
 
 
-def fitted(fed, method, lr, tau, alignment, seed, rounds=ROUNDS, outputs=1):
+def fitted(fed, method, lr, tau, alignment, seed, rounds=ROUNDS, outputs=1, rule="adagrad"):
     model = linear(outputs)
     clock, split = None, None
+    online = mo.online(lr, rule=rule)
     if method == "independent":
-        algorithm = mo.independent(personal=mo.online(lr, rule="adagrad"))
+        algorithm = mo.independent(personal=online)
     elif method == "central":
-        algorithm = mo.central(shared=mo.online(lr, rule="adagrad"))
+        algorithm = mo.central(shared=online)
         clock = mo.clock.delayed(down=tau, up=tau) if tau else None
     else:
         trip = 2 * tau if alignment == "aligned" else 0
-        algorithm = mo.glocal_sgd(
-            shared=mo.online(lr, rule="adagrad"),
-            personal=mo.online(lr, rule="adagrad"),
-            alignment=alignment,
-            longest_round_trip=trip,
-        )
+        algorithm = mo.glocal_sgd(shared=online, personal=online, alignment=alignment, longest_round_trip=trip)
         split = mo.split.additive(model, linear(outputs))
         at = "arrival" if alignment == "misaligned" else "dispatch"
         clock = mo.clock.delayed(down=tau, up=tau, at=at) if tau else None
@@ -64,25 +60,26 @@ def joined(values, prefix):
 
 
 CASES = [
-    ("independent", 0, "aligned"),
-    ("central", 0, "aligned"),
-    ("glocal", 0, "aligned"),
-    ("glocal", 3, "aligned"),
-    ("glocal", 3, "misaligned"),
-    ("glocal", 3, "asymmetric"),
+    ("independent", 0, "aligned", "adagrad"),
+    ("central", 0, "aligned", "adagrad"),
+    ("glocal", 0, "aligned", "adagrad"),
+    ("glocal", 3, "aligned", "adagrad"),
+    ("glocal", 3, "misaligned", "adagrad"),
+    ("glocal", 3, "asymmetric", "adagrad"),
+    ("glocal", 3, "aligned", "normalised"),
 ]
 
 
-@pytest.mark.parametrize(("method", "tau", "alignment"), CASES)
-def test_a_group_is_a_run(tasks, method, tau, alignment):
+@pytest.mark.parametrize(("method", "tau", "alignment", "rule"), CASES)
+def test_a_group_is_a_run(tasks, method, tau, alignment, rule):
     """Groups of different trials, rates and delays side by side; each compared with a run of its own."""
     groups = [(0, 0.05, tau), (1, 0.02, 0), (1, 0.05, tau)]
     trial, lr, delay = (torch.tensor(each) for each in zip(*groups, strict=True))
-    block = Block(trial, lr, delay, method, alignment)
+    block = Block(trial, lr, delay, method, alignment, rule=rule)
     outcome = run_block(stack_trials(tasks, ROUNDS, (0, 1)), block)
     scores = score_block(tasks, "test", block, outcome)
     for k, (one, rate, late) in enumerate(groups):
-        run, losses = fitted(tasks[one], method, rate, late, alignment, seed=one)
+        run, losses = fitted(tasks[one], method, rate, late, alignment, seed=one, rule=rule)
         np.testing.assert_allclose(outcome.losses[k], losses, rtol=2e-4, atol=1e-5)
         names = {"independent": ("", None), "central": (None, ""), "glocal": ("personal.", "shared.")}[method]
         if names[1] is not None:
@@ -103,3 +100,16 @@ def test_several_classes_are_one_regression_each(tasks):
     run, _ = fitted(fed, "glocal", 0.05, 0, "aligned", seed=0, outputs=3)
     torch.testing.assert_close(outcome.shared[0], joined(run.shared_parameters(), "shared."), rtol=0, atol=1e-5)
     assert float(score_block([fed], "test", block, outcome)[0]) == pytest.approx(run.history[-1]["metric"], abs=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["adagrad", "normalised"])
+def test_labels_around_zero_are_a_start_at_one_half(tasks, rule):
+    """Regression on -1/2 and 1/2 from 0 is regression on 0 and 1 from a constant of 1/2, up to that constant."""
+    trials, groups = stack_trials(tasks, ROUNDS, (0, 1)), torch.tensor([0, 1])
+    block = Block(groups, torch.tensor([0.05, 0.2]), torch.tensor([0, 2]), rule=rule)
+    start = torch.zeros(65, 1)
+    start[-1] = 0.5
+    ours = run_block(trials, block, start=(start, torch.zeros(65, 1)))
+    wanted = run_block(Trials(trials.x, trials.y - 0.5, trials.rows), block)
+    torch.testing.assert_close(ours.shared, wanted.shared + start, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours.personal, wanted.personal, rtol=0, atol=1e-5)

@@ -131,5 +131,5 @@ def test_the_command_prints_table_sentence_and_folder(tmp_path: Path, monkeypatc
     assert lines[-1] == "results in runs/quickstart"
     assert sum(line.startswith("round ") for line in lines) == 4
     assert any(line.startswith("| FedAlt |") for line in lines)
-    files = {"fedavg", "fedalt", "fedavg.json", "fedalt.json", "recipe.json", "table.json", "table.md"}
+    files = {"fedavg", "fedalt", "fedavg.json", "fedalt.json", "recipe.json", "report.html", "table.json", "table.md"}
     assert {p.name for p in (tmp_path / "runs/quickstart").iterdir()} == files

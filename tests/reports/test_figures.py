@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import numpy as np
@@ -39,7 +40,7 @@ def test_scatter_shows_every_client_by_its_size():
         "output layer, training rows",
         "output layer, test rows",
     ]
-    assert [axes.get_ylabel() for axes in found.axes] == ["change (pp)"] * 4
+    assert [axes.get_ylabel() for axes in found.axes] == ["change (percentage points)"] * 4
     assert [axes.get_xlabel() for axes in found.axes] == ["", "", *["training rows of the client"] * 2]
     assert points(found.axes[0]) == {"helped: 3 of 3": [[4, 25], [9, 50], [16, 75]]}
     assert points(found.axes[1]) == {
@@ -66,7 +67,8 @@ def test_violins_mark_median_quartiles_and_range():
     )
     (axes,) = found.axes
     assert [t.get_text() for t in axes.get_xticklabels()] == ["none\n0% hurt", "much\n100% hurt"]
-    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title()) == ("dropout", "change (pp)", "Digits")
+    assert (axes.get_xlabel(), axes.get_title()) == ("dropout", "Digits")
+    assert axes.get_ylabel() == "change (percentage points)"
     lines = [np.array(c.get_segments()[0])[:, 1].tolist() for c in axes.collections if hasattr(c, "get_segments")]
     assert lines == [pytest.approx(pair) for pair in ([0, 10], [1, 3], [-4, -2], [-3.5, -2.5])]
     dots = [c.get_offsets().tolist() for c in axes.collections if type(c).__name__ == "PathCollection"]
@@ -118,6 +120,18 @@ def test_parameters_are_on_a_logarithmic_axis_with_intervals():
     assert [c.get_label() for c in (one, other)] == ["adapter: 100 (12.5% of all)", "everything: 800 (100% of all)"]
 
 
+def test_parts_of_one_size_stand_side_by_side_and_a_short_axis_has_plain_numbers():
+    same = [{**ROWS[1], "row": name, "personal": 5000} for name in ("input", "output")]
+    figure = accuracy_against_parameters([*same, {**ROWS[1], "row": "all", "personal": 40_000}])
+    (axes,) = figure.axes
+    first, second, _ = (container.lines[0].get_xdata()[0] for container in axes.containers)
+    assert first == 5000 < second < 5500
+    figure.draw_without_rendering()
+    labels = [label.get_text() for label in axes.get_xticklabels(which="both") if label.get_text()]
+    assert {"10,000", "20,000", "40,000"} <= set(labels)
+    assert all(re.fullmatch(r"[\d,]+", label) for label in labels)
+
+
 def test_files_are_png_of_a_thousand_pixels_and_the_same_each_time(tmp_path):
     for name in ("first", "second"):
         save(accuracy_against_parameters(ROWS), tmp_path / "new" / f"{name}.png")
@@ -153,3 +167,30 @@ def test_without_the_extra_one_line_says_what_to_do(monkeypatch):
 
 def test_importing_figures_does_not_import_matplotlib():
     assert not hasattr(figures, "Figure")  # a name for type checkers alone
+
+
+def test_no_client_hides_behind_another():
+    tied = scatter_change({"full": make_changes(0.5, 0.5, 0.5, 0.1, sizes=(4, 4, 4, 36))})
+    (axes,) = tied.axes
+    (places,) = points(axes).values()
+    assert len({tuple(place) for place in places}) == 4
+    assert [y for _, y in places] == [50, 50, 50, 10]
+    assert sum(x for x, _ in places[:3]) / 3 == pytest.approx(4)  # moved apart around their place
+    assert places[3] == [36, 10]
+
+
+def test_clients_of_one_size_stand_in_the_order_of_their_change():
+    (axes,) = scatter_change({"full": make_changes(0.5, -0.25, 0.0, sizes=(28, 28, 28))}).axes
+    assert points(axes) == {"hurt: 1 of 3": [[1, -25]], "unchanged: 1 of 3": [[2, 0]], "helped: 1 of 3": [[3, 50]]}
+    assert axes.get_xlabel() == "clients by their change, 28 rows each"
+
+
+def test_a_legend_has_as_many_columns_as_fit():
+    def columns(label):
+        figure, axes = figures.make_axes(5.5, x="", y="", title="")
+        for name in "abc":
+            axes.plot([0, 1], [0, 1], label=f"{name} {label}")
+        figures.legend_below(figure, 3)
+        return figure.legends[0]._ncols
+
+    assert (columns("short"), columns("a label of some forty letters, or more"), columns(100 * "x")) == (3, 2, 1)

@@ -132,7 +132,7 @@ def test_the_highest_of_tied_scores_alone_and_in_a_block(values, count):
     assert np.array_equal(torch.func.vmap(mask_highest)(score, counts).numpy(), other)
 
 
-def numpy_next(mask, weight, score, rate):
+def numpy_next(mask, weight, score, rate, regrow_pruned):
     """Algorithm 2, lines 7 and 8, place by place."""
     mask = mask.copy()
     old = mask.copy()
@@ -143,6 +143,8 @@ def numpy_next(mask, weight, score, rate):
     dormant = sorted((i for i in range(mask.size) if not old[i]), key=lambda i: (-score[i], i))
     again = sorted(gone, key=lambda i: (-score[i], i))
     grown = (dormant + again)[:count]  # those just pruned come back only where nothing else is left
+    if regrow_pruned:  # Evci et al. 2020: all compete that are not active after pruning
+        grown = sorted(dormant + again, key=lambda i: (-score[i], i))[:count]
     mask[grown] = True
     return mask, set(gone), set(grown)
 
@@ -158,18 +160,20 @@ GRADIENTS = st.sampled_from([-0.0, 0.0, 1e-38, 1.0, 2.0, math.inf])
     st.lists(GRADIENTS, min_size=12, max_size=12),
     st.floats(0, 1),
     st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+    st.booleans(),
 )
-def test_prune_and_regrow_against_numpy(mask, weight, score, rate, kind):
+def test_prune_and_regrow_against_numpy(mask, weight, score, rate, kind, regrow_pruned):
     m, w, s = np.array(mask), np.array(weight, float), np.array(score, float)
-    wanted, gone, grown = numpy_next(m, w, s, rate)
+    wanted, gone, grown = numpy_next(m, w, s, rate, regrow_pruned)
     tensors = [torch.tensor(m).view(3, 4), *(torch.tensor(x).to(kind).view(3, 4) for x in (w, s))]
     active = int(m.sum())
-    found = update_mask(*tensors, active=active, rate=rate)
+    options = {"active": active, "rate": rate, "regrow_pruned": regrow_pruned}
+    found = update_mask(*tensors, **options)
     assert np.array_equal(found.numpy().reshape(-1), wanted)
     assert int(found.sum()) == active  # the volume of the layer is constant
-    if len(gone) <= m.size - active:  # not forced
+    if len(gone) <= m.size - active and not regrow_pruned:  # not forced
         assert not gone & grown
-    block = torch.func.vmap(lambda a, b, c: update_mask(a, b, c, active=active, rate=rate))
+    block = torch.func.vmap(lambda a, b, c: update_mask(a, b, c, **options))
     assert torch.equal(block(*(torch.stack([t, t]) for t in tensors))[1], found)
 
 

@@ -42,7 +42,7 @@ Deviations from the paper:
 7. Running statistics of BatchNorm, which the paper does not have: those of w move with the passes of w, the client's
    own with those of the mixture. Where they are shared they are mixed like parameters, twice: what v keeps begins each
    pass at alpha v + (1 - alpha) w, and is mixed with w once more where the client predicts, so it lies nearer to w's
-   than alpha says. With alpha 0 a client so has FedAvg's.
+   than alpha says. With alpha 0 a client has FedAvg's.
 """
 
 from __future__ import annotations

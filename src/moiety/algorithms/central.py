@@ -14,7 +14,7 @@ Deviations from the paper:
 1. Clients send gradients, not examples: their sum over one example of each client is one step. The paper's program
    (Vowpal Wabbit) may have stepped after every example; it does not say.
 2. A stream is a walk through the client's own rows in passes, each in a fresh order.
-3. Where ``fit`` is given an aggregator, it stands in the place of the sum. Shared running statistics stay as they were.
+3. An aggregator that is given to ``fit`` replaces the sum. Shared running statistics stay as they were.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ def central(*, shared: float | Online, weighting: str = "uniform") -> Algorithm:
 
     def client_update(work: Work, w: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
         model = work.compose(w, state.personal)
-        gradient, loss, changed = gradient_at(work, model, work.shared, work.batches("online"))
-        upload = {n: gradient[n] if n in gradient else torch.zeros_like(p) for n, p in w.items()}
+        batches = list(work.batches("online"))
+        gradient, loss, changed = gradient_at(work, model, work.shared, batches)
+        above = {n: gradient[n] if n in gradient else torch.zeros_like(p) for n, p in w.items()}
+        upload = server.describe(work, model, above, batches)
         statistics = {n: changed.get(n, p) for n, p in state.personal.items()}
         return ClientUpdate(upload, weight(work), {"loss": loss}), Personal(statistics)
 

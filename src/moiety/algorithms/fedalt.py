@@ -18,8 +18,7 @@ Deviations from the paper:
 3. Options the pseudocode does not have, all off by default: momentum, weight decay, a pull, clipping, schedules, other
    server optimisers, stateless clients (the paper's appendix B.3 and C.4 use the last four). Each part has its own.
    What is clipped is the gradient of the block being trained, never a stale one of the other block.
-4. "With secure aggregation" (Algorithm 4, line 16) is not simulated: the server sees each upload. A client whose update
-   is not finite is left out of the round.
+4. "With secure aggregation" (Algorithm 4, line 16) is not simulated. An update that is not finite is left out.
 5. Running statistics of BatchNorm, which the paper does not have, move in both phases, since both are training.
 6. Clients without state and clients never seen get v by lines 2 to 5 at the full learning rate, whatever the schedule.
    With ``restart=True`` clients without state are evaluated with the v of their last turn, as in the authors' program.
@@ -56,16 +55,13 @@ def fedalt(
         weighting: alpha_i, by ``examples``, ``batches`` or ``uniform``.
         server: the server's optimiser; plain averaging by default.
         schedule: of the client learning rates across rounds; constant by default.
-        stateful: False lets v_i start anew from its first value each time (appendix C.4). A client is then evaluated
-            with the v_i that it makes on the spot.
-        restart: the same training, but a client is evaluated with the v_i that its last turn ended with, as in the
-            authors' experiments; one that was never asked has its first value.
+        stateful: False lets v_i start anew in each turn (appendix C.4); evaluation then makes one on the spot.
+        restart: the same training, but evaluation uses the v_i of the client's last turn (its first v_i before).
     """
     must(stateful or not restart, "restart", "left out with stateful=False", restart, "Each is a rule of its own.")
     shared_optimiser = optimiser_work("shared", shared)
-    personal_optimiser = optimiser_work(
-        "personal", personal, without=("keep_state",) if restart or not stateful else ()
-    )
+    forgetful = restart or not stateful
+    personal_optimiser = optimiser_work("personal", personal, without=("keep_state",) if forgetful else ())
     weight = client_weights(weighting, shared_optimiser.rows)
 
     def local_v(work: Work, u: Params, state: Personal) -> tuple[Params, Tensor, Kept]:

@@ -16,35 +16,36 @@ their own (FedRep) where it tends to infinity; without shared parameters it is t
 
 Deviations from the paper:
 
-1. The chain ascends log p(z | D_i, phi, beta), as in Algorithm 1; the mean of the kernel that section 2 and the
-   supplement's S2 write, z - gamma grad log p, has the wrong sign.
-2. What a client sends is multiplied by the step size and has its share 1 / b of the gradients of log p(phi) and log
-   p(beta) (as in S6), so that the server may use any optimiser. With the default server the sum is lines 13 and 14.
+1. The chain ascends log p(z | D_i, phi, beta), as in Algorithm 1. Section 2 and the supplement's S2 write the mean of
+   the kernel as z - gamma grad log p, which has the wrong sign.
+2. What a client sends is multiplied by the step size, and contains its share 1 / b of the gradients of log p(phi) and
+   log p(beta) (as in S6). So the server may use any optimiser. With the default server the sum is lines 13 and 14.
 3. Without ``clients`` the objective is divided by b: step sizes are then b times Algorithm 1's, and the
    priors on phi and beta count once for each client. Clients count alike whatever their size, since their gradients
    are sums over examples. The mean over A_k times b is unbiased for cohorts of a fixed size, and for independent
    (Bernoulli) participation given that anyone takes part (``moiety.Settings(participation="bernoulli")``).
-4. Line 11 compresses the gradient of phi, and ``moiety.Settings(codec=...)`` does; beta's goes as it is.
-5. A chain that was never begun starts at the centre of the prior, or at a draw from it where it finds its own step
-   size; Algorithm 1 has any point. Without state, and for clients never seen, it makes ``burn_in`` times as many steps
-   first, of which nothing is kept. With ``thinning`` n, every n-th step is kept, after ``turn_burn_in`` steps.
+4. Line 11 compresses the gradient of phi. Here ``moiety.Settings(codec=...)`` does so; the gradient of beta is not
+   compressed.
+5. A new chain starts at the centre of the prior, or at a draw from it where the kernel finds its own step size;
+   Algorithm 1 allows any point. Chains of clients without state, and of clients never seen, first make ``burn_in``
+   times as many steps, of which none is kept. With ``thinning`` n, every n-th step after ``turn_burn_in`` is kept.
    gamma_k of S1.3 is gamma / (1 + k)^``step_decay``; with ``mala()`` gamma is the client's own.
 6. sigma is learned, and averaged, through its logarithm. Without ``prior_lr`` line 13 is a natural gradient step:
    round k goes (1 + k / 10)^-0.7 of the way to the beta under which the draws are most likely (stochastic EM). With
    ``shared`` left out, line 14 is a step of Adam times (1 + k / 50)^-0.7. Projections are a ball for phi (``radius``)
-   and what the prior says for beta. One ``schedule`` serves both step sizes; Adam, which divides by the size of
-   gradients, undoes it.
-7. Where one model is asked for, it is the mean of the samples: for a personal part that is linear in z (an output
-   layer) it gives the mean of the outputs, and it does not jump from round to round as the last sample does. A client
-   that was never asked has the centre of the prior. ``run.predictive`` uses all samples. They are those of a client's
-   last turn, where section 5 draws anew at the end: ``run.predictive(..., fresh=True)``.
-8. ``averaged`` keeps the mean of the iterates weighted by their step sizes (Theorem 1). Chains are run at the last
-   iterate, models and newcomers are served with the mean; both go down, and the schedule's factor goes up.
-9. A prior that is held fixed (``learn_prior=False``) goes down with phi all the same.
-10. The noise s of a regression is learned as beta is, where the paper's experiments know it: clients send sums of
-   squared errors. Steps of phi are then multiplied by s^2, so that their size does not depend on it.
+   and what the prior says for beta. One ``schedule`` multiplies both step sizes; Adam undoes it, because it divides by
+   the size of gradients.
+7. Where one model is needed, it has the mean of the samples. For a personal part that is linear in z (an output layer)
+   this gives the mean of the outputs, and it does not jump from round to round as the last sample does. A client that
+   was never asked has the centre of the prior. ``run.predictive`` uses all samples of a client's last turn. Section 5
+   draws anew at the end instead: ``run.predictive(..., fresh=True)``.
+8. ``averaged`` keeps the mean of the iterates weighted by their step sizes (Theorem 1). Chains run at the last iterate;
+   models and newcomers use the mean. Both are broadcast, and the schedule's factor is uploaded.
+9. A prior that is held fixed (``learn_prior=False``) is still broadcast with phi.
+10. The noise s of a regression is learned as beta is; the paper's experiments know it. Clients send sums of squared
+   errors. Steps of phi are then multiplied by s^2, so that their size does not depend on s.
 11. With ``shared_steps`` n, line 10 is taken n times with the same draws, as in section 5; the sum is sent.
-12. Models whose batches mix examples (BatchNorm) are refused: their likelihood is no product over examples.
+12. Models whose batches mix examples (BatchNorm) are refused: their likelihood is not a product over examples.
 """
 
 from __future__ import annotations

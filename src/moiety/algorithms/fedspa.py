@@ -21,7 +21,8 @@ Deviations from the paper:
 3. The volume is exact: density times all that is shared, dense parameters (and running statistics, where these are
    shared) included, which gives the bytes of the paper's Table 1. How it is rounded stands in ``split/masks.py``. The
    number of weights to prune in a layer is rounded down.
-4. A weight that was just pruned does not grow back in the same step, unless the layer has too few dormant ones.
+4. Line 8 does not say whether a weight that was just pruned may be recovered at once. It may, as in the rule that the
+   paper cites (Evci et al. 2020); ``regrow_pruned=False`` lets it come back only where too few others are dormant.
 5. A client that is onboarded trains once and searches, as in the first round.
 6. Options the pseudocode does not have, all off by default: momentum (from 0 in each round), clipping of the masked
    gradient, other weightings and server optimisers, under which weights outside the cohort's masks may move too.
@@ -35,7 +36,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from moiety.errors import SEED, choice, number, whole
+from moiety.errors import SEED, choice, kind, number, whole
 from moiety.local import Optimiser, apply_masks, difference, gradient_at, optimiser_work, select, train
 from moiety.local.masked import Masked, begin_masked, mask_densities, masked_model, masked_work, masks_differ
 from moiety.random import uniform
@@ -50,6 +51,7 @@ from moiety.split.masks import (
     layer_counts,
     update_mask,
 )
+from moiety.transport.masked import masked_packing
 from moiety.transport.sparse import sparse_bytes
 from moiety.types import (
     Algorithm,
@@ -76,7 +78,8 @@ def fedspa(
     masks: str = "same",
     regrow: str = "gradient",
     prune_rate: float = 0.5,
-    mask_seed: int = 0,
+    regrow_pruned: bool = True,
+    mask_seed: int | None = None,
     weighting: str = "uniform",
     server: ServerOptimiser | None = None,
     schedule: Schedule | None = None,
@@ -85,18 +88,20 @@ def fedspa(
 
     Args:
         shared: local work: eta, or ``moiety.sgd(eta, steps=N)``; the dense gradient is of one such batch, too.
-        density: the share of parameters that are active, from 0.2 to 1; biases and norms are active always.
+        density: the share of parameters that are active, above 0; biases, norms and one weight a layer are always.
         search: ``dst`` prunes and regrows after each turn; ``rsm`` keeps the first random masks.
         densities: of the layers, ``erk`` (small layers denser) or ``uniform``.
         masks: at first the ``same`` for all clients, or ``different`` ones.
         regrow: of ``dst``, by the dense ``gradient`` of one batch or at ``random``.
         prune_rate: of ``dst``, alpha_0, the share of a layer's active weights that is pruned at first; it falls to 0
             along a cosine.
-        mask_seed: of the first masks.
+        regrow_pruned: of ``dst``, whether the weights that were just pruned may compete to come back.
+        mask_seed: of the first masks; by default it is the run's seed.
         weighting: of the clients in the mean, ``uniform`` as in the paper, or by ``examples`` or ``batches``.
         server: the server's optimiser; plain averaging by default.
         schedule: of the client learning rate across rounds; constant by default.
     """
+    options = dict(locals())
     shared_optimiser = optimiser_work("shared", shared)
     check_density(density)
     choice("search", search, SEARCHES)
@@ -104,7 +109,9 @@ def fedspa(
     choice("masks", masks, MASKS)
     choice("regrow", regrow, REGROW)
     number("prune_rate", prune_rate, ">= 0 and <= 1", lambda r: 0 <= r <= 1)
-    whole("mask_seed", mask_seed, 0, SEED)
+    kind("regrow_pruned", regrow_pruned, bool, "true or false")
+    seed = 0 if mask_seed is None else mask_seed
+    whole("mask_seed", seed, 0, SEED)
     by_gradient, weight = search == "dst" and regrow == "gradient", client_weights(weighting, shared_optimiser.rows)
 
     def volumes(params: Params) -> dict[str, int]:
@@ -112,13 +119,13 @@ def fedspa(
 
     def init_client(shared: Params, personal: Params) -> Masked:
         """Algorithm 2, lines 1 and 2, and Algorithm 3, lines 1 and 2: the same seed for all."""
-        return begin_masked(shared, personal, draw_common_masks(shared, volumes(shared), mask_seed))
+        return begin_masked(shared, personal, draw_common_masks(shared, volumes(shared), seed))
 
     def own_mask(key: Tensor, w: Params, state: Masked) -> Params:
         """m_{k,t}: the client's; the first is the common one, or where masks differ drawn with the client's key."""
         if masks == "same":
             return state.mask
-        return select(state.asked, state.mask, draw_masks(key, w, volumes(w), "mask", mask_seed))
+        return select(state.asked, state.mask, draw_masks(key, w, volumes(w), "mask", seed))
 
     def first_mask(key: Tensor, w: Params, state: Masked) -> Masked:
         return state if bool(state.asked) else state._replace(mask=own_mask(key, w, state))
@@ -137,7 +144,8 @@ def fedspa(
             score = {name: uniform(work.key, shape, work.turn, "regrow", name) for name, shape in shapes.items()}
         # 6: for each layer; 7: prune by magnitude; 8: recover as many
         return {
-            name: update_mask(m, model[name], score[name], active=counts[name], rate=rate) for name, m in mask.items()
+            name: update_mask(m, model[name], score[name], active=counts[name], rate=rate, regrow_pruned=regrow_pruned)
+            for name, m in mask.items()
         }
 
     def client_update(work: Work, w: Params, state: Masked) -> tuple[ClientUpdate, Masked]:
@@ -173,10 +181,11 @@ def fedspa(
         server=server,  # 11: over the whole cohort, wherever the masks are
         schedule=schedule,
         default_split="nothing",
-        wire=Wire(traffic=Traffic(down, up, new_mask)),
+        wire=Wire(traffic=Traffic(down, up, new_mask), packing=masked_packing(own_mask, tell_first=True)),
         sparsity=Sparsity(
             mask_densities,
             shared_model=lambda w, state: (w, state.personal),
             first_mask=first_mask if masks == "different" else None,
+            for_seed=(lambda run: fedspa(**options | {"mask_seed": run})) if mask_seed is None else None,
         ),
     )

@@ -1,7 +1,8 @@
 """Glocal.SGD: a shared and a personal model predict together, learn online, and stay aligned under delay.
 
 "Global and Local Learning for Distributed Personalization": Algorithm 3 (client) and Algorithm 4 (server); with
-batches, appendix D; with Adagrad, footnote 5; the two rules of section 3.2.1 as ``alignment``.
+batches, appendix D; with Adagrad, footnote 5, or in the manner of Vowpal Wabbit, which the paper ran
+(``rule="normalised"``); the two rules of section 3.2.1 as ``alignment``.
 
     client i, round t:  incur l_{i,t}(w^g_{t-a}, w_{i,t}); send its gradient in w^g; and, with r = a + b rounds to the
                         server and back,  w_{i,t+1} = P_D(w_{i,t} - eta_i grad^l_{i,t-r})
@@ -20,7 +21,7 @@ Deviations from the paper:
 
 1. A stream is a walk through the client's own rows in passes, each in a fresh order. A client that is not asked in a
    round (``cohort``) sees nothing in it, and the round does not count for the delay of its own step.
-2. Where ``fit`` is given an aggregator, it stands in the place of the sum over clients: most give a mean.
+2. An aggregator that is given to ``fit`` replaces the sum over clients; most give a mean.
 3. "misaligned" needs the server's newest model when an upload arrives; the engine then computes the gradient on the
    client's side (``moiety.clock.delayed(at="arrival")``), where the paper would send the example.
 4. Shared running statistics, which the theory does not have, stay as they were; personal ones move with the client.
@@ -45,7 +46,7 @@ ALIGNMENTS = ("aligned", "misaligned", "asymmetric")
 
 
 class Client(NamedTuple):
-    """w_i, its gradients of the rounds before (the latest first, a row each), and Adagrad's sums of squares."""
+    """w_i, its gradients of the rounds before (the latest first, a row each), and what the rule keeps."""
 
     personal: Params
     past: Params
@@ -69,7 +70,7 @@ def glocal_sgd(
 
     Args:
         shared: the server's descent: eta, or ``moiety.online(eta, rule="adagrad", radius=D)``. Its batches (appendix D)
-            are those of both parts.
+            are those of both parts. ``rule="normalised"`` is Vowpal Wabbit's, for both parts or for one.
         personal: the clients' descent: eta_i, or ``moiety.online(eta_i, ...)``.
         alignment: ``aligned`` (the paper's algorithm: a client makes its own step one round trip late, as the server
             does), ``asymmetric`` (at once) or ``misaligned`` (at once, and the server takes gradients at its newest
@@ -90,7 +91,8 @@ def glocal_sgd(
 
     def init_client(shared: Params, personal: Params) -> Client:
         floats = take_floats(personal)
-        past = {n: p.new_zeros((longest_round_trip, *p.shape)) for n, p in floats.items()} if longest_round_trip else {}
+        kept = client.declare(floats) if longest_round_trip else {}
+        past = {n: p.new_zeros((longest_round_trip, *p.shape)) for n, p in kept.items()}
         return Client(personal, past, client.init(floats))
 
     def client_update(work: Work, w_g: Params, state: Client) -> tuple[ClientUpdate, Client]:
@@ -98,11 +100,12 @@ def glocal_sgd(
         # Both gradients at (w^g_{t-a}, w_{i,t}), the pair that incurs the loss
         model, names = work.compose(w_g, state.personal), (*work.shared, *work.personal)
         gradient, loss, changed = gradient_at(work, model, names, batches)
-        upload = {n: gradient[n] if n in gradient else torch.zeros_like(p) for n, p in w_g.items()}
+        above = {n: gradient[n] if n in gradient else torch.zeros_like(p) for n, p in w_g.items()}
+        upload = server.describe(work, model, above, batches)
         # w_{i,t+1} = P_D(w_{i,t} - eta_i grad^l_{i,t-r}); (4)
-        own = {n: gradient[n] for n in work.personal}
+        own = client.describe(work, model, {n: gradient[n] for n in work.personal}, batches)
         due, past = (own, {}) if not longest_round_trip else delay_gradient(own, state.past, work.round_trip)
-        point = {n: state.personal[n] for n in own}
+        point = {n: state.personal[n] for n in work.personal}
         w_i, squares = client.step(point, due, state.squares, work.scale)
         statistics = {n: changed.get(n, p) for n, p in state.personal.items()}
         after = Client({**statistics, **w_i}, {**state.past, **past}, {**state.squares, **squares})

@@ -25,7 +25,7 @@ from moiety.types import Algorithm, Batch, ClientUpdate, Params, Work
 
 
 class Client(NamedTuple):
-    """w_i, the client's whole model, and Adagrad's sums of squares."""
+    """w_i, the client's whole model, and what the rule keeps."""
 
     personal: Params
     squares: Params
@@ -47,7 +47,8 @@ def independent(*, personal: float | Online) -> Algorithm:
         def step(now: tuple[Params, Params], batch: Batch) -> tuple[tuple[Params, Params], Tensor]:
             model, squares = now
             gradient, loss, changed = gradient_at(work, model, work.personal, [batch])
-            w_i, new = descent.step({n: model[n] for n in gradient}, gradient, squares, work.scale)
+            described = descent.describe(work, model, gradient, [batch])
+            w_i, new = descent.step({n: model[n] for n in gradient}, described, squares, work.scale)
             return ({**model, **changed, **w_i}, {**squares, **new}), loss
 
         start = work.compose({}, state.personal), state.squares

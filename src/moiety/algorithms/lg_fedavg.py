@@ -16,7 +16,7 @@ Deviations from the paper:
    shuffled anew.
 2. Local representations are trained with the loss of the task alone. The paper's other objectives for them
    (self-supervision, an adversary for fairness) can be put into a task of one's own.
-3. For data of an unknown device the paper averages the predictions of all local models, which have to be sent for it.
+3. For data of an unknown device the paper averages the predictions of all local models, which must be sent for that.
    Here nothing personal is ever sent: a client never seen trains a representation of its own, from the first one.
 4. The authors' experiments begin with a model trained by FedAvg; that is ``moiety.pipeline`` or ``fit(start=...)``.
 5. The lower layers are personal in the paper, how many depends on the data. Here it is all but the last layer by

@@ -24,7 +24,9 @@ Deviations from the paper:
    pruned in a step is rounded down. Pruned weights never come back.
 4. The personal model is m_k times the shared weights, and a client keeps its mask alone. One that was never asked
    has the whole model.
-5. Only the unstructured form; biases and norms are not pruned.
+5. Only the unstructured form; biases and norms are not pruned. The hybrid form also prunes channels, by the scales of
+   their batch normalisation. The networks of Huang et al. have group normalisation, or none (LeNet-5), and their
+   appendix B.3 names no other rule.
 6. Momentum starts from 0 in the first epoch and again in the second. Options the paper does not have, all off by
    default: momentum, weight decay, clipping, schedules, weightings. A client whose update is not finite is left out.
 """
@@ -43,6 +45,7 @@ from moiety.local.masked import Masked, begin_masked, mask_densities, masked_mod
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.split.masks import check_density, hamming_distance, layer_counts, mask_smallest
+from moiety.transport.masked import masked_packing
 from moiety.transport.sparse import count_active, sparse_bytes
 from moiety.types import (
     Algorithm,
@@ -76,7 +79,7 @@ def sub_fedavg(
 
     Args:
         shared: local work: eta, or ``moiety.sgd(eta, epochs=E)``; five epochs by default.
-        density: the share of parameters that are active in the end, from 0.2 to 1.
+        density: the share of parameters that are active in the end, above 0.
         prune_rate: r, the share of a layer's active weights that is pruned at a time.
         accuracy: Acc_th, from where on a client prunes.
         distance: epsilon, how far the masks of its first and last epoch must differ, as a share of the weights.
@@ -148,7 +151,11 @@ def sub_fedavg(
         server=server,
         schedule=schedule,
         default_split="nothing",
-        wire=Wire(layout, Traffic(down, up)),
+        wire=Wire(
+            layout,
+            Traffic(down, up),
+            masked_packing(lambda key, theta, known: known.mask, tell_first=False, with_masks=MASK),
+        ),
         sparsity=Sparsity(mask_densities),
     )
 

@@ -48,7 +48,7 @@ def subsampling(
 
     Args:
         shared: local work: eta, or ``moiety.sgd(eta, epochs=E, batch_size=B)``.
-        density: the share of the change that is sent, from 0.2 to 1.
+        density: the share of the change that is sent, above 0.
         rescale: multiply what is sent by d / k, so that its mean is the change.
         weighting: of the clients in the mean, ``uniform``, or by ``examples`` or ``batches``.
         server: the server's optimiser; plain averaging by default.

@@ -5,24 +5,31 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from moiety.analysis.harm import change_rows, hurt_when, over_seeds, share_hurt, sweep
+from moiety.analysis.harm import change_rows, hurt_when, judge_clients, over_seeds, share_hurt, sweep
 from moiety.analysis.intervals import Claim, Interval, claim, interval, table_row
 from moiety.analysis.versus import against_parameters
 from moiety.reports.versus import Versus, changes, column, higher_is_better, mean, versus
 
 if TYPE_CHECKING:
-    from moiety.analysis.costs import bytes_of_run, flops_of_run, memory_rows, search_share
+    from moiety.analysis.costs import bytes_of_run, flops_of_run, memory_rows, search_share, sparse_memory
+    from moiety.analysis.safeguard import HarmReport, report_harm, share_interval, summarise_harm
 
 _HEAVY = {
+    "HarmReport": "moiety.analysis.safeguard",
+    "report_harm": "moiety.analysis.safeguard",
+    "share_interval": "moiety.analysis.safeguard",
+    "summarise_harm": "moiety.analysis.safeguard",
     "bytes_of_run": "moiety.analysis.costs",
     "flops_of_run": "moiety.analysis.costs",
     "memory_rows": "moiety.analysis.costs",
     "search_share": "moiety.analysis.costs",
+    "sparse_memory": "moiety.analysis.costs",
 }
-"""Names whose modules import torch: they are looked up when first used."""
+"""Names whose modules import torch or NumPy: they are looked up when first used."""
 
 __all__ = [
     "Claim",
+    "HarmReport",
     "Interval",
     "Versus",
     "against_parameters",
@@ -35,11 +42,16 @@ __all__ = [
     "higher_is_better",
     "hurt_when",
     "interval",
+    "judge_clients",
     "mean",
     "memory_rows",
     "over_seeds",
+    "report_harm",
     "search_share",
     "share_hurt",
+    "share_interval",
+    "sparse_memory",
+    "summarise_harm",
     "sweep",
     "table_row",
     "versus",

@@ -33,7 +33,7 @@ from moiety.run.build import make_problem
 from moiety.run.settings import Options, complete_options
 from moiety.split import Split
 from moiety.split.masks import find_maskable, layer_counts, round_share
-from moiety.transport import device_memory
+from moiety.transport import device_memory, value_bytes
 from moiety.types import Algorithm, Batch, Params, Task
 
 NOTHING, EVERYTHING = "no personalisation", "full personalisation"
@@ -82,6 +82,40 @@ def memory_rows(
     table.append(row(EVERYTHING, whole, whole.init, whole.init, names))
     full = table[-1]["bytes"]
     return [{**r, "megabytes": r["bytes"] / 1e6, "saving": 1 - r["bytes"] / full} for r in table]
+
+
+def sparse_memory(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    density: float,
+    densities: str = "erk",
+    loss: tasks.Loss = "cross_entropy",
+    inputs: Sequence[str] = ("x",),
+) -> dict[str, int]:
+    """Bytes on a device that trains a sparse model by FedSpa, in three forms.
+
+    Args:
+        model: the shared model.
+        batch: one row of data.
+        density: the share of parameters that is active.
+        densities: how layers share the density, ``erk`` or ``uniform``.
+        loss: as in ``fit``.
+        inputs: as in ``fit``.
+
+    Returns:
+        ``dense``, what FedAvg needs; ``sparse``, what Huang et al. (2022) mean: active values, and masks of one bit a
+        number; ``held``, what this implementation has: dense tensors, the mask once more as wide as the weights, and
+        the masks before and after the search, a byte a number each.
+    """
+    whole = tasks.from_module(model, loss=loss, inputs=inputs)
+    backprop = tasks.backprop_bytes(whole, batch, [name for name in whole.init if name not in whole.buffers])
+    active = layer_counts(whole.init, density, densities)
+    shares = {name: count / whole.init[name].numel() for name, count in active.items()}
+    masked = {name: whole.init[name] for name in active}
+    dense = device_memory(whole.init, {}, backprop)
+    held = dense + value_bytes(masked) + 2 * sum(p.numel() for p in masked.values())
+    return {"dense": dense, "sparse": device_memory(whole.init, {}, backprop, shares), "held": held}
 
 
 def layer_flops(model: nn.Module, example: Tensor) -> dict[str, float]:

@@ -2,20 +2,27 @@
 
 Pillutla et al. (2022), section 4.2 and appendix C.3: the change of every client's metric on training and on test rows
 against the number of its training rows (Figures 5, 8, 9, 10), its distribution (Figure 7), and how it depends on the
-seed (Figure 11). All functions take rows as ``Run.clients`` and ``Run.evaluate`` give them; changes are signed such
+seed (Figure 11). Functions take rows as ``Run.clients`` and ``Run.evaluate`` give them; changes are signed such
 that more is better, in the metric's own unit.
+
+A client is hurt where its metric is worse. It is hurt *beyond noise* where it is worse by more than chance explains:
+``judge_clients`` decides by the interval of the differences on its rows, which ``Run.score_rows`` gives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median, pstdev
+from typing import TYPE_CHECKING
 
 from moiety.analysis.intervals import Interval, interval
 from moiety.analysis.versus import Row
 from moiety.errors import choice, must
 from moiety.reports.versus import Rows, changes
 from moiety.reports.versus import column as by_name
+
+if TYPE_CHECKING:
+    from moiety.evaluation.paired import RowScores
 
 PARTS = ("test", "train")
 
@@ -49,6 +56,45 @@ def change_rows(
         }
         for row in personal
     ]
+
+
+def judge_clients(
+    new: Mapping[str, RowScores], old: Mapping[str, RowScores], *, higher_is_better: bool = True, level: float = 0.95
+) -> list[Row]:
+    """A row per client: the change of its metric from ``old`` to ``new`` on the same rows, and what chance explains.
+
+    Args:
+        new: scores by client, as ``Run.score_rows`` gives them.
+        old: those of the same clients with the model that is compared with.
+        higher_is_better: the direction of the metric.
+        level: of each client's interval; ``moiety.evaluation.paired.measure_change`` says how it is made.
+
+    Returns:
+        Rows with ``client``, ``n_test`` (rows that count), ``change``, its interval (``low``, ``high``), ``hurt`` (the
+        metric is worse), ``hurt_beyond_noise`` and ``helped_beyond_noise``. Clients without rows are left out.
+    """
+    from moiety.evaluation.paired import measure_change  # here: lists of recipes do without NumPy
+
+    odd = sorted(set(new) ^ set(old))
+    must(not odd, "clients", "the same on both sides", f"{odd[:3]} on one only")
+    rows = []
+    for client, scores in new.items():
+        pair = (scores.metric, old[client].metric)
+        change = measure_change(*pair, scores.weight, higher_is_better=higher_is_better, level=level)
+        if change.rows:
+            rows.append(
+                {
+                    "client": client,
+                    "n_test": change.rows,
+                    "change": change.mean,
+                    "low": change.low,
+                    "high": change.high,
+                    "hurt": change.hurt,
+                    "hurt_beyond_noise": change.hurt_beyond_noise,
+                    "helped_beyond_noise": change.helped_beyond_noise,
+                }
+            )
+    return rows
 
 
 def _check_same_clients(tables: Sequence[Rows]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from moiety import __version__
+from moiety.cli import data_commands, deploy
 from moiety.cli.completion import complete_kind, complete_set, complete_target
 from moiety.cli.listing import KINDS
 from moiety.cli.log import show_log
@@ -88,11 +90,11 @@ def run(
         typer.Option(
             "--engine",
             metavar="NAME",
-            help="auto (measure, keep the fastest), sequential, vectorised, processes, or ray (a cluster).",
+            help="auto (the fastest, by measuring), sequential, vectorised, processes, or ray (a cluster).",
         ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", metavar="N", help="Processes of an engine that has any; all cores.")
+        int | None, typer.Option("--workers", metavar="N", help="How many worker processes; by default one a core.")
     ] = None,
     scale: Annotated[
         str | None,
@@ -103,7 +105,7 @@ def run(
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option("--seeds", metavar="N", help="How many seeds a recipe has, from --seed on.")
+        int | None, typer.Option("--seeds", metavar="N", help="How many seeds a recipe runs, counting from --seed.")
     ] = None,
     device: Annotated[
         str | None, typer.Option("--device", metavar="NAME", help="The device to train on: cpu, cuda or auto.")
@@ -116,26 +118,32 @@ def run(
         bool,
         typer.Option(
             "--resume",
-            help="Continue the run in --out, or the newest in runs/NAME*. --rounds (more of them), --engine and"
-            " --workers may be given anew, what --set and --seed said then is remembered; any other value that is"
-            " not as the run began is refused.",
+            help="Continue the run in --out, or the newest in runs/NAME*. You may change --rounds (to more), --engine"
+            " and --workers. What --set and --seed said is remembered; a value that differs from the run's first start"
+            " is refused.",
         ),
+    ] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Show the run in a browser while it trains, at an address on 127.0.0.1.")
     ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print the closing sentence and the folder, nothing else.")
     ] = False,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", "-v", help="Say on stderr what moiety logs: engine, dropped updates, stops."),
+        typer.Option("--verbose", "-v", help="Print moiety's log on stderr: engine, dropped updates, stops."),
     ] = False,
 ) -> None:
     """Run a recipe or a configuration file.
 
-    A file has the sections [data], [model], [split], [algorithm] and [run], and may have [aggregator], [codec],
-    [attack], [clock] and [track]; moiety list says what they can name. The config.toml of a run's folder is such
-    a file. With tables [[stage]], each with a split, an algorithm and rounds of its own, in the place of [split] and
-    [algorithm], every stage starts where the one before has ended. Ends with 0, with 2 and one line where something is
-    wrong with the input, and with 130 if interrupted.
+    A file has the sections [data], [model], [split], [algorithm] and [run]. It may have [privacy], [aggregator],
+    [codec], [attack], [clock] and [track]. moiety list shows what they can name. The config.toml of a run's folder is
+    such a file.
+
+    A file may have several tables [[stage]] instead of [split] and [algorithm]. Each has its own split, algorithm and
+    rounds, and starts where the stage before it ended.
+
+    Exit codes: 0 on success, 2 with one line if the input is wrong, 130 if interrupted.
     """
     must(out != "", "out", "a folder", "nothing")
     where = None if out is None else Path(out)
@@ -149,8 +157,16 @@ def run(
         from moiety.cli.run import run_target
         from moiety.cli.seeds import run_seeds
 
-        with show_log(verbose):
-            (run_seeds if request.several else run_target)(request, on_folder=folder.append)
+        with show_log(verbose), contextlib.ExitStack() as stack:
+
+            def note_folder(place: Path) -> None:
+                folder.append(place)
+                if live:
+                    from moiety.cli.live import show_live
+
+                    stack.enter_context(show_live(place))
+
+            (run_seeds if request.several else run_target)(request, on_folder=note_folder)
     except KeyboardInterrupt:
         raise Interrupted(_how_to_continue(request, folder)) from None
 
@@ -179,12 +195,12 @@ def sweep(
         ),
     ] = None,
     seeds: Annotated[
-        str, typer.Option("--seeds", metavar="N", help="How many seeds (run.seed) from 0 on, or which, as in 3,5,8.")
+        str, typer.Option("--seeds", metavar="N", help="How many seeds (run.seed), from 0; or a list, as in 3,5,8.")
     ] = "5",
     sets: Annotated[list[str] | None, _SET] = None,
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", metavar="N", help="How many runs at a time, each on a core of its own; all cores."),
+        typer.Option("--jobs", metavar="N", help="How many runs at a time, one on each core; by default all cores."),
     ] = None,
     out: Annotated[
         str | None, typer.Option("--out", metavar="DIR", help="Folder of the sweep; by default runs/NAME-sweep.")
@@ -193,9 +209,10 @@ def sweep(
         bool, typer.Option("--quiet", "-q", help="Print the closing sentence and the folder, nothing else.")
     ] = False,
 ) -> None:
-    """Run a file with all values of a grid and several seeds, and name the best on validation rows.
+    """Run a grid of values with several seeds.
 
-    A sweep that was stopped goes on when the same command is given again. What has ended is not run again, so values
+    Names the point that is best on validation rows. If a sweep is stopped, give the same command again to continue it.
+    Runs that have ended are not run again, so values
     and seeds can be added.
     """
     from moiety.cli.sweep import run_sweep
@@ -214,12 +231,12 @@ def tune(
         typer.Option(
             "--space",
             metavar="a.b=LOW..HIGH[:log]",
-            help="Values of the file to search, as in algorithm.shared=0.01..1:log (whole numbers between whole"
-            " numbers), or a list, as in algorithm.name=fedavg,fedalt. Repeatable.",
+            help="Values of the file to search, as in algorithm.shared=0.01..1:log (whole numbers if both"
+            " ends are whole), or a list, as in algorithm.name=fedavg,fedalt. Repeatable.",
         ),
     ] = None,
     trials: Annotated[
-        int, typer.Option("--trials", metavar="N", help="How many trials, with those that are in the folder already.")
+        int, typer.Option("--trials", metavar="N", help="How many trials, including those already in the folder.")
     ] = 20,
     seed: Annotated[
         int, typer.Option("--seed", metavar="S", help="run.seed of all trials, and the seed of the search.")
@@ -232,9 +249,10 @@ def tune(
         bool, typer.Option("--quiet", "-q", help="Print the closing sentence and the folder, nothing else.")
     ] = False,
 ) -> None:
-    """Search values of a file with Optuna, by validation rows; trials that fall behind are stopped (pruned).
+    """Search for good values with Optuna.
 
-    Needs pip install 'moiety[tune]'. A search that was stopped goes on when the same command is given again; more
+    Trials are scored on validation rows, and those that fall behind are stopped (pruned). Needs
+    pip install 'moiety[tune]'. If a search is stopped, give the same command again to continue it; more
     trials can be added.
     """
     from moiety.cli.sweep import run_tune
@@ -245,15 +263,56 @@ def tune(
         raise Interrupted("interrupted; the same command goes on") from None
 
 
+@app.command(context_settings=_HELP)
+def recommend(
+    target: Annotated[str, _FILE],
+    budget: Annotated[
+        str,
+        typer.Option(
+            "--budget", metavar="TIME", help="How long to search, as in '10 min', or a number of gradient evaluations."
+        ),
+    ] = "10 min",
+    steps: Annotated[
+        str | None,
+        typer.Option(
+            "--steps", metavar="N,N,N,N", help="The steps of an answer whose time ran short, to get it again."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="S", help="The seed of the search; by default run.seed of the file.")
+    ] = None,
+    sets: Annotated[list[str] | None, _SET] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="DIR", help="Folder of the search; by default runs/NAME-recommend.")
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print the answer and the folder, nothing else.")
+    ] = False,
+) -> None:
+    """Find out which part should be personal.
+
+    Says which part, by which method, and whether it is worth it, and writes a file that trains the winner. The file
+    needs [model], and [data] with validation and test rows. It may have [run] (rounds is the most that one training
+    takes; cohort holds for all), [split] (one more candidate) and [algorithm] (for its batch size and epochs). If a
+    search is stopped, give the same command again to continue it.
+    """
+    from moiety.cli.recommend import run_recommend
+
+    try:
+        run_recommend(target, budget, steps, seed, sets or [], out, quiet)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; the same command goes on") from None
+
+
 @app.command("list", context_settings=_HELP)
 def list_(
     what: Annotated[
         str, typer.Argument(metavar="KIND", help=f"One of {', '.join(KINDS)}.", autocompletion=complete_kind)
     ],
 ) -> None:
-    """List what a file can name: algorithms, data sets, models and all else, a kind at a time.
+    """List what a file can name, one kind at a time.
 
-    For data sets, say whether their file is there; moiety data fetch makes it.
+    The list of data sets also says whether the file of each is there; moiety data fetch makes it.
     """
     from moiety.cli.listing import show_kind
 
@@ -271,12 +330,46 @@ def compare(
 ) -> None:
     """Compare ended runs, overall and client by client.
 
-    One row for each run, and then the clients of each against the same clients of the first. Runs that differ in
-    nothing but run.seed make one row, with means and 95% intervals over seeds, and differences are paired by seed.
+    Prints one row for each run, and then compares the clients of each run with the same clients of the first. Runs that
+    differ only in run.seed share one row, with means and 95% intervals over seeds; differences are paired by seed.
     """
     from moiety.cli.compare import compare_folders
 
     compare_folders(folders)
+
+
+@app.command(context_settings=_HELP)
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR...", help="Folders of ended runs on the same data, or folders that hold such runs."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The page.")] = Path("report.html"),
+) -> None:
+    """Write one HTML page about ended runs.
+
+    The page shows curves, every client, who is hurt, costs and differences. It opens from disk and needs no network. It
+    names clients. Runs that differ only in run.seed are shown together; the others are compared with the first.
+    """
+    from moiety.cli.report import report_folders
+
+    report_folders(folders, out)
+
+
+@app.command(context_settings=_HELP)
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, or one that holds runs.")],
+    port: Annotated[int, typer.Option("--port", metavar="N", help="The port on this machine; 0 takes a free one.")] = 0,
+) -> None:
+    """Show runs in a browser while they train.
+
+    Serves a page on 127.0.0.1 that follows the folder, until Ctrl-C.
+    """
+    from moiety.cli.live import watch_folder
+
+    watch_folder(folder, port)
 
 
 @app.command(context_settings=_HELP)
@@ -285,13 +378,13 @@ def verify(
         Path, typer.Argument(metavar="DIR", help="The folder of a run, of a pipeline, of a recipe or of data.")
     ],
     data: Annotated[
-        bool, typer.Option("--data", help="Read all data of the runs too, and compare it with what they began with.")
+        bool, typer.Option("--data", help="Also read all data of the runs, and compare it with what they began with.")
     ] = False,
 ) -> None:
-    """Check every file of a folder against its checksum, and change nothing.
+    """Check every file of a folder by its checksum.
 
-    Ends with 0 and one line where all is well, and with 2 and a line for each file that is damaged, missing or of
-    another run. Data that the file of a run cannot name is compared by moiety.verify in Python.
+    Changes nothing. Exit code 0 with one line if all is well; 2 with a line for each file that is damaged, missing or
+    from another run. To check a run on data of your own, use moiety.verify in Python.
     """
     from moiety.cli.verify import verify_folder
 
@@ -299,50 +392,5 @@ def verify(
         raise typer.Exit(2)
 
 
-data = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-_ABOUT_DATA = "Data sets by name: list them, fetch them, check their files."
-app.add_typer(data, name="data", context_settings=_HELP, help=_ABOUT_DATA)
-
-
-@data.command("list", context_settings=_HELP)
-def list_data() -> None:
-    """List the data sets that can be fetched, whether their files are there, and their licences."""
-    from moiety.cli.data import list_sets
-
-    list_sets()
-
-
-@data.command(context_settings=_HELP)
-def fetch(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sets of moiety data list.")],
-    originals: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="DIR", help="A folder with the publisher's files, where you have them."),
-    ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Make the files even where they are there.")] = False,
-) -> None:
-    """Download the publisher's files, compare their checksums, and convert them to the files that moiety reads.
-
-    Prints licence, citation and source first. Files go to the folder that MOIETY_DATA names, else to the cache of this
-    user. Ends with 2 and one line where something is wrong; a file that was there stays.
-    """
-    from moiety.cli.data import fetch_sets
-
-    fetch_sets(names, originals, again)
-
-
-@data.command(context_settings=_HELP)
-def check() -> None:
-    """Read every file that is there and say what is known of it; ends with 2 where one is damaged."""
-    from moiety.cli.data import check_files
-
-    if not check_files():
-        raise typer.Exit(2)
-
-
-@data.command(context_settings=_HELP)
-def where() -> None:
-    """Say in which folders files are looked for, and where they are fetched to."""
-    from moiety.cli.data import show_folders
-
-    show_folders()
+app.add_typer(data_commands.data, name="data", context_settings=_HELP, help=data_commands.ABOUT)
+app.add_typer(deploy.deploy, name="deploy", context_settings=_HELP, help=deploy.ABOUT)

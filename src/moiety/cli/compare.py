@@ -7,15 +7,16 @@ from pathlib import Path
 
 from rich.table import Table
 
-from moiety.cli.groups import Group, group_results, tabulate_groups, tabulate_pairs
+from moiety.cli.groups import tabulate_groups, tabulate_pairs
 from moiety.cli.output import say, show
 from moiety.cli.results import read_result
 from moiety.errors import must
 from moiety.reports.console import table
 from moiety.reports.ended import Result
+from moiety.reports.groups import Group, check_alike, group_results
 from moiety.reports.summary import SHARED_ALONE, count_changes, name_hurt, unit
 from moiety.reports.versus import column, higher_is_better, versus
-from moiety.reports.words import format_amount, format_count, format_gain, format_metric, list_names, make_printable
+from moiety.reports.words import format_amount, format_count, format_gain, format_metric, make_printable
 from moiety.run.folder import LEDGER
 from moiety.run.verify import list_runs
 from moiety.seals import CONFIG
@@ -79,23 +80,6 @@ def show_results(results: Sequence[Result]) -> None:
         f"client by client against {make_printable(results[0].name)}, gains in {unit(results[0].metric)} (+ is better):"
     )
     show(_against_first(results, higher))
-
-
-def check_alike(first: Result, other: Result) -> None:
-    """Refuse runs that cannot be compared client by client."""
-    pair = f"{first.name} and {other.name}"
-    same = "the same in all runs"
-    for name in ("metric_name", "part"):
-        ours, theirs = first.last[name], other.last[name]
-        must(ours == theirs, name, same, f"{ours} and {theirs} in {pair}")
-    ours, theirs = first.config.get("data", {}), other.config.get("data", {})
-    odd = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
-    shown = " and ".join(f"{key} {table.get(key, 'none')!s:.40}" for key in odd[:1] for table in (ours, theirs))
-    must(not odd, "data", same, f"{shown} in {pair}", "Clients of different data cannot be compared.")
-    clients = [{str(row["client"]) for row in result.clients} for result in (first, other)]
-    unpaired = sorted(clients[0] ^ clients[1])
-    got = f"{list_names(unpaired, 3)} in only one of {pair}"
-    must(not unpaired, "clients", same, got, "Clients of different data cannot be compared.")
 
 
 def _side_by_side(results: Sequence[Result]) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from moiety import _algorithm_names
@@ -12,6 +11,8 @@ from moiety.cli.listing import ENGINES, KINDS
 
 def complete_target(incomplete: str) -> list[str]:
     """Recipes, and TOML files and folders on the way to them."""
+    from importlib.metadata import entry_points  # here, so that the command's help need not load it
+
     recipes = {entry.name for entry in entry_points(group="moiety.recipes")}
     folder, _, begun = incomplete.rpartition("/")
     files = []

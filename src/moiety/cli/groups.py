@@ -1,56 +1,19 @@
-"""Runs that differ in their seed alone, as one row: means and intervals over seeds, and differences paired by seed."""
+"""Groups of runs in tables: means and intervals over seeds, and differences paired by seed."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rich.table import Table
 
-from moiety.analysis.intervals import interval
 from moiety.reports.console import table
-from moiety.reports.ended import Result
+from moiety.reports.groups import Group
+from moiety.reports.intervals import interval
 from moiety.reports.versus import changes, column, higher_is_better
 from moiety.reports.words import format_gain, format_metric, make_printable
-
-ANY = ("seed", "engine", "engine_reason", "workers", "worker_timeout", "on_divergence")
-"""The keys of ``[run]`` in which runs of one group may differ: the seed, and what changes no number."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs of one configuration, by their seeds."""
-
-    name: str
-    results: dict[int, Result] = field(default_factory=dict)
-
-
-def group_results(folders: Sequence[Path], results: Sequence[Result]) -> list[Group]:
-    """The runs in groups, in the order of their first. A configuration and seed that come twice make two groups."""
-    groups: list[tuple[str, Group]] = []
-    for folder, result in zip(folders, results, strict=True):
-        key, seed = _describe(result.config), int(result.config["run"].get("seed", 0))
-        group = next((each for known, each in groups if known == key and seed not in each.results), None)
-        if group is None:
-            own = folder.resolve()
-            name = own.parent.name if own.name == f"seed-{seed}" else result.name
-            group = Group(name)
-            groups.append((key, group))
-        group.results[seed] = result
-    return [group for _, group in groups]
-
-
-def _describe(config: dict[str, Any]) -> str:
-    """The configuration without what runs of one group may differ in. Attackers that a share drew differ by seed."""
-    run = {key: value for key, value in config["run"].items() if key not in ANY}
-    if "attackers" in run:
-        run["attackers"] = len(run["attackers"])
-    return json.dumps({**config, "run": run}, sort_keys=True, default=str)
 
 
 def tabulate_groups(groups: Sequence[Group], metric: str) -> Table:

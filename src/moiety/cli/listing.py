@@ -33,6 +33,7 @@ KINDS = {
     "aggregators": Kind("moiety.server.aggregators", "AGGREGATORS", "name in [aggregator]"),
     "attacks": Kind("moiety.server.attacks", "ATTACKS", "name in [attack]"),
     "codecs": Kind("moiety.transport.codecs", "CODECS", "name in [codec]"),
+    "privacy": Kind("moiety.transport.privacy", "PRIVACY", "name in [privacy]"),
     "clocks": Kind("moiety.clients.clock", "CLOCKS", "name in [clock]"),
     "times": Kind("moiety.clients.speed", "TIMES", "compute, up and down in [clock]"),
     "losses": Kind("moiety.task.losses", "EVERY_LOSS", "loss in [run]"),

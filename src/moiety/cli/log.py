@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,8 @@ def show_log(wanted: bool) -> Iterator[None]:
 @contextmanager
 def tell_messages(name: str, tell: Callable[[str], None]) -> Iterator[None]:
     """Give the messages of a logger to ``tell`` meanwhile."""
+    import logging  # here, so that the command's help need not load it
+
     handler, logger = logging.Handler(logging.INFO), logging.getLogger(name)
     handler.emit = lambda record: tell(record.getMessage())  # type: ignore[method-assign]
     level = logger.level

@@ -23,6 +23,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "a number": is_real,
     "a number >= 0": lambda value: is_real(value) and value >= 0,
 }
+_BIN = {"n": "a number >= 0", **dict.fromkeys(("low", "high", "confidence", "accuracy"), "a number")}
 _LEDGER = ("up_payload", "down_payload", "flops", "device_memory")
 
 
@@ -44,7 +45,29 @@ def read_result(path: Path, name: str) -> Result:
     clients = _check_rows("clients.parquet", path, rows, _CLIENT)
     unseen = folder.read_unseen(path, run)
     unseen = _check_rows("unseen.parquet", path, unseen, _CLIENT) if unseen else []
-    return Result(name, config, history, clients, ledger, unseen, **notes)
+    bins = folder.read_calibration(path, run)
+    bins = _check_rows("ledger.json: calibration", path, bins, _BIN) if bins else []
+    versions = _read_versions(path)
+    return Result(
+        name, config, history, clients, ledger, unseen, **notes, versions=versions, checked=True, calibration=bins
+    )
+
+
+def read_current(path: Path, name: str) -> Result:
+    """What the folder of a run says now: its result, or, of a run under way, configuration and history."""
+    run = folder.read_id(path)
+    if folder.has_ended(path, run):
+        return read_result(path, name)
+    config = folder.read_config(path)
+    history = folder.read_history(path, run)
+    history = _check_rows("history.jsonl", path, history, _HISTORY) if history else []
+    return Result(name, config, history, [], {}, versions=_read_versions(path))
+
+
+def _read_versions(path: Path) -> dict[str, str]:
+    """The versions, processor and device that a run began with."""
+    versions = folder.read_identity(path).get("environment", {})
+    return {str(key): str(value) for key, value in versions.items()} if isinstance(versions, dict) else {}
 
 
 def _check_rows(file: str, path: Path, rows: list[Any], keys: Mapping[str, str]) -> list[Row]:

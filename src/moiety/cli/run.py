@@ -11,6 +11,7 @@ import torch
 from moiety.cli.folders import KeepAssignments, folder_for, read_assignments, run_name
 from moiety.cli.output import say, show_page
 from moiety.cli.progress import show_progress
+from moiety.cli.report import report_end
 from moiety.cli.request import Request
 from moiety.cli.summary import show_end
 from moiety.errors import must
@@ -75,6 +76,7 @@ def _run_recipe(request: Request, on_folder: OnFolder) -> None:
         say()
         show_page(outcome.page)
         say()
+    report_end(folder, quiet=request.quiet)
     say(outcome.sentence)
     say(f"results in {folder}")
 

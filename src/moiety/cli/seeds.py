@@ -8,6 +8,7 @@ from pathlib import Path
 from moiety.cli.compare import read_groups, show_groups
 from moiety.cli.folders import folder_for, holds_run, run_name
 from moiety.cli.output import say
+from moiety.cli.report import report_end
 from moiety.cli.request import Request
 from moiety.cli.run import OnFolder, run_target
 from moiety.errors import must
@@ -36,4 +37,6 @@ def run_seeds(request: Request, on_folder: OnFolder) -> None:
     if not (request.quiet or staged):
         say()
         show_groups(read_groups(places))
+        say()
+    report_end(folder, quiet=request.quiet)
     say(f"results in {folder}")

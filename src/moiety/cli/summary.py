@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moiety.cli.output import say, show
+from moiety.cli.report import report_end
 from moiety.reports.summary import SHARED_ALONE, costs, scores, sentence, stages_sentence, stages_table, unit
 from moiety.run.result import Run
 
@@ -25,5 +26,6 @@ def show_end(runs: Sequence[Run], name: str, folder: Path, *, quiet: bool) -> No
             say(f"{SHARED_ALONE}; a gain above 0 is for the better\n")
             show(costs(results[0]))
         say()
+    report_end(folder, None if staged else runs[0], quiet=quiet)
     say(stages_sentence(results) if staged else sentence(results[0]))
     say(f"results in {folder}")

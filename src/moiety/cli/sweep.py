@@ -12,6 +12,7 @@ import torch
 from moiety.cli.folders import RUNS, run_name
 from moiety.cli.output import say, show_page
 from moiety.cli.progress import show_progress
+from moiety.cli.report import report_end
 from moiety.cli.request import read_seeds
 from moiety.errors import must
 from moiety.experiments.config import Table, assign, read_file
@@ -27,7 +28,7 @@ def run_sweep(
     target: str, grid: Sequence[str], seeds: str, sets: Sequence[str], jobs: int | None, out: str | None, quiet: bool
 ) -> None:
     """Run what has not ended yet, and print the table."""
-    tables, folder = _open(target, sets, out, "sweep")
+    tables, folder = open_file(target, sets, out, "sweep")
     given, values = read_seeds("seeds", seeds), read_grid(grid)
     numbers = check_seeds(given[0] if len(given) == 1 else given)
     count = count_jobs(jobs, len(numbers) * math.prod(map(len, values.values())))
@@ -48,6 +49,7 @@ def run_sweep(
         say()
         show_page(result.page)
         say()
+    report_end(folder, quiet=quiet)
     say(f"results in {folder}")
 
 
@@ -55,7 +57,7 @@ def run_tune(
     target: str, space: Sequence[str], trials: int, seed: int, sets: Sequence[str], out: str | None, quiet: bool
 ) -> None:
     """Run the trials that have not ended yet, and print the best."""
-    tables, folder = _open(target, sets, out, "tune")
+    tables, folder = open_file(target, sets, out, "tune")
     with show_progress(quiet) as watch:
         wanted = None if quiet else show_result
         result = tune(
@@ -71,7 +73,7 @@ def run_tune(
     say(f"results in {folder}")
 
 
-def _open(target: str, sets: Sequence[str], out: str | None, what: str) -> tuple[Table, Path]:
+def open_file(target: str, sets: Sequence[str], out: str | None, what: str) -> tuple[Table, Path]:
     """The tables of the file, with what the command sets, and the folder that results go to."""
     must(bool(target), "target", "a TOML file", "nothing")
     must(out != "", "out", "a folder", "nothing")

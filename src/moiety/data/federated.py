@@ -174,13 +174,14 @@ class FederatedData:
         starts, stops = self.edges(clients, part)
         return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
-    def edges(self, clients: Sequence[int], part: str = "train") -> tuple[Ints, Ints]:
+    def edges(self, clients: Sequence[int] | Ints, part: str = "train") -> tuple[Ints, Ints]:
         """The same as two arrays: of first rows, and of rows after the last."""
         at, k = np.asarray(clients, dtype=np.int64), _part_index(part)
-        if len(at) and not 0 <= at.min() <= at.max() < len(self):
+        if len(at) and at.view(np.uint64).max() >= len(self):  # without its sign a negative number is a large one
             for client in clients:
-                self.rows(client, part)  # which names the one that is not there
-        return self.bounds[at, k], self.bounds[at, k + 1]
+                self.rows(int(client), part)  # which names the one that is not there
+        bounds = self.bounds.take(at, axis=0)
+        return bounds[:, k], bounds[:, k + 1]
 
     def sizes(self, part: str = "train") -> Ints:
         """The number of rows of every client's part."""

@@ -27,11 +27,10 @@ from moiety.data.fitting import (
 from moiety.data.parts import part_at_random, part_by_group, part_by_time
 from moiety.data.preprocess import ENCODINGS, WIDER, Feature, Preprocessing
 from moiety.data.roles import Rows, check_roles, read_roles
+from moiety.data.room import make_room
 from moiety.data.tables import Table, open_table
 from moiety.data.values import check_feature, is_number_text
 from moiety.errors import SEED, choice, kind, must, near, refuse, whole
-from moiety.files import open_scratch
-from moiety.machine import free_memory
 from moiety.random import generator
 from moiety.spec import plain, writable
 
@@ -39,8 +38,7 @@ MISSING = ("mean", "median", "indicator")
 TASKS = ("classification", "regression")
 DTYPES = ("float32", "float64")
 NEEDED = ("client", "target")
-IN_MEMORY = 0.25
-"""The share of the free memory beyond which columns are mapped from a file."""
+CHECKED = ("categories", "missing", "standardise", "unseen_clients", "task", "dtype", "on_disk")
 
 
 def from_frame(
@@ -108,15 +106,35 @@ def from_frame(
     (FederatedData(2 clients, 4 rows; x float32 [1], y int64), ('ill', 'well'))
     """
     options = {key: value for key, value in locals().items() if key != "data"}
+    opened = open_rows(data, options)
+    with np.errstate(over="ignore", invalid="ignore"):  # numbers that are too large are refused below
+        fitted = _fit(opened, missing=missing, standardise=standardise, on_disk=on_disk)
+    rows, mean = opened.rows, 1.0
+    if rows.weight is not None:
+        mean = float(rows.weight[trained_rows(opened.placed)].mean())
+        must(mean > 0, f"column {weights!r}", "above 0 in some training row", "0 in all of them")
+    recipe = Preprocessing(fitted, target, rows.class_names, weights or "", mean, dtype)
+    return replace(apply_recipe(opened, recipe, on_disk=on_disk), spec=_write_spec(data, options))
+
+
+OPTIONS = {key: each.default for key, each in inspect.signature(from_frame).parameters.items() if key != "data"}
+"""The options of ``from_frame`` and their defaults."""
+
+
+def open_rows(data: Any, options: Mapping[str, Any]) -> Opened:
+    """The table with its features, roles and parts, before anything is fitted; ``options`` are those of from_frame."""
+    client, features, drop, categories = (options[key] for key in ("client", "features", "drop", "categories"))
+    time, group, test, validation = (options[key] for key in ("time", "group", "test", "validation"))
+    seed, unseen = options["seed"], options["unseen_clients"]
     for name, value in {"features": () if features is None else features, "drop": drop}.items():
         kind(name, value, (list, tuple), "a list of columns")
-    _check_options(categories, missing, standardise, unseen_clients, task, dtype, on_disk)
+    _check_options(*(options[key] for key in CHECKED))
     whole("seed", seed, -SEED, SEED)
     by_row = isinstance(test, str) or np.ndim(test) > 0
     check_fractions(0.0 if by_row else test, validation)
     must(time is None or group is None, "group", "left out where rows are split by time", group)
     must(not by_row or (time is None and group is None), "test", "a share with time or group", repr(test))
-    roles = {"client": client, "target": target, "time": time, "group": group, "weights": weights}
+    roles = {role: options[role] for role in ("client", "target", "time", "group", "weights")}
     roles |= {"test": test} if isinstance(test, str) else {}
     named = list(roles.values())
     table = open_table(
@@ -128,39 +146,32 @@ def from_frame(
     must(not empty, "data", "at least one row", "none")
     used = check_roles(table, {role: name for role, name in roles.items() if name is not None or role in NEEDED})
     chosen = _choose_features(table, used, features, drop, categories)
-    rows = read_roles(table, used, task)
+    rows = read_roles(table, used, options["task"])
     if by_row and not isinstance(test, str):
         held = np.asarray(test)
         got = f"{held.dtype} of shape {list(held.shape)}"
         fits = held.dtype == np.bool_ and held.shape == rows.owner.shape
         must(fits, "test", f"a share, a column, or {len(rows.owner)} booleans", got)
         rows = rows._replace(test=held)
-    placed = _place_rows(rows, test=test, validation=validation, unseen=unseen_clients, seed=seed)
-    sure = list(categories) if isinstance(categories, Mapping) else []
-    with np.errstate(over="ignore", invalid="ignore"):  # numbers that are too large are refused below
-        fitted = _fit(table, chosen, placed, missing=missing, standardise=standardise, on_disk=on_disk, sure=sure)
-    mean = 1.0
-    if rows.weight is not None:
-        mean = float(rows.weight[_trained(placed)].mean())
-        must(mean > 0, f"column {weights!r}", "above 0 in some training row", "0 in all of them")
-    recipe = Preprocessing(fitted, target, rows.class_names, weights or "", mean, dtype)
-    columns = {"x": _make_x(table, recipe, placed, on_disk, sure), "y": _put(rows.y, placed)}
-    columns["y"] = columns["y"] if rows.class_names else _narrow(columns["y"], target, dtype)
-    if rows.weight is not None:
-        columns["weight"] = _narrow(_put(rows.weight, placed) / mean, str(weights), dtype)
-    fed = _assemble(columns, placed, recipe)
-    return replace(fed, spec=_write_spec(data, options))
+    placed = _place_rows(rows, test=test, validation=validation, unseen=unseen, seed=seed)
+    return Opened(table, chosen, rows, placed, list(categories) if isinstance(categories, Mapping) else [])
 
 
-_OPTIONS = {key: each.default for key, each in inspect.signature(from_frame).parameters.items() if key != "data"}
-"""The options of ``from_frame`` and their defaults."""
+def apply_recipe(opened: Opened, recipe: Preprocessing, *, on_disk: bool | None = None) -> FederatedData:
+    """The data that a recipe makes of a table; the recipe's classes are those of its rows."""
+    rows, placed, weights = opened.rows, opened.placed, recipe.weights
+    columns = {"x": _make_x(opened, recipe, on_disk), "y": _put(rows.y, placed)}
+    columns["y"] = columns["y"] if rows.class_names else _narrow(columns["y"], recipe.target, recipe.dtype)
+    if rows.weight is not None:
+        columns["weight"] = _narrow(_put(rows.weight, placed) / recipe.weight_mean, weights, recipe.dtype)
+    return _assemble(columns, placed, recipe)
 
 
 def from_table(arguments: Mapping[str, Any]) -> FederatedData:
     """The data that the table ``[data]`` of a file describes: ``path``, and the options of ``from_frame``."""
     given = {key: value for key, value in arguments.items() if key not in ("name", "path", "validation_in_train")}
     for key in given:
-        choice("data", key, (*_OPTIONS, "name", "path", "validation_in_train"))
+        choice("data", key, (*OPTIONS, "name", "path", "validation_in_train"))
     path, in_train = arguments.get("path"), arguments.get("validation_in_train", False)
     kind("data.path", path, (str, list), "the path of CSV or Parquet files")
     kind("data.validation_in_train", in_train, bool, "true or false")
@@ -180,7 +191,7 @@ def _write_spec(data: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in options.items():
         if np.ndim(value) > 0 and not isinstance(value, list | tuple):
             return {}
-        if value != _OPTIONS[key]:
+        if value != OPTIONS[key]:
             spec[key] = dict(value) if isinstance(value, Mapping) else plain(value)
     return spec if all(isinstance(v, dict) or writable(v) for v in spec.values()) else {}
 
@@ -193,6 +204,16 @@ class _Placed(NamedTuple):
     bounds: Ints
     names: Names
     seen: int
+
+
+class Opened(NamedTuple):
+    """A table whose rows have their places: ``features`` are not fitted yet, those ``sure`` may look like numbers."""
+
+    table: Table
+    features: list[Feature]
+    rows: Rows
+    placed: _Placed
+    sure: list[str]
 
 
 def _check_options(
@@ -279,34 +300,34 @@ def _place_rows(rows: Rows, *, test: Any, validation: float, unseen: float, seed
     return _Placed(part, place, bounds, names, seen)
 
 
-def _trained(placed: _Placed) -> Array:
+def trained_rows(placed: _Placed) -> Array:
     """Whether each row is a training row of a client that training sees."""
     return np.asarray((placed.part == 0) & (placed.place < placed.bounds[placed.seen - 1, 3]))
 
 
-def _fit(
-    table: Table,
-    features: list[Feature],
-    placed: _Placed,
-    *,
-    missing: str | None,
-    standardise: bool,
-    on_disk: bool | None,
-    sure: Sequence[str],
-) -> tuple[Feature, ...]:
-    """Go through the training rows of all features, where there is something to fit.
-
-    Those that are ``sure`` to be categories may look like numbers.
-    """
+def _fit(opened: Opened, *, missing: str | None, standardise: bool, on_disk: bool | None) -> tuple[Feature, ...]:
+    """Go through the training rows of all features, where there is something to fit."""
+    features = opened.features
     if missing is None and not standardise and all(feature.kind != "category" for feature in features):
         return tuple(features)
-    trained = _trained(placed)
+    fitted = collect_rows(opened, missing=missing, standardise=standardise, on_disk=on_disk).finish()
+    for feature in fitted:
+        check_spaces(opened.table, feature.name, feature.categories)
+        if feature.categories and feature.name not in opened.sure:
+            way_out = f'say categories={{"{feature.name}": "{feature.encoding}"}}'
+            check_texts(opened.table, feature.name, feature.categories, way_out)
+    return fitted
+
+
+def collect_rows(opened: Opened, *, missing: str | None, standardise: bool, on_disk: bool | None = None) -> Fitter:
+    """What the training rows say about all features."""
+    table, features, trained = opened.table, opened.features, trained_rows(opened.placed)
     fitter = Fitter(
         features,
         missing=missing,
         standardise=standardise,
         rows=int(trained.sum()),
-        room=lambda shape: _make_room(shape, "float64", on_disk),
+        room=lambda shape: make_room(shape, "float64", on_disk),
     )
     first = 0
     for block in table.read([feature.name for feature in features]):
@@ -319,18 +340,13 @@ def _fit(
             index = pa.array(rows)
             some = {name: column.take(index) for name, column in block.columns.items()}
             fitter.add(some, lambda row, rows=rows, place=place: place(int(rows[row])))  # type: ignore[misc]
-    fitted = fitter.finish()
-    for feature in fitted:
-        check_spaces(table, feature.name, feature.categories)
-        if feature.categories and feature.name not in sure:
-            way_out = f'say categories={{"{feature.name}": "{feature.encoding}"}}'
-            check_texts(table, feature.name, feature.categories, way_out)
-    return fitted
+    return fitter
 
 
-def _make_x(table: Table, recipe: Preprocessing, placed: _Placed, on_disk: bool | None, sure: Sequence[str]) -> Array:
+def _make_x(opened: Opened, recipe: Preprocessing, on_disk: bool | None) -> Array:
     """Go through the features of all rows and put them where they belong."""
-    x = _make_room((len(placed.place), len(recipe.names)), recipe.dtype, on_disk)
+    table, placed, sure = opened.table, opened.placed, opened.sure
+    x = make_room((len(placed.place), len(recipe.names)), recipe.dtype, on_disk)
     unknown: Any = np.zeros(len(recipe.features), dtype=np.int64)
     first = 0
     for block in table.read([feature.name for feature in recipe.features]):
@@ -358,17 +374,6 @@ def _narrow(values: Array, name: str, dtype: str) -> Array:
 
 def _check_rows(same: bool) -> None:
     must(same, "data", "the same while it is read", "another number of rows", "Something writes to its files.")
-
-
-def _make_room(shape: tuple[int, int], dtype: str, on_disk: bool | None) -> Array:
-    """An array to be filled, in memory or mapped from a temporary file."""
-    size = shape[0] * shape[1] * np.dtype(dtype).itemsize
-    free = free_memory()
-    mapped = (free is not None and size > IN_MEMORY * free) if on_disk is None else on_disk
-    if not mapped or size == 0:
-        return np.empty(shape, dtype=dtype)
-    with open_scratch(size) as file:  # the mapping keeps a handle of its own
-        return np.memmap(file, dtype=dtype, mode="r+", shape=shape)
 
 
 def _put(values: Array, placed: _Placed) -> Array:

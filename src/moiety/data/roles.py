@@ -150,13 +150,13 @@ def _warn_of_target(name: str, y: Array, class_names: tuple[str, ...], task: str
     """Say that all labels are the same, or that whole numbers, stored as floating ones, are not taken for labels."""
     if len(class_names) == 1:
         text = f"Column {name!r}: all rows have the label {class_names[0]!r}, so there is nothing to tell apart."
-        warnings.warn(text, stacklevel=4)
+        warnings.warn(text, stacklevel=5)
     if task is None and not class_names and (y[:1000] == np.floor(y[:1000])).all():
         values = np.unique(y)
         if len(values) <= FEW_VALUES and (values == np.floor(values)).all():
             shown = ", ".join(f"{value:g}" for value in values)
             text = f'Column {name!r}: {shown} are taken for numbers to predict. Say task="classification" for labels.'
-            warnings.warn(text, stacklevel=4)
+            warnings.warn(text, stacklevel=5)
 
 
 def _order_clients(codes: Ints, clients: Vocabulary, name: str, table: Table) -> tuple[Ints, Names]:

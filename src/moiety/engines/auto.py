@@ -48,6 +48,7 @@ START_SECONDS = 0.1
 """About what it takes to fork workers."""
 
 log = logging.getLogger("moiety")
+log.addHandler(logging.NullHandler())  # what a run leaves word of (engine, drops, stops) is for those who ask
 
 
 def check_engine(name: str) -> None:

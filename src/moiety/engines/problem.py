@@ -106,9 +106,9 @@ class Problem:
     ) -> Sequence[Job]:
         """One job for each of ``clients``; ``words`` (purpose, round) tell one turn's shuffles from another's."""
         turn, key = hash_words(*words), hash_words("client", self.seed)
-        places = np.asarray(clients if isinstance(clients, Sequence | np.ndarray) else list(clients)).tolist()
-        states = list(states)
-        starts, stops = self.data.edges(places, part)
+        at = np.asarray(clients if isinstance(clients, Sequence | np.ndarray) else list(clients), dtype=np.int64)
+        places, states = at.tolist(), list(states)
+        starts, stops = self.data.edges(at, part)
         plans = {
             name: plan_rows(phase, places, starts, stops, name, *words, seed=self.seed)
             for name, phase in phases.items()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import math
 import os
 import shlex
 import tomllib
@@ -20,7 +19,7 @@ from moiety.errors import choice, must, near, refuse
 from moiety.experiments.registry import list_recipes
 from moiety.files import read_toml
 from moiety.models import MODELS
-from moiety.run.build import algorithm_from, model_from, split_from
+from moiety.run.build import algorithm_from, fill_sizes, model_from, split_from
 from moiety.run.callbacks import CSV, MLflow, TensorBoard, WandB
 from moiety.run.checks import check_inputs
 from moiety.run.pipeline import Stage, check_stage_options, stage_from
@@ -28,7 +27,6 @@ from moiety.run.protocol import Callback
 from moiety.run.settings import RUN_KEYS, SECTIONS, Options, check_part, read_options
 from moiety.spec import check_arguments
 from moiety.split import Split
-from moiety.task.losses import is_regression
 from moiety.types import Algorithm
 
 Table = dict[str, Any]
@@ -213,21 +211,6 @@ def make_parts(config: Config) -> Parts:
     model = model_from(fill_sizes(tables["model"], data, options))
     split = split_from(tables["split"], model) if "split" in tables else None
     return Parts(model, data, algorithm, split, stages)
-
-
-def fill_sizes(model: Table, data: FederatedData, options: Options) -> Table:
-    """The model's table with the sizes that follow from the data, where the file leaves them out."""
-    shape = [int(side) for side in data.columns[(options.settings.inputs or ("x",))[0]].shape[1:]]
-    sizes: Table = {"inputs": math.prod(shape)}
-    if len(shape) == 3:
-        sizes["image"] = shape
-    labels = data.columns.get("y")
-    if labels is not None:
-        regression = is_regression(options.loss) or (options.loss is None and labels.dtype.kind == "f")
-        width = math.prod(labels.shape[1:]) if regression or data.classes is None else data.classes
-        sizes["outputs"] = sizes["classes"] = int(width)
-    known = inspect.signature(MODELS[model["name"]]).parameters
-    return {**{key: size for key, size in sizes.items() if key in known}, **model}
 
 
 def check_same(given: Table, began: Table, folder: Path) -> None:

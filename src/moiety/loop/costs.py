@@ -46,18 +46,20 @@ class Flops(NamedTuple):
 def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, state: Tree) -> dict[str, Flops]:
     """Arithmetic operations of training, by phase, by the formulas of PyTorch's ``FlopCounterMode``.
 
-    The algorithm's own ``client_update`` is run for a client with two rows, over them once and then twice in every
-    phase: F1 = once + each and F2 = once + 2 each, where partial evaluation computes ``once`` only once. Operations
-    belong to the phase whose batches were asked for last. Sparse layers are counted apart. A search for masks uses the
-    whole model. Where a phase goes through its rows several times, the count is divided by that number.
+    The algorithm's own ``client_update`` is run for a client with two rows. Where rows come round, it goes over them
+    twice and then three times in every phase: F2 = once + 2 each and F3 = once + 3 each, where partial evaluation
+    computes ``once`` only once. Rows that are used a single time are not computed beforehand, so one pass is counted
+    only for phases of one epoch. Operations belong to the phase whose batches were asked for last. Sparse layers are
+    counted apart. A search for masks uses the whole model. Where a phase goes through its rows several times, the count
+    is divided by that number.
     """
     densities = algorithm.sparsity.densities if algorithm.sparsity else None
     owners = _find_owners(problem, tuple(densities(state))) if densities else {}
-    two = np.arange(2) % problem.data.total
+    both = np.arange(2) % problem.data.total
 
     def count(passes: int) -> dict[str, tuple[float, dict[str, float]]]:
         """Operations of every phase for one of the rows, in all and by masked weight."""
-        rows = Rows(np.tile(two, passes), np.full(passes, 2))
+        rows = Rows(np.tile(both, passes), np.full(passes, 2))
         job = Job(0, dict.fromkeys(algorithm.phases, rows), 2, state)
         marks: list[tuple[str, float, dict[nn.Module, float]]] = []
         with count_by_module() as (modules, counter):
@@ -85,20 +87,21 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
             flops[phase] = total + (end - start) / uses, {name: earlier[name] + f for name, f in layers.items()}
         return flops
 
-    rows_return = any(length.epochs != 1 for length in algorithm.phases.values())
-    if rows_return:
+    epochs = [length.epochs for length in algorithm.phases.values()]
+    twice = thrice = {}
+    if any(number != 1 for number in epochs):
         count(2)  # the first time, partial evaluation tries its cut on a few rows, which is not training
-    one = count(1)
-    twice = count(2) if rows_return else one
+        twice, thrice = count(2), count(3)
+    one = count(1) if 1 in epochs else {}
     flops = {}
     for phase, length in algorithm.phases.items():
-        (first, layers), (both, again) = one[phase], twice[phase]
         sparse = None if length.search else densities
         if length.epochs == 1:  # no row comes round twice
-            flops[phase] = Flops(0.0, first, layers, sparse, length.search, length.repeats)
+            flops[phase] = Flops(0.0, *one[phase], sparse, length.search, length.repeats)
         else:
+            (two, layers), (three, again) = twice[phase], thrice[phase]
             each = {name: again[name] - layers[name] for name in layers}
-            flops[phase] = Flops(2 * first - both, both - first, each, sparse, length.search, length.repeats)
+            flops[phase] = Flops(3 * two - 2 * three, three - two, each, sparse, length.search, length.repeats)
     return flops
 
 
@@ -205,11 +208,14 @@ def _phase_flops(cost: Flops, used: int, job: Job) -> float:
     return cost.once * min(used, job.examples) + each * used * cost.repeats(job.turn)
 
 
-def memory_on_device(problem: Problem, state: Tree) -> int:
+def memory_on_device(problem: Problem, algorithm: Algorithm, state: Tree) -> int:
     """The estimate of Pillutla et al. 2022, B.4, in bytes; v is what a client keeps, which may be a whole model."""
     shared, statistics = problem.first_shared()
     start, stop = problem.data.rows(0, "train")
     # BatchNorm cannot train on a batch of one row: the cost of one is half of that of two.
     rows = 2 if problem.task.mixes_examples else 1
     backprop = problem.backprop_bytes(np.resize(np.arange(start, stop), rows)) // rows
-    return device_memory(shared | statistics, tree.leaves(state), backprop)
+    if algorithm.sparsity is None:
+        return device_memory(shared | statistics, tree.leaves(state), backprop)
+    _, personal = algorithm.personal_model(shared | statistics, state)
+    return device_memory(shared | statistics, personal, backprop, algorithm.sparsity.densities(state))

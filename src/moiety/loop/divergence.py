@@ -36,10 +36,10 @@ def explain_server(aggregate: Params, server: Tree, largest: Mapping[str, float]
     """What to say where the aggregate or the server is not finite; ``largest`` has each upload's largest number."""
     name, whole = ("server", server) if bool(tree.is_finite(aggregate)) else ("aggregate", aggregate)
     spoilt = next(path for path, x in tree.leaves(whole).items() if not bool(tree.is_finite(x)))
-    client = max(largest, key=lambda each: largest[each])
-    got = (
-        f"a NaN or an infinity in {spoilt} in round {round} (largest upload: {largest[client]:.2g}, of client {client})"
-    )
+    got = f"a NaN or an infinity in {spoilt} in round {round}"
+    if largest:
+        client = max(largest, key=lambda each: largest[each])
+        got += f" (largest upload: {largest[client]:.2g}, of client {client})"
     return message(name, "finite", got, ADVICE)
 
 

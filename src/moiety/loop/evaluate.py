@@ -154,7 +154,7 @@ def evaluate(
     problem: Problem,
     algorithm: Algorithm,
     engine: Engine,
-    server: Tree,
+    received: Params,
     store: Store,
     *,
     part: str,
@@ -165,7 +165,6 @@ def evaluate(
     data = problem.data
     sizes = data.sizes(part)
     tested = clients[sizes[clients] > 0]
-    received = problem.broadcast(algorithm, server)
     first = problem.first_state(algorithm)
     together = bool(tree.leaves(first)) and share_body(problem, algorithm, received, first)
     shared = np.zeros((0, 3)) if together else score_shared(problem, engine, received, tested, first, part)

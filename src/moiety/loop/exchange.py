@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from moiety import tree
 from moiety.engines.base import Results
 from moiety.engines.problem import Problem
 from moiety.engines.rows import Job
+from moiety.errors import must
 from moiety.loop.divergence import explain_drop
 from moiety.loop.uploads import UploadOptions
 from moiety.random import generator
 from moiety.server.mean import RunningSum
 from moiety.transport import Ledger, check, check_layout, check_message, check_numbers, fits, message_bytes
+from moiety.transport.privacy import PrivacyState, check_uniform, privatise_update
 from moiety.types import Algorithm, ClientUpdate, Params, Tree
 
 
@@ -33,6 +35,16 @@ class Arrival(NamedTuple):
     update: ClientUpdate
     state: Tree
     largest: float
+    size: tuple[int, int] | None = None
+    """Bytes of the values and of the message that really came; None where nothing crossed a wire."""
+
+
+class Missing(NamedTuple):
+    """Why there is no update of a client in a round; ``sent`` where it sent something, of which none can be used."""
+
+    client: int
+    why: str
+    sent: bool = False
 
 
 @dataclass
@@ -40,7 +52,8 @@ class Received:
     """What the server has got in one round: a list of ``clients``, and of those whose updates can be used the rest.
 
     Uploads are in ``running`` where they are summed as they arrive, else in ``updates``. ``dropped`` says why an update
-    cannot be used. ``values`` and ``payload`` count bytes. States are kept where ``keeps_states``.
+    cannot be used, ``absent`` why there is none. ``values`` and ``payload`` count bytes. States are kept where
+    ``keeps_states``.
     """
 
     running: RunningSum | None = None
@@ -49,12 +62,23 @@ class Received:
     payload: int = 0
     clients: list[int] = field(default_factory=list)
     dropped: dict[int, str] = field(default_factory=dict)
+    absent: dict[int, str] = field(default_factory=dict)
     usable: list[int] = field(default_factory=list)
     largest: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     updates: list[ClientUpdate] = field(default_factory=list)
     states: list[tuple[int, Tree]] = field(default_factory=list)
+    private: PrivacyState | None = None
+    """Names the noise that clients add to their uploads, where they do it here."""
+
+    def leave_out(self, missing: Missing) -> None:
+        """Note that a client has no update."""
+        if missing.sent:
+            self.clients.append(missing.client)
+            self.dropped[missing.client] = missing.why
+        else:
+            self.absent[missing.client] = missing.why
 
     def count(self, values: int, payload: int) -> None:
         """Count bytes that went up."""
@@ -68,6 +92,8 @@ class Exchange:
     def __init__(self, problem: Problem, algorithm: Algorithm, options: UploadOptions, ledger: Ledger) -> None:
         self.problem, self.options, self.ledger = problem, options, ledger
         self.traffic, self.plain = algorithm.wire.traffic, algorithm.wire.uncompressed
+        if options.privacy is not None and options.privacy.local:
+            self.traffic = None  # noise is on every number, and a mask that crossed would tell about data
         self.down, self.up = declare_layouts(problem, algorithm)
         self.down_bytes, self.up_bytes = message_bytes(self.down), message_bytes(self.up)
 
@@ -76,6 +102,8 @@ class Exchange:
         where = self._place(client, t)
         check(update.upload, self.up, where=where)
         check_numbers(update, where=where)
+        if self.options.privacy is not None:
+            check_uniform(update, where=where)
 
     def _place(self, client: int, t: int) -> str:
         """Client and round, for a message."""
@@ -95,41 +123,59 @@ class Exchange:
 
         Where these lie in one tree, and nothing has to be done for each client apart, it is looked at as a whole.
         """
-        apart = self.options.codec or self.options.attack or self.traffic or received.running is None
-        if isinstance(results, Results) and not apart:
-            update, _, largest = results.stacked
-            if fits(update, self.up, len(clients)) and math.isfinite(largest.sum().item()):
-                self._receive_block(received, clients, results)
-                return
-        turns = zip(clients, results, strict=True)
-        arrivals = [Arrival(client, update, state, float(largest)) for client, (update, state, largest) in turns]
+        options = self.options
+        apart = options.codec or options.attack or options.privacy or self.traffic or received.running is None
+        if isinstance(results, Results) and not apart and self._receive_block(received, clients, results):
+            return
+        arrivals = []
+        for client, result in zip(clients, results, strict=True):
+            if isinstance(result, Missing):
+                received.leave_out(result)
+            elif isinstance(result, Arrival):
+                arrivals.append(result)
+            else:
+                update, state, largest = result
+                arrivals.append(Arrival(client, update, state, float(largest)))
         self.receive_each(received, arrivals, t)
 
-    def _receive_block(self, received: Received, clients: Sequence[int], results: Results) -> None:
-        update, _, largest = results.stacked
-        weights = update.weight.tolist()
+    def _receive_block(self, received: Received, clients: Sequence[int], results: Results) -> bool:
+        """Take what lies in one tree. Where a client needs a closer look, take nothing and return False."""
+        update, _, largest_of_each = results.stacked
+        if not fits(update, self.up, len(clients)):
+            return False
+        weights, largest = update.weight.tolist(), largest_of_each.tolist()
+        if not math.isfinite(sum(largest)) or min(weights, default=0) < 0:
+            return False
         received.count(*(len(clients) * size for size in self.up_bytes))
         received.clients += clients
         received.usable += clients
-        received.largest += largest.tolist()
+        received.largest += largest
         received.weights += weights
         received.losses += update.info["loss"].tolist()
         if received.running is not None:
             received.running.add_stacked(update.upload, weights)
         if received.keeps_states:
             received.states += [(client, state) for client, (_, state, _) in zip(clients, results, strict=True)]
+        return True
 
     def receive_each(self, received: Received, arrivals: Sequence[Arrival], t: int) -> None:
         """Take the arrivals as the server sees them: attackers' uploads forged, all checked, compressed and counted."""
         options = self.options
         updates = options.forge_updates(
-            [a.update for a in arrivals], [a.client for a in arrivals], self.problem.seed, t
+            [self._leave_device(a, received.private) for a in arrivals],
+            [a.client for a in arrivals],
+            self.problem.seed,
+            t,
         )
         altered = options.attack is not None or options.codec is not None
         usable = []
         for arrival, forged in zip(arrivals, updates, strict=True):
             self.check_upload(forged, arrival.client, t)
-            update = self._transmit(received, forged, arrival.client, t)
+            if arrival.size is None:
+                update = self._transmit(received, forged, arrival.client, t)
+            else:
+                update = forged
+                received.count(*arrival.size)
             largest = arrival.largest
             if altered and math.isfinite(largest):
                 largest = float(tree.largest(update.upload) if tree.is_finite(update) else torch.nan)
@@ -149,6 +195,14 @@ class Exchange:
         else:
             received.running.add(usable)
 
+    def _leave_device(self, arrival: Arrival, private: PrivacyState | None) -> ClientUpdate:
+        """What leaves the device: with local privacy, the upload clipped and with noise."""
+        privacy, here = self.options.privacy, arrival.size is None  # else the device has done it
+        finite = math.isfinite(arrival.largest)
+        if privacy is None or private is None or not privacy.local or not finite or not here:
+            return arrival.update
+        return privatise_update(privacy, private, arrival.update, private.sums, arrival.client)
+
     def _transmit(self, received: Received, update: ClientUpdate, client: int, t: int) -> ClientUpdate:
         """Send one upload, through the codec where there is one, and count its bytes."""
         codec, traffic = self.options.codec, self.traffic
@@ -156,17 +210,38 @@ class Exchange:
             # The guard has seen that every upload has the declared layout, so all cost the same.
             received.count(*(self.up_bytes if traffic is None else traffic.up(update)))
             return update
-        plain = {name: p for name, p in update.upload.items() if self._uncompressed(name)}
-        rest = {name: p for name, p in update.upload.items() if name not in plain}
-        packed = codec.encode(rest, generator(self.problem.seed, "codec", t, client))
-        check_message(packed, rest, codec.names, where=self._place(client, t))
-        decoded = codec.decode(packed, rest)
-        check(decoded, rest, where=self._place(client, t), what="upload after the codec")
-        arrived = {**decoded, **plain}
-        received.count(*message_bytes({**packed, **plain}))
+        packed = self.encode(update.upload, client, t)
+        received.count(*message_bytes(packed))
         if traffic is not None:
             received.count(0, traffic.extra(update))
-        return update._replace(upload={name: arrived[name] for name in update.upload})
+        return update._replace(upload=self.decode(packed, update.upload, client, t))
+
+    def encode(self, upload: Params, client: int, t: int) -> Params:
+        """The tensors to pack of an upload: by the codec where there is one, but for what it leaves alone."""
+        codec = self.options.codec
+        if codec is None:
+            return upload
+        plain, rest = self._part(upload)
+        packed = codec.encode(rest, generator(self.problem.seed, "codec", t, client))
+        check_message(packed, rest, codec.names, where=self._place(client, t))
+        return {**packed, **plain}
+
+    def decode(self, packed: Params, like: Params, client: int, t: int) -> Params:
+        """The upload that ``encode`` packed, laid out as ``like``."""
+        codec, where = self.options.codec, self._place(client, t)
+        if codec is None:
+            check(packed, like, where=where)
+            return {name: packed[name] for name in like}
+        plain, rest = self._part(like)
+        must(packed.keys() >= plain.keys(), "upload", "whole", f"one without {', '.join(plain)} ({where})")
+        decoded = codec.decode({name: p for name, p in packed.items() if name not in plain}, rest)
+        check(decoded, rest, where=where, what="upload after the codec")
+        return {name: packed[name] if name in plain else decoded[name] for name in like}
+
+    def _part(self, upload: Params) -> tuple[Params, Params]:
+        """What the codec leaves as it is, and the rest."""
+        plain = {name: p for name, p in upload.items() if self._uncompressed(name)}
+        return plain, {name: p for name, p in upload.items() if name not in plain}
 
     def _uncompressed(self, name: str) -> bool:
         """Whether a codec leaves a tensor as it is: where the algorithm says so, and running statistics."""
@@ -177,8 +252,8 @@ def mean_loss(losses: list[float], weights: list[float]) -> float:
     """The mean training loss of clients, weighted as the aggregate is; NaN where there are none."""
     if not losses:
         return math.nan
-    each, by = np.array(losses), np.array(weights) if any(weights) else np.ones(len(losses))
-    return float((each * by).sum() / by.sum())
+    total = sum(weights)
+    return sum(map(operator.mul, losses, weights)) / total if total else sum(losses) / len(losses)
 
 
 def declare_layouts(problem: Problem, algorithm: Algorithm) -> tuple[Params, Params]:

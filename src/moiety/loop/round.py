@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,13 +22,18 @@ from moiety.engines.processes import SLOTS, TIMEOUT, count_slots
 from moiety.engines.rows import Job
 from moiety.loop.costs import Flops, flops_per_example, job_flops, memory_on_device
 from moiety.loop.divergence import BARREN_ROUNDS, DivergenceError, explain_barren, explain_server
-from moiety.loop.evaluate import client_functions
+from moiety.loop.evaluate import Evaluation, client_functions, evaluate
 from moiety.loop.exchange import Exchange, Received, mean_loss
 from moiety.loop.in_transit import InTransit
+from moiety.loop.private_sum import PrivateSum
 from moiety.loop.uploads import UploadOptions
-from moiety.server.mean import count_rows
+from moiety.server.mean import count_rows, weighted_mean
 from moiety.transport import Ledger, check
+from moiety.transport.privacy import PrivacyState, draw_cohort
 from moiety.types import Algorithm, Params, RoundRecord, Tree
+
+DRAWN_AHEAD = 2048
+"""About how many clients are drawn at a time, for the rounds to come."""
 
 
 @dataclass
@@ -50,6 +54,8 @@ class Progress:
     """Uploads under way, where the run has a clock."""
     run: str = ""
     """The id that all files of the run carry, where it has a folder."""
+    privacy: PrivacyState | None = None
+    """Noise, clip and the number of noisy sums, where the run has privacy."""
 
 
 def begin_progress(
@@ -65,15 +71,17 @@ def begin_progress(
 
     They must be there already where the run is ``resumed`` from a checkpoint.
     """
+    state = problem.first_state(algorithm)
+    has_state = bool(tree.leaves(state))
 
     def first() -> Tree:
-        return problem.first_state(algorithm)
+        return problem.first_state(algorithm) if has_state else state
 
-    on_disk = algorithm.stateful and bool(tree.leaves(first()))
+    on_disk = algorithm.stateful and has_state
     store = Store(first)
     if folder is not None and on_disk:
         store = DiskStore(first, folder / "clients", len(problem.data), run, resumed=resumed)
-    ledger = Ledger(device_memory=memory_on_device(problem, first()))
+    ledger = Ledger(device_memory=memory_on_device(problem, algorithm, first()))
     transit = None if clock is None else InTransit()
     return Progress(problem.first_server(algorithm), store, ledger, in_transit=transit, run=run)
 
@@ -96,6 +104,10 @@ class Loop:
     reason: str = "as asked"
     on_engine: Callable[[Engine], None] = lambda engine: None
     """Called with the engine for local work before it serves: what was chosen by measuring must be written down."""
+    on_devices: bool = False
+    """Whether the states of clients are on their devices, where nobody else can read them."""
+    on_noise: Callable[[PrivacyState], None] = lambda state: None
+    """Called before noise is drawn, with the state that counts the draw: the count must outlive a kill."""
 
     probe_clients: ClassVar[int | None] = None
     """With how many clients engines are compared where the choice is open; None for all of the first cohort."""
@@ -107,6 +119,7 @@ class Loop:
         self.together = count_slots((self.exchange.up, self.progress.store.first()), SLOTS)
         self.engine: Engine | None = None
         self.flops: dict[str, Flops] = {}
+        self.cohorts: dict[int, np.ndarray] = {}
 
     def run_round(self) -> RoundRecord:
         """Run one round. It moves the server and the states of its clients, nothing else.
@@ -118,10 +131,13 @@ class Loop:
         jobs = self.make_jobs(cohort, now.store.get(cohort), now.round)
         engine = self.prepare_engine(jobs, broadcast, info)
         received = self.open_round()
-        step = len(jobs) if received.running is None else self.count_together(len(jobs))
+        at_once = received.running is None or self.uploads.attack is not None
+        step = len(jobs) if at_once else self.count_together(len(jobs))
         for at in range(0, len(jobs), max(step, 1)):
             some, before = jobs[at : at + step] if step < len(jobs) else jobs, len(received.states)
             results = engine.map("train", some, broadcast, info)
+            if not at:
+                received.private = self.count_local_noise()
             self.exchange.receive(received, clients_of(some), results, now.round)
             if step < len(jobs) and isinstance(results, Results):  # the next results may be written over these
                 received.states[before:] = [(client, tree.clone(state)) for client, state in received.states[before:]]
@@ -132,7 +148,32 @@ class Loop:
 
     def open_round(self) -> Received:
         """What a round has received before anything arrived."""
-        return Received(self.uploads.running_sum(self.algorithm), keeps_states=self.keeps_states)
+        privacy, state = self.uploads.privacy, self.progress.privacy
+        running = self.uploads.running_sum(self.algorithm)
+        if privacy is not None and state is not None and not privacy.local:
+            mean = self.algorithm.aggregator is weighted_mean
+            running = PrivateSum(privacy, state, self.exchange.up, expected=self.cohort, mean=mean)
+        return Received(running, keeps_states=self.keeps_states)
+
+    def count_noise(self) -> PrivacyState:
+        """Count a draw of noise, before it is made."""
+        assert self.progress.privacy is not None
+        state = self.progress.privacy
+        self.progress.privacy = state._replace(sums=state.sums + 1)
+        self.on_noise(self.progress.privacy)
+        return self.progress.privacy
+
+    def count_local_noise(self) -> PrivacyState | None:
+        """Count the noise that clients add to their uploads of a round, and name it; None where they add none here."""
+        local = self.uploads.privacy is not None and self.uploads.privacy.local
+        return self.count_noise() if local else None
+
+    @property
+    def sampling_rate(self) -> float:
+        """The chance to take part by which privacy is amplified; 1 where it is not."""
+        privacy, uploads = self.uploads.privacy, self.uploads
+        assert privacy is not None
+        return privacy.sampling_rate(self.cohort, len(self.problem.data), independent=uploads.bernoulli)
 
     def count_together(self, cohort: int) -> int:
         """How many clients of a cohort are served together, where their uploads are not kept.
@@ -146,9 +187,19 @@ class Loop:
         return min(most, cohort)
 
     def sample_cohort(self) -> np.ndarray:
-        """Draw the clients of this round."""
-        draw = bernoulli_cohort if self.uploads.bernoulli else uniform_cohort
-        return draw(len(self.problem.data), self.cohort, seed=self.problem.seed, round=self.progress.round)
+        """The clients of this round.
+
+        Cohorts of a few rounds are drawn one after the other: between rounds that costs several times as much.
+        """
+        t, privacy, state = self.progress.round, self.uploads.privacy, self.progress.privacy
+        if privacy is not None and state is not None and self.sampling_rate < 1:  # the run's seed is no secret
+            return draw_cohort(privacy, state, len(self.problem.data), self.cohort)
+        if t not in self.cohorts:
+            draw = bernoulli_cohort if self.uploads.bernoulli else uniform_cohort
+            clients, ahead = len(self.problem.data), max(1, DRAWN_AHEAD // self.cohort)
+            rounds = range(t, max(t + 1, min(t + ahead, self.rounds)))
+            self.cohorts = {r: draw(clients, self.cohort, seed=self.problem.seed, round=r) for r in rounds}
+        return self.cohorts.pop(t)
 
     def broadcast(self) -> Params:
         """What the server sends now, copied, and checked by the guard."""
@@ -201,7 +252,7 @@ class Loop:
         """
         now = self.progress
         now.consistent = False
-        ledger, transit = copy.copy(now.ledger), now.in_transit and now.in_transit.copy()
+        ledger, transit = replace(now.ledger), now.in_transit and now.in_transit.copy()
         try:
             yield
         except DivergenceError:
@@ -228,7 +279,7 @@ class Loop:
     def job_flops(self, job: Job) -> tuple[float, float]:
         """Operations of one client's turn, and those that search for masks; counted when first asked for."""
         if not self.flops:
-            first = self.progress.store.first()
+            first = self.problem.first_state(self.algorithm)
             self.flops = flops_per_example(self.problem, self.algorithm, self.broadcast(), first)
         return job_flops(self.flops, job)
 
@@ -240,21 +291,27 @@ class Loop:
         t, usable = now.round, len(received.usable)
         now.ledger.up(received.values, received.payload)
         dropped = {self.name_client(client): why for client, why in received.dropped.items()}
-        needed = self.uploads.count_needed(len(dropped))
-        left_out = 0 < usable < needed
+        absent = {self.name_client(client): why for client, why in received.absent.items()}
+        needed = self.count_needed(len(dropped))
+        summed = isinstance(received.running, PrivateSum)  # a sum with noise is made of however many there are
+        left_out = 0 < usable < needed and not summed
         if left_out:
             self.warn_first("too few", f"Round {t + 1} is left out: {usable} finite uploads, {needed} are needed.")
             usable = 0
         barren = now.barren + self._is_barren(received.clients) if not (usable or left_out) else 0
         if barren > now.barren:
             self.report_divergence("barren", explain_barren(dropped, t + 1, barren), stop=barren >= BARREN_ROUNDS)
-        if usable:
-            if received.running is not None:
+        share = usable / len(problem.data)
+        if usable or summed:
+            if isinstance(received.running, PrivateSum):  # also of nobody: what is done must not tell who was there
+                aggregate, now.privacy = received.running.release(self.count_noise())
+                share = self.cohort / len(problem.data)
+            elif received.running is not None:
                 aggregate = received.running.result()
             else:
                 aggregate = self.uploads.join(algorithm, received.updates, problem.seed, t, len(dropped))
             if algorithm.aggregator is not None:
-                server = algorithm.server_update(now.server, aggregate, usable / len(problem.data))
+                server = algorithm.server_update(now.server, aggregate, share)
                 if not tree.all_finite((aggregate, server)):
                     largest = dict(zip(map(self.name_client, received.usable), received.largest, strict=True))
                     self.report_divergence("server", explain_server(aggregate, server, largest, t + 1))
@@ -262,19 +319,33 @@ class Loop:
             self.store_states(received.states)
         now.round, now.barren = t + 1, barren
         now.ledger.rounds += 1
-        now.dropped += [[f"{t + 1}:{name}", why] for name, why in dropped.items()]
+        lost = dropped | absent
+        now.dropped += [[f"{t + 1}:{name}", why] for name, why in lost.items()]
         problem.data.release()
-        cohort, why = tuple(received.clients), tuple(dropped.values())
+        cohort, why = (*received.clients, *received.absent), tuple(lost.values())
         return RoundRecord(
             t + 1,
             cohort,
             mean_loss(received.losses, received.weights) if usable else math.nan,
-            tuple(dropped),
+            tuple(lost),
             None,
             time,
             staleness,
             reasons=why,
             left_out=left_out,
+        )
+
+    def count_needed(self, dropped: int) -> int:
+        """The fewest uploads that a round needs where so many others were dropped."""
+        return self.uploads.count_needed(dropped)
+
+    def evaluate(self, part: str, clients: np.ndarray) -> Evaluation:
+        """Scores of these clients' models, and of the shared model, on a part of their rows."""
+        now, problem = self.progress, self.problem
+        received = problem.broadcast(self.algorithm, now.server)
+        engine = self.get_engine()
+        return evaluate(
+            problem, self.algorithm, engine, received, now.store, part=part, round=now.round, clients=clients
         )
 
     def name_client(self, client: int) -> str:

@@ -12,6 +12,7 @@ from moiety.random import generator
 from moiety.server.attacks import Attack
 from moiety.server.mean import RUNNING, RunningSum, weighted_mean
 from moiety.server.robust import Aggregator
+from moiety.transport.privacy import Gaussian
 from moiety.types import Algorithm, ClientUpdate, Codec, Params
 
 
@@ -25,6 +26,7 @@ class UploadOptions:
     attackers: frozenset[int] = frozenset()
     bernoulli: bool = False
     """Whether each client takes part independently, with the probability cohort / clients."""
+    privacy: Gaussian | None = None
 
     def count_needed(self, dropped: int) -> int:
         """The fewest uploads that can be joined where so many others of the round were dropped."""

@@ -47,9 +47,14 @@ class ClockedLoop(Loop):
 
     def staleness_fields(self) -> dict[str, Any]:
         """Mean and largest staleness of what arrived since the last row, and how much is under way."""
-        stale, self.in_transit.staleness = self.in_transit.staleness, []
-        mean, most = float(np.mean(stale)) if stale else None, max(stale, default=None)
-        return {"staleness": mean, "staleness_max": most, "under_way": len(self.in_transit.messages)}
+        return staleness_of(self.in_transit)
+
+
+def staleness_of(transit: InTransit) -> dict[str, Any]:
+    """Mean and largest staleness of what arrived since it was last asked for, and how much is under way."""
+    stale, transit.staleness = transit.staleness, []
+    mean, most = float(np.mean(stale)) if stale else None, max(stale, default=None)
+    return {"staleness": mean, "staleness_max": most, "under_way": len(transit.messages)}
 
 
 class SynchronousLoop(ClockedLoop):

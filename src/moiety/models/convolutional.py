@@ -1,4 +1,4 @@
-"""Convolutional models for images: a small convnet, LeNet-5, VGG-11 and ResNet-18."""
+"""Convolutional models for images: a small convnet, LeNet-5 in two forms, VGG-11 and ResNet-18."""
 
 from __future__ import annotations
 
@@ -124,6 +124,41 @@ def lenet5(
                 hidden2=nn.Linear(120, 84),
                 relu4=nn.ReLU(),
                 head=nn.Linear(84, classes),
+            )
+        )
+
+
+@recorded
+def caffe_lenet5(image: tuple[int, int, int] = (1, 28, 28), classes: int = 10, *, seed: int = 0) -> nn.Module:
+    """LeNet-5 as Caffe has it, the network of Huang et al. (2022) for letters: 20 and 50 channels, 500 hidden units.
+
+    It has no padding, and ReLU after the hidden layer alone.
+
+    Args:
+        image: channels, height and width.
+        classes: number of classes.
+        seed: seed of the first weights.
+
+    Returns:
+        A module with the layers ``conv1``, ``conv2``, ``hidden`` and ``head``.
+
+    >>> sum(p.numel() for p in caffe_lenet5(classes=26).parameters())
+    439096
+    """
+    channels, height, width = check_image(image, 16, "Each layer makes it smaller.")
+    check_sizes(classes=classes)
+    high, wide = (((side - 4) // 2 - 4) // 2 for side in (height, width))
+    with use_seed(seed):
+        return nn.Sequential(
+            OrderedDict(
+                conv1=nn.Conv2d(channels, 20, 5),
+                pool1=nn.MaxPool2d(2),
+                conv2=nn.Conv2d(20, 50, 5),
+                pool2=nn.MaxPool2d(2),
+                flatten=nn.Flatten(),
+                hidden=nn.Linear(50 * high * wide, 500),
+                relu=nn.ReLU(),
+                head=nn.Linear(500, classes),
             )
         )
 

@@ -17,6 +17,8 @@ PANELS = {
     "label_drift": ("label drift (total variation)", VERMILION),
     "feature_drift": ("feature drift (standard deviations)", ORANGE),
 }
+UNITS = {BLUE: "rows", GREY: "rows", VERMILION: "distance", ORANGE: "distance", GREEN: "share", PURPLE: "share"}
+"""What the vertical axis of the panel in this colour counts."""
 LABELS = 20
 """How many labels or columns a panel shows at most, the commonest first."""
 
@@ -52,4 +54,5 @@ def draw_clients(description: Description, *, title: str = "") -> Figure:
             axes.fill_between(range(len(content)), content, step="mid", color=colour, alpha=0.6)
             axes.set_xlabel(clients, fontsize=11)
             axes.set_ylim(bottom=0)
+        axes.set_ylabel(UNITS[colour], fontsize=11)
     return figure

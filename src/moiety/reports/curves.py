@@ -33,7 +33,6 @@ def draw_history(history: Rows, *, restored: int | None = None) -> Figure:
             axes.plot([x for x, _ in points], [y for _, y in points], stroke, color=colour, marker=".", label=label)
         if restored is not None:
             axes.axvline(restored, color=GREY, linestyle=":", label=f"round {restored}, the best")
-        if factor == 100.0:
-            axes.set_ylabel("per cent", fontsize=12)
+        axes.set_ylabel(f"{metric} (%)" if factor == 100.0 else metric if "metric" in columns else "loss", fontsize=12)
         axes.legend(fontsize=10)
     return figure

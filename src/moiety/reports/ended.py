@@ -16,7 +16,9 @@ class Result:
     """The end of one run: its last evaluation (``last``), a row per client, what it cost.
 
     ``stopped`` says why a callback stopped it, and ``restored`` is the round whose models it ended with, if not the
-    last. ``class_names`` are those of the labels, where they have any.
+    last. ``class_names`` are those of the labels, where they have any. ``versions`` are those that the run began with,
+    and ``checked`` says whether it was read from files whose checksums were compared. ``calibration`` has the bins of a
+    reliability diagram, as ``moiety.evaluation.calibration.reliability`` gives them, where there is a posterior.
     """
 
     name: str
@@ -28,6 +30,9 @@ class Result:
     stopped: str = ""
     restored: int | None = None
     class_names: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    checked: bool = False
+    calibration: list[Row] = field(default_factory=list)
 
     @property
     def last(self) -> Row:

@@ -8,10 +8,11 @@ shape as well.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from moiety.errors import MoietyError, must
 from moiety.files import make_folder, write_file
@@ -33,6 +34,8 @@ KINDS: tuple[tuple[str, str, str, Callable[[float], bool]], ...] = (
     ("hurt", VERMILION, "v", lambda change: change < 0),
 )
 WIDTH, DPI = 10.0, 100
+LAYOUT: Literal["constrained"] | None = "constrained"
+"""How matplotlib makes room for labels. It takes two thirds of the time of a figure."""
 
 
 def _make_grid(height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
@@ -41,7 +44,7 @@ def _make_grid(height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, 
         from matplotlib.figure import Figure
     except ImportError:
         raise MoietyError("Figures need matplotlib: pip install 'moiety[report]'.") from None
-    figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout=LAYOUT)
     figure._repr_png_ = partial(_draw_png, figure)  # type: ignore[attr-defined]  # notebooks show what has this
     grid = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in grid:
@@ -90,9 +93,15 @@ def make_panels(
 
 
 def legend_below(figure: Figure, columns: int, axes: Axes | None = None) -> None:
-    """One legend below the figure, for what has a label in all panels, or in ``axes`` alone."""
+    """One legend below the figure, for what has a label in all panels, or in ``axes`` alone.
+
+    It has as many columns as fit, at most ``columns``.
+    """
     shown = [] if axes is None else axes.get_legend_handles_labels()
-    figure.legend(*shown, fontsize=11, loc="outside lower center", ncols=columns, frameon=False)
+    labels = [label for each in ([axes] if axes else figure.axes) for label in each.get_legend_handles_labels()[1]]
+    longest = max(map(len, labels), default=0)
+    fit = max(1, int(figure.get_size_inches()[0] / (0.7 + 0.08 * longest)))  # inches: the mark, and each letter
+    figure.legend(*shown, fontsize=11, loc="outside lower center", ncols=min(columns, fit), frameon=False)
 
 
 def save(figure: Figure, path: str | Path) -> None:
@@ -103,8 +112,11 @@ def save(figure: Figure, path: str | Path) -> None:
 
 
 def _draw_png(figure: Figure) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
+    canvas: Any = FigureCanvasAgg(figure)  # ``savefig`` draws twice
+    canvas.print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
 
 
@@ -113,11 +125,14 @@ def _draw_zero(axes: Axes) -> None:
 
 
 def _label_change(unit: str) -> str:
-    return f"change ({unit})" if unit else "change"
+    return f"change ({'percentage points' if unit == 'pp' else unit})" if unit else "change"
 
 
 def scatter_change(series: Mapping[str, Rows], *, unit: str = "pp", scale: float = 100, title: str = "") -> Figure:
     """The change of every client against the number of its training rows (Figures 5, 8, 9, 10).
+
+    Points that would hide each other are moved apart sideways. Where all clients have as many rows, they stand in the
+    order of their change.
 
     Args:
         series: by name, the change rows of one seed; each is a line of two panels, training rows and test rows (only
@@ -141,26 +156,59 @@ def scatter_change(series: Mapping[str, Rows], *, unit: str = "pp", scale: float
     return figure
 
 
-def _draw_points(axes: Axes, points: Sequence[tuple[int, float]]) -> None:
+BESIDE = 1.06
+"""Parts with as many parameters are drawn this factor apart."""
+SAME_PLACE, APART = 0.015, 0.012
+"""Points closer than this share of both axes hide each other; they are moved apart by that share of the horizontal."""
+
+
+def _move_apart(points: Sequence[tuple[float, float]], logarithmic: bool) -> list[tuple[float, float]]:
+    """The points, those that would hide each other side by side; others stay where they are."""
+    across = [math.log(x) if logarithmic else x for x, _ in points]
+    widths = [(max(values) - min(values)) or 1.0 for values in (across, [y for _, y in points])]
+    piles: dict[tuple[int, int], list[int]] = {}
+    for at, (x, (_, y)) in enumerate(zip(across, points, strict=True)):
+        piles.setdefault((round(x / widths[0] / SAME_PLACE), round(y / widths[1] / SAME_PLACE)), []).append(at)
+    moved = list(points)
+    for pile in piles.values():
+        for place, at in enumerate(pile if len(pile) > 1 else []):
+            x = across[at] + (place - (len(pile) - 1) / 2) * APART * widths[0]
+            moved[at] = (math.exp(x) if logarithmic else x, points[at][1])
+    return moved
+
+
+def _draw_points(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
     _draw_zero(axes)
+    sizes = [n for n, _ in points]
+    logarithmic = bool(sizes) and min(sizes) > 0 and max(sizes) > 30 * min(sizes)
+    if len(sizes) > 1 and len(set(sizes)) == 1:  # they would all stand on one line
+        points = list(enumerate(sorted((change for _, change in points)), 1))
+        axes.set_xlabel(f"clients by their change, {sizes[0]:g} rows each", fontsize=12)
+    elif points:
+        points = _move_apart(points, logarithmic)
     for kind, colour, mark, holds in KINDS:
         some = [(n, change) for n, change in points if holds(change)]
         if some:
             x, y = zip(*some, strict=True)
             label = f"{kind}: {len(some)} of {len(points)}"
             axes.scatter(x, y, s=26, c=colour, marker=mark, alpha=0.65, linewidths=0, label=label, zorder=2)
-    sizes = [n for n, _ in points]
-    if sizes and min(sizes) > 0 and max(sizes) > 30 * min(sizes):
-        _use_logarithm(axes)
+    if logarithmic:
+        use_logarithm(axes)
     else:
         axes.locator_params(axis="x", integer=True)
     axes.legend(fontsize=10, loc="best", framealpha=0.8)
 
 
-def _use_logarithm(axes: Axes) -> None:
+def use_logarithm(axes: Axes) -> None:
     """A logarithmic horizontal axis with numbers as people write them."""
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.12g}")
+    axes.xaxis.set_minor_formatter(lambda x, _: f"{x:,.12g}" if _is_labelled(x, *axes.get_xlim()) else "")
+
+
+def _is_labelled(x: float, low: float, high: float) -> bool:
+    """Whether a number between powers of ten has a label: 2, 4 and 6 of them, on an axis that has one power or none."""
+    return high < 20 * low and f"{x:e}"[0] in "246"
 
 
 def violins(
@@ -245,12 +293,15 @@ def accuracy_against_parameters(rows: Rows, *, unit: str = "pp", scale: float = 
     must(all(row["personal"] > 0 for row in rows), "rows", "parts with personal parameters", "one with none")
     figure, axes = make_axes(5.0, x="personal parameters", y=_label_change(unit), title=title)
     _draw_zero(axes)
+    seen: dict[int, int] = {}
     for i, row in enumerate(rows):
         y = scale * row["difference"]
+        x = row["personal"] * BESIDE ** seen.get(row["personal"], 0)  # as many parameters: side by side
+        seen[row["personal"]] = seen.get(row["personal"], 0) + 1
         bars = None if row["low"] is None else [[y - scale * row["low"]], [scale * row["high"] - y]]
         mark, colour = MARKS[i % len(MARKS)], COLOURS[i % len(COLOURS)]
         label = f"{row['row']}: {row['personal']:,} ({100 * row['share']:.3g}% of all)"
-        axes.errorbar([row["personal"]], [y], yerr=bars, fmt=mark, color=colour, markersize=10, capsize=4, label=label)
-    _use_logarithm(axes)
+        axes.errorbar([x], [y], yerr=bars, fmt=mark, color=colour, markersize=10, capsize=4, label=label)
+    use_logarithm(axes)
     axes.legend(fontsize=11, loc="best")
     return figure

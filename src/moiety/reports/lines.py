@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from moiety.errors import must
-from moiety.reports.figures import COLOURS, MARKS, Rows, legend_below, make_axes, make_panels
+from moiety.reports.figures import COLOURS, MARKS, Rows, legend_below, make_axes, make_panels, use_logarithm
 
 if TYPE_CHECKING:
     from moiety.reports.figures import Figure
@@ -22,6 +22,8 @@ MARKED = 20
 
 def bands(series: Mapping[str, Mapping[str, Rows]], *, x: str, y: str, columns: int = 3) -> Figure:
     """Means as lines and their intervals as bands, in panels; a name has its colour and mark in all of them.
+
+    Intervals of numbers in per cent are drawn from 0 to 100 at most.
 
     Args:
         series: for each panel its lines by name: rows with ``x``, ``mean`` and, where they are known, ``low`` and
@@ -40,12 +42,21 @@ def bands(series: Mapping[str, Mapping[str, Rows]], *, x: str, y: str, columns: 
             across, mean = [p["x"] for p in points], [p["mean"] for p in points]
             axes.plot(across, mean, color=colour, marker=mark if len(points) <= MARKED else None, markersize=5)
             if all(p.get("low") is not None for p in points):
-                low, high = ([p[key] for p in points] for key in ("low", "high"))
+                low, high = ([keep_possible(p[key], y) for p in points] for key in ("low", "high"))
                 axes.fill_between(across, low, high, color=colour, alpha=0.15, linewidth=0)
     for name, colour, mark in zip(names, COLOURS, MARKS, strict=False):
         places[0][0].plot([], [], color=colour, marker=mark, markersize=5, label=name)
     legend_below(figure, len(names))
     return figure
+
+
+def keep_possible(value: float, label: str) -> float:
+    """The end of an interval, within 0 and 100 where the label of its axis says that it is in per cent.
+
+    >>> keep_possible(104.2, "test accuracy (%)"), keep_possible(104.2, "distance")
+    (100.0, 104.2)
+    """
+    return min(max(value, 0.0), 100.0) if "(%)" in label else value
 
 
 def courses(
@@ -57,6 +68,8 @@ def courses(
     title: str = "",
 ) -> Figure:
     """A score along runs: lines in the colour and stroke of their name, one for every seed.
+
+    Where some lines end ten times as far as others, the horizontal axis is logarithmic.
 
     Args:
         series: lines by name, one for each seed.
@@ -72,6 +85,9 @@ def courses(
         for seed, (x, y) in enumerate(lines):
             once = name if seed == 0 else None
             axes.plot(x, [scale * v for v in y], color=colour, linestyle=stroke, linewidth=1.6, label=once)
+    ends = [max(x) for lines in series.values() for x, _ in lines]
+    if min(ends) > 0 and max(ends) > 10 * min(ends):
+        use_logarithm(axes)
     axes.grid(alpha=0.3, linewidth=0.6)
     legend_below(figure, len(series))
     return figure
@@ -124,6 +140,8 @@ def heat_map(
     marks: Mapping[str, Sequence[str]] | None = None,
     digits: int = 1,
     title: str = "",
+    x: str = "",
+    y: str = "",
 ) -> Figure:
     """A matrix of numbers as colours, each written into its cell; brighter is more.
 
@@ -134,11 +152,13 @@ def heat_map(
         marks: a word below each number, in the shape of ``rows``; none by default.
         digits: decimals.
         title: above the figure.
+        x: what the columns are.
+        y: what the rows are.
     """
     must(len(rows) > 0 and len(columns) > 0, "rows", "at least one, with a column", "none")
     odd = [name for name, values in rows.items() if len(values) != len(columns)]
     must(not odd, "rows", f"of {len(columns)} numbers each", f"another in {', '.join(odd)}")
-    figure, axes = make_axes(1.8 + 0.62 * len(rows), x="", y="", title=title)
+    figure, axes = make_axes(1.8 + 0.62 * len(rows), x=x, y=y, title=title)
     numbers = list(rows.values())
     image = axes.imshow(numbers, cmap="cividis", aspect="auto")
     middle = (min(map(min, numbers)) + max(map(max, numbers))) / 2

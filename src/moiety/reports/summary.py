@@ -85,6 +85,7 @@ def costs(result: Result) -> Table:
         ["clients helped", f"{len(change.helped)} of {change.clients}, against the shared model alone"],
         ["clients unchanged", str(len(change.unchanged))],
         ["clients hurt", f"{len(change.hurt)}{': ' + hurt if hurt else ''}"],
+        *_show_choices(result),
         *([["clients not tested", str(untested)]] if untested else []),
         *([f"{name} not defined", f"for {format_count(count, 'client')}"] for name, count in undefined if count),
         *newcomers,
@@ -93,11 +94,29 @@ def costs(result: Result) -> Table:
         ["sent down, up", f"{format_amount(cost['down_payload'], 'B')}, {format_amount(cost['up_payload'], 'B')}"],
         ["local training", format_amount(cost["flops"], "FLOP")],
         ["memory per device", format_amount(cost["device_memory"], "B")],
+        *([["privacy", describe_privacy(result)]] if "epsilon" in cost else []),
         *([["stopped", f"after round {result.history[-1]['round']}: {result.stopped}"]] if result.stopped else []),
         *([["models", f"those of round {result.restored}, the best"]] if result.restored else []),
         ["time in rounds", f"{result.history[-1]['seconds']:.1f} s, engine {result.config['run'].get('engine', '-')}"],
     ]
     return table(["", ""], rows, text=(0, 1))
+
+
+def describe_privacy(result: Result) -> str:
+    """What the run cost in privacy, and whose."""
+    cost, local = result.ledger, result.config.get("privacy", {}).get("where") == "local"
+    epsilon = "infinite" if cost["epsilon"] is None else f"{cost['epsilon']:.3g}"
+    unit = "all that one client sends replaced" if local else "one client added or removed"
+    insecure = "; noise from a seed: for tests alone" if "insecure_seed" in result.config.get("privacy", {}) else ""
+    return f"epsilon {epsilon} at delta {cost['delta']:g}, {unit}{insecure}"
+
+
+def _show_choices(result: Result) -> list[list[str]]:
+    """How many clients chose which model, where they did: the scores are then of what they chose."""
+    shares = [row["personal_share"] for row in result.clients if "personal_share" in row]
+    own, shared = sum(share == 1 for share in shares), sum(share == 0 for share in shares)
+    words = f"{own} personal, {len(shares) - own - shared} mixed, {shared} shared: scores are of these"
+    return [["models chosen", words]] if shares else []
 
 
 OF_ONE_CLASS = ("auroc", "average_precision", "f1")

@@ -88,13 +88,13 @@ def check_kept(place: Path, run: str) -> Path:
 
 
 def restore_round(run: Run, round: int) -> None:
-    """Go back to the models of a round that was kept; the ledger stays that of all rounds."""
+    """Go back to the models of a round that was kept; the ledger, and what privacy has cost, are of all rounds."""
     now = run._loop.progress
     if run.folder is None:
         kept = run._kept[round]
     else:
         kept = open_kept(run._loop, place_of(run.folder, round), files.read_identity(run.folder))
-    run._loop.progress = replace(kept, ledger=now.ledger, dropped=[])
+    run._loop.progress = replace(kept, ledger=now.ledger, dropped=[], privacy=now.privacy)
 
 
 def open_kept(loop: Loop, place: Path, identity: dict[str, Any]) -> Progress:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from moiety.local.priors import PRIORS
 from moiety.local.schedules import SCHEDULES
 from moiety.local.work import LOCAL_WORK
 from moiety.loop.exchange import declare_layouts
-from moiety.loop.round import Progress
+from moiety.loop.round import Loop, Progress
 from moiety.loop.uploads import UploadOptions
 from moiety.loop.virtual_time import choose_loop
 from moiety.machine import check_room
@@ -33,7 +35,9 @@ from moiety.run.settings import Options, check_device, pick_attackers
 from moiety.server import SERVERS
 from moiety.spec import Spec, build
 from moiety.split import SPLITS, Split
+from moiety.task.losses import is_regression
 from moiety.task.precision import compute_in_bf16
+from moiety.transport.privacy import check_numbers_only
 from moiety.types import Algorithm, Task
 
 
@@ -82,14 +86,31 @@ def model_from(table: Spec) -> nn.Module:
         return build("model", MODELS, table)
 
 
+def fill_sizes(model: Spec, data: FederatedData, options: Options) -> Spec:
+    """The model's table with the sizes that follow from the data, where the file leaves them out."""
+    shape = [int(side) for side in data.columns[(options.settings.inputs or ("x",))[0]].shape[1:]]
+    sizes: Spec = {"inputs": math.prod(shape)}
+    if len(shape) == 3:
+        sizes["image"] = shape
+    labels = data.columns.get("y")
+    if labels is not None:
+        regression = is_regression(options.loss) or (options.loss is None and labels.dtype.kind == "f")
+        width = math.prod(labels.shape[1:]) if regression or data.classes is None else data.classes
+        sizes["outputs"] = sizes["classes"] = int(width)
+    known = inspect.signature(MODELS[model["name"]]).parameters
+    return {**{key: size for key, size in sizes.items() if key in known}, **model}
+
+
 def split_from(spec: Spec | str, model: nn.Module, where: str = "split") -> Split:
     """The split of ``model`` that the table ``where`` of a configuration describes."""
     return build(where, SPLITS, spec, {"local_model": MODELS}, {"model": model})
 
 
-def suit_loss(algorithm: Algorithm, loss: Any) -> Algorithm:
-    """The algorithm with what it leaves to the loss; a file knows it by what the user gave."""
-    suited = algorithm.posterior.for_loss(loss) if algorithm.posterior else None
+def suit_run(algorithm: Algorithm, options: Options) -> Algorithm:
+    """The algorithm with what it leaves to the loss or to the seed; a file knows it by what the user gave."""
+    suited = algorithm.posterior.for_loss(options.loss) if algorithm.posterior else None
+    if algorithm.sparsity and algorithm.sparsity.for_seed:
+        suited = algorithm.sparsity.for_seed(options.seed)
     return algorithm if suited is None else replace(suited, spec=algorithm.spec)
 
 
@@ -139,7 +160,9 @@ def make_problem(
     if check:
         check_model(problem, inputs, loss)
         check_clients(problem, algorithm)
-    declare_layouts(problem, algorithm)  # refuses personal names
+    _, up = declare_layouts(problem, algorithm)  # refuses personal names
+    if settings.privacy is not None:
+        check_numbers_only(up)
     return _upload_options(data, options).poison_labels(problem)
 
 
@@ -148,7 +171,7 @@ def _upload_options(data: FederatedData, options: Options) -> UploadOptions:
     settings = options.settings
     attackers = pick_attackers(data, settings.attackers or (), options.seed)
     bernoulli = settings.participation == "bernoulli"
-    return UploadOptions(settings.aggregator, settings.codec, settings.attack, attackers, bernoulli)
+    return UploadOptions(settings.aggregator, settings.codec, settings.attack, attackers, bernoulli, settings.privacy)
 
 
 def make_run(
@@ -159,12 +182,16 @@ def make_run(
     algorithm: Algorithm,
     progress: Progress,
     options: Options,
+    kind: type[Loop] | None = None,
 ) -> Run:
-    """A run that is ready to train, with a loop of the kind that the clock asks for; the options are complete."""
+    """A run that is ready to train; the options are complete.
+
+    Its loop is of that ``kind``; by default of the kind that the clock asks for.
+    """
     assert options.rounds is not None
     assert options.cohort is not None
     clock = options.settings.clock
-    loop = choose_loop(clock)(
+    loop = (kind or choose_loop(clock))(
         problem,
         algorithm,
         progress,

@@ -36,6 +36,7 @@ from moiety.loop.round import Progress
 from moiety.run.identity import check_identity
 from moiety.seals import START_AGAIN, digest, read_sealed, write_sealed
 from moiety.transport import Ledger
+from moiety.transport.privacy import PrivacyState
 from moiety.types import Tree
 
 SERVER, INDEX, STATE = "server.safetensors", "index.safetensors", "state.json"
@@ -103,6 +104,8 @@ def _write_checkpoint(final: Path, progress: Progress, identity: dict[str, Any],
     if progress.in_transit is not None:
         state["in_transit"], tensors = pack_in_transit(progress.in_transit)
         files |= {name: save(each) for name, each in tensors.items()}
+    if progress.privacy is not None:
+        state["privacy"] = progress.privacy._asdict()
     state["files"] = {name: digest(content) for name, content in files.items()}
     with report_failure(final):
         with new_folder(final, _aside_of_new(final.parent)) as aside:
@@ -160,6 +163,7 @@ def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) ->
     with report_unreadable(path / STATE, START_AGAIN, "checkpoint"):
         ledger, changes = Ledger(**state["ledger"]), files[INDEX]["changes"].numpy()
         server = tree.refill(progress.server, {**files[SERVER], **state["numbers"]})
+        progress.privacy = PrivacyState(**state["privacy"]) if "privacy" in state else None
     if progress.in_transit is not None:
         device = next((x.device for x in tree.values(progress.server) if isinstance(x, Tensor)), None)
         placed = {file: {name: x.to(device) for name, x in some.items()} for file, some in files.items()}

@@ -110,7 +110,7 @@ def add_chain_columns(loop: Loop, rows: Sequence[Row]) -> None:
     names chains that left their density.
     """
     posterior, store = loop.algorithm.posterior, loop.progress.store
-    if posterior is None or not loop.keeps_states:
+    if posterior is None or not loop.keeps_states or loop.on_devices:
         return
     received = loop.problem.broadcast(loop.algorithm, loop.progress.server)
     owners, index, lost = set(store.owners()), loop.problem.data.index, []

@@ -15,14 +15,16 @@ from moiety.data import FederatedData
 from moiety.files import lock_folder
 from moiety.loop.round import begin_progress
 from moiety.run import folder as files
-from moiety.run.build import make_problem, make_run, suit_loss
+from moiety.run.build import make_problem, make_run, suit_run
 from moiety.run.checkpoint import store_first_states
 from moiety.run.checks import check_kinds
 from moiety.run.identity import new_identity
 from moiety.run.memory import check_memory
+from moiety.run.privacy import begin_privacy, write_counted
 from moiety.run.progress import show_progress
 from moiety.run.protocol import Callbacks, Given
 from moiety.run.result import Run
+from moiety.run.safeguard import check_choice
 from moiety.run.settings import Options, Settings, complete_options, option_tables
 from moiety.run.start import open_start, take_over_states, take_over_values
 from moiety.run.train import train
@@ -49,6 +51,7 @@ def fit(
     engine: str = "auto",
     callbacks: Given = (),
     progress: bool | None = None,
+    safeguard: bool | None = None,
     settings: Settings | None = None,
 ) -> Run:
     """Train ``model`` on ``data`` with ``algorithm``.
@@ -78,6 +81,8 @@ def fit(
             a ``Callback`` of your own, or a function of (run, record) that is called after every round.
         progress: show a bar on stderr, with what is being done and the time left; by default where stderr is a
             terminal, and in a notebook that has ipywidgets.
+        safeguard: in the end, let each client choose between its personal model, the shared one, and mixtures of both
+            (``Run.safeguard``). Off by default.
         settings: the rare options, as in ``moiety.Settings(evaluate_every=10, device="cuda")``.
 
     Returns:
@@ -85,15 +90,20 @@ def fit(
     """
     heard = Callbacks(callbacks)
     check_kinds(model, data, algorithm, split)
-    options = Options(rounds, cohort, seed, engine, loss, metric, start, Settings() if settings is None else settings)
+    rare = Settings() if settings is None else settings
+    options = Options(rounds, cohort, seed, engine, loss, metric, start, rare, safeguard)
     clock, folder, run = options.settings.clock, None, ""
     name = Path(out).name if isinstance(out, str | os.PathLike) else algorithm.name
     with show_progress(progress, name) as shown, contextlib.ExitStack() as locked:
         log.info("checking model and data")
         options = complete_options(options, model, data, algorithm)
-        algorithm = suit_loss(algorithm, options.loss)
+        algorithm = suit_run(algorithm, options)
         problem = make_problem(model, data, algorithm, split, options)
         check_memory(problem, algorithm, options, on_disk=out is not None)
+        rare = options.settings
+        private = begin_privacy(rare.privacy, rare.participation, options.rounds, options.cohort, len(data))
+        if safeguard:
+            check_choice(problem, algorithm)
         earlier = None
         if start is not None:
             earlier = open_start(start, model, data, split, options)
@@ -116,5 +126,8 @@ def fit(
             folder, run = files.create_run(out, config, problem.task.init, identity, states, fitted, schema)
         began = begin_progress(problem, algorithm, folder, clock, run)
         store_first_states(began, states)
+        began.privacy = private
+        if folder is not None and private is not None:
+            write_counted(folder, private, run)
         log.info("preparing round 1")
         return train(make_run(config, folder, model, problem, algorithm, began, options), heard.and_also(shown))

@@ -37,6 +37,7 @@ from moiety.run.checkpoint import (
     unpack_states,
     write_progress,
 )
+from moiety.run.privacy import COUNTED
 from moiety.seals import (
     CONFIG,
     LINE_END,
@@ -60,16 +61,20 @@ IDENTITY, HISTORY, ROWS, UNSEEN, LEDGER, COMMAND, PREPROCESSING = (
     "command.json",
     "preprocessing.json",
 )
+SAFEGUARD, ONE_MODEL = "safeguard.json", "one_model.safetensors"
 OURS = (CONFIG, PIPELINE, HISTORY, "checkpoint", PROGRESS, "clients", "best", COMMAND)
 _VALUES = ("initial.safetensors", "start.safetensors")
 WRITTEN = (
-    *(CONFIG, PIPELINE, IDENTITY, HISTORY, ROWS, UNSEEN, LEDGER, COMMAND, PREPROCESSING, PROGRESS),
+    *(CONFIG, PIPELINE, IDENTITY, HISTORY, ROWS, UNSEEN, LEDGER, COMMAND, PREPROCESSING, PROGRESS, COUNTED),
+    *(SAFEGUARD, ONE_MODEL),
     *_VALUES,
 )
 """All files that are written beside their place and renamed."""
-NOTES = ("stopped", "restored")
+NOTES, CALIBRATION = ("stopped", "restored"), "calibration"
 """Keys of ``ledger.json``: why a callback stopped the run, and the round whose models it ended with, if an earlier."""
 NOT_ENDED = "The run may not have ended; resume it."
+DEVICES = "devices"
+"""What the configuration calls data that are on devices, with the states of clients."""
 
 
 def create_run(
@@ -297,7 +302,7 @@ def write_results(
 ) -> None:
     """Write ``clients.parquet``, ``unseen.parquet`` where it has rows, and ``ledger.json`` with their digests.
 
-    ``notes`` say how the run ended, where a callback had to do with it (see ``NOTES``).
+    ``notes`` say how the run ended, where a callback had to do with it (see ``NOTES``), and how sure its models were.
     """
     newest = find_checkpoint(folder)
     if (folder / LEDGER).exists():  # that of an earlier end, which would not fit
@@ -341,7 +346,8 @@ def read_results(folder: Path, run: str, keys: Iterable[str] = ()) -> tuple[list
     must((folder / LEDGER).exists(), LEDGER, "there", f"none in {folder}", NOT_ENDED)
     ledger = read_sealed(folder / LEDGER, run, ("clients", *keys), NOT_ENDED)
     rows = _read_rows(folder / ROWS, ledger["clients"])
-    return rows, {key: value for key, value in ledger.items() if key not in ("run", "clients", "unseen", *NOTES)}
+    apart = ("run", "clients", "unseen", CALIBRATION, *NOTES)
+    return rows, {key: value for key, value in ledger.items() if key not in apart}
 
 
 def _read_rows(path: Path, wanted: str) -> list[Row]:
@@ -379,6 +385,12 @@ def read_unseen(folder: Path, run: str) -> list[Row]:
     """The rows of clients that training never saw; none where there were none."""
     wanted = read_sealed(folder / LEDGER, run, hint=NOT_ENDED).get("unseen")
     return _read_rows(folder / UNSEEN, wanted) if wanted else []
+
+
+def read_calibration(folder: Path, run: str) -> list[Row]:
+    """The bins of a reliability diagram that the run ended with; none where its algorithm has no posterior."""
+    rows: list[Row] = read_sealed(folder / LEDGER, run, hint=NOT_ENDED).get(CALIBRATION, [])
+    return rows
 
 
 def read_clients(folder: Path) -> list[Row]:

@@ -6,6 +6,7 @@ import json
 import platform
 import warnings
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -96,11 +97,16 @@ def check_probe(stored: Mapping[str, Any], problem: Problem, path: Path, *, only
         refuse(NAMES[odd], f"the one that the run in {path} began with", got, HINT)
 
 
+@cache
+def _own_version() -> str:
+    return version("moiety")
+
+
 def environment(device: str) -> dict[str, str]:
     """All that bits depend on besides the engine: versions, the instructions of the processor, and the device."""
     kind = torch.device(device)
     return {
-        "moiety": version("moiety"),
+        "moiety": _own_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
         "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",

@@ -21,6 +21,7 @@ from moiety.run.build import own_part
 from moiety.run.checkpoint import find_checkpoint
 from moiety.run.reopen import Given, read_stored_options, reopen
 from moiety.run.result import Run
+from moiety.run.safeguard import read_safeguard
 from moiety.split import Split
 from moiety.types import Algorithm, Task
 
@@ -63,6 +64,7 @@ def load(
         must(bool(kept), "best", "left out where no best round was kept", f"none in {path}", hint)
         restore_round(run, kept[-1])
         run.clients = run.clients if kept[-1] == run.restored else []
+        run._guard = run._guard if kept[-1] == run.restored else None
     return run
 
 
@@ -83,6 +85,9 @@ def open_run(path: Path, given: Given) -> Run:
     if files.has_ended(path, identity):
         run.clients, run.ledger = files.read_results(path, identity)
         run.unseen = files.read_unseen(path, identity)
+        guard = read_safeguard(path, identity, run._loss)
+        current = guard is not None and guard.round == run._loop.progress.round
+        run._guard = guard if current and all("personal_share" in row for row in run.clients) else None
         run.stopped = str(files.read_notes(path, identity).get("stopped", ""))
     return run
 

@@ -81,9 +81,11 @@ OF_STAGES = ("rounds", "cohort", "evaluate_every", "checkpoint_every")
 def check_stage_options(options: Options, where: str = "") -> None:
     """Refuse options of a pipeline that belong to its stages, or that stages do not know."""
     values = {**vars(options), **vars(options.settings)}
-    for key in ("participation", "attackers", "start", *BUILDERS, *OF_STAGES):
+    for key in ("participation", "attackers", "start", "safeguard", *BUILDERS, *OF_STAGES):
         value = values[key]
         hint = "Stages know none; run them one after the other with start."
+        if key == "safeguard":
+            value, hint = value or None, "Call safeguard() of the run of a stage."
         if key in OF_STAGES:
             hint = f"Each stage has its own; the command has --set stage.1.{key}={value}."
         name = key if key in BUILDERS else where + key

@@ -32,6 +32,7 @@ SMALLER = "Smaller steps may help."
 def current_state(loop: Loop, at: int, algorithm: Algorithm) -> Tree:
     """The state of the client at a position; where clients keep none, what the algorithm's rule makes for it now."""
     problem, now = loop.problem, loop.progress
+    must(not loop.on_devices, "client", "left out", problem.data.ids[at], "Its personal part is on its device.")
     engine, received = (
         Sequential(problem, client_functions(problem, algorithm)),
         problem.broadcast(algorithm, now.server),

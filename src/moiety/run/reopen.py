@@ -19,7 +19,7 @@ from moiety.files import lock_folder
 from moiety.loop.round import begin_progress
 from moiety.run import folder as files
 from moiety.run.best import restore_round
-from moiety.run.build import algorithm_from, make_problem, make_run, model_from, own_part, split_from, suit_loss
+from moiety.run.build import algorithm_from, make_problem, make_run, model_from, own_part, split_from, suit_run
 from moiety.run.callbacks import BestCheckpoint, EarlyStopping
 from moiety.run.checkpoint import (
     PROGRESS,
@@ -32,6 +32,7 @@ from moiety.run.checkpoint import (
 from moiety.run.checks import check_kinds
 from moiety.run.identity import OF_TRAINING, check_identity, check_probe, run_identity, warn_elsewhere
 from moiety.run.memory import check_memory
+from moiety.run.privacy import count_again
 from moiety.run.progress import show_progress
 from moiety.run.protocol import Callbacks
 from moiety.run.result import Run
@@ -95,6 +96,8 @@ def continue_run(
         run._loop.progress.store.check_states()  # before a round is trained that a damaged one would spoil
         done = run._loop.progress.round
         must(run._loop.rounds >= done, "rounds", f">= {done}, the rounds already trained", options.rounds)
+        if options.settings.privacy is not None:
+            count_again(run._loop, path)
         now = run._loop.progress.run
         run.history, lost = files.read_history_until(path, now, done, config["run"])
         _check_lost_rows(path, lost, callbacks)
@@ -184,6 +187,8 @@ def reopen(
     Settings, loss and metric must be as the run began only where it is ``to_train`` on; with ``any_data`` the data
     stand in for those that it began with, and are not compared.
     """
+    on_devices = own_part(config, "data") == files.DEVICES
+    must(not (on_devices and to_train), "folder", "that of a simulation", f"a server's at {path}", "Start the server.")
     given = remake(config, given, ("model", "data", "algorithm"), "run")
     model, data, algorithm, split = given.model, given.data, given.algorithm, given.split
     check_kinds(model, data, algorithm, split)
@@ -193,7 +198,7 @@ def reopen(
     hint = "Leave them out, or begin another run."
     same = options.settings.attackers == config["run"].get("attackers")  # the folder names them
     must(same, "attackers", "those that the run began with", given.settings and given.settings.attackers, hint)
-    algorithm = suit_loss(algorithm, options.loss)
+    algorithm = suit_run(algorithm, options)
     problem = make_problem(model, data, algorithm, split, options, check=not any_data)
     if not any_data:
         check_memory(problem, algorithm, options, on_disk=True)
@@ -217,7 +222,7 @@ def reopen(
         check_probe(stored, problem, path, only_model=not to_train)
     newest, run = find_checkpoint(path), files.read_id(path)
     noted = check_newest(path, newest, run)
-    progress = begin_progress(problem, algorithm, path, clock, run, resumed=newest is not None)
+    progress = begin_progress(problem, algorithm, None if on_devices else path, clock, run, resumed=newest is not None)
     if newest is not None:
         load_checkpoint(newest, progress, stored)
         _tell_lost(files.find_lost(path, newest, noted), to_train=to_train)
@@ -228,6 +233,7 @@ def reopen(
     if to_train:
         warn_elsewhere(stored, options.settings.device, path)
     opened = make_run(config, path, model, problem, algorithm, progress, options)
+    opened._loop.on_devices = on_devices
     restored = None if to_train else files.read_notes(path, run).get("restored")
     if restored is not None:
         restore_round(opened, restored)

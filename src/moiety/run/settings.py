@@ -22,6 +22,7 @@ from moiety.engines.processes import TIMEOUT
 from moiety.errors import COUNT, SEED, MoietyError, choice, kind, must, number, refuse, whole
 from moiety.loop.virtual_time import COLLUDING
 from moiety.random import generator
+from moiety.run.privacy import check_privacy
 from moiety.server.aggregators import aggregator_from
 from moiety.server.attacks import ATTACKS, Attack
 from moiety.server.robust import Aggregator
@@ -30,6 +31,7 @@ from moiety.task.forward import choose_inputs, forward_names
 from moiety.task.losses import loss_from
 from moiety.task.precision import PRECISIONS
 from moiety.transport import CODECS
+from moiety.transport.privacy import PRIVACY, Gaussian
 from moiety.types import Algorithm, Codec, Task
 
 PARTS = ("test", "validation", "train")
@@ -41,6 +43,7 @@ BUILDERS: dict[str, Callable[[Spec], Any]] = {
     "codec": lambda table: build("codec", CODECS, table),
     "attack": lambda table: build("attack", ATTACKS, table),
     "clock": clock_from,
+    "privacy": lambda table: build("privacy", PRIVACY, table),
 }
 """The settings that have a table of their own in a file, and what makes them from it."""
 EXAMPLES = {
@@ -48,6 +51,7 @@ EXAMPLES = {
     "codec": "qsgd(levels=16)",
     "attack": "sign_flip()",
     "clock": "asynchronous(active=4)",
+    "privacy": "gaussian(clip=1.0, noise=1.0, delta=1e-5)",
 }
 """For each of them, a call that makes one."""
 SECTIONS = ("data", "model", "split", "algorithm", *BUILDERS)
@@ -88,6 +92,9 @@ class Settings:
         attackers: who they are, as a list of clients (names or positions) or as a share of all, drawn.
         clock: when broadcasts and uploads arrive, for instance ``moiety.clock.asynchronous(active=4)``; at once by
             default.
+        privacy: clips uploads and adds noise, and counts what that costs, for instance
+            ``moiety.privacy.gaussian(clip=1.0, noise=1.0, delta=1e-5)``. Only ``bernoulli`` participation makes the
+            cost smaller by chance; cohorts are then drawn in secret, not from the run's seed.
         on_divergence: what happens to a run that cannot be right any more: the server or the aggregate is not finite,
             nobody's update is finite in three rounds in a row, or the training loss (where it is never negative) rises
             above 1,000 times the first in three evaluations in a row. ``stop`` raises an error and keeps a checkpoint
@@ -114,6 +121,7 @@ class Settings:
     attack: Attack | None = None
     attackers: float | Sequence[int | str] | None = None
     clock: Clock | None = None
+    privacy: Gaussian | None = None
     on_divergence: str = "stop"
 
     def __post_init__(self) -> None:
@@ -156,6 +164,7 @@ class Options:
     metric: tasks.Metrics | None = None
     start: Any = None
     settings: Settings = field(default_factory=Settings)
+    safeguard: bool | None = None
 
     def __post_init__(self) -> None:
         """Check what can be checked without the data."""
@@ -165,6 +174,7 @@ class Options:
         whole("seed", self.seed, 0, SEED)
         check_engine(self.engine)
         kind("settings", self.settings, Settings, "moiety.Settings(...)")
+        kind("safeguard", self.safeguard, (bool, type(None)), "true or false")
 
 
 _TYPES = {**get_type_hints(Options), **get_type_hints(Settings), "engine_reason": str}
@@ -174,6 +184,7 @@ RUN_KEYS: dict[str, Any] = {key: _TYPES[key] for key in _TYPES if key not in ("s
 MAY_DIFFER = ("workers", "worker_timeout", "on_divergence")
 """The settings that may change when a run is continued: they change no number."""
 LEFT_OUT = (
+    "safeguard",
     "loss",
     "metric",
     "start",
@@ -243,6 +254,8 @@ def complete_options(options: Options, model: nn.Module | Task, data: FederatedD
         cohort = _cohort_with_clock(settings, options.cohort, data, algorithm) or cohort
     must(cohort <= clients, "cohort", f"<= {clients}, the number of clients", cohort)
     _check_uploads(settings, algorithm, clients if settings.participation == "bernoulli" else cohort)
+    if settings.privacy is not None:
+        check_privacy(settings.privacy, algorithm, settings.aggregator, settings.clock, clients)
     every = settings.evaluate_every or max(1, options.rounds // 20)
     evil = None if settings.attackers is None else pick_attackers(data, settings.attackers, options.seed)
     device = str(check_device(settings.device))
@@ -308,7 +321,7 @@ def _cohort_with_clock(settings: Settings, cohort: int | None, data: FederatedDa
 
 def _check_uploads(settings: Settings, algorithm: Algorithm, most: int) -> None:
     """Check what joins, compresses and attacks uploads; a round has at ``most`` so many."""
-    for name in ("aggregator", "codec", "attack"):
+    for name in ("aggregator", "codec", "attack", "privacy"):
         wanted = f"left out for {algorithm.name}, whose clients send nothing"
         must(getattr(settings, name) is None or algorithm.aggregator is not None, name, wanted, name)
     both = (settings.attack is None) == (settings.attackers is None)

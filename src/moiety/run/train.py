@@ -14,14 +14,17 @@ from moiety.engines.base import Engine
 from moiety.engines.processes import Processes
 from moiety.engines.ray import Ray
 from moiety.evaluation import Row, summarise, summarise_sets
+from moiety.evaluation.safeguard import ALPHA
 from moiety.loop.divergence import DivergenceError, explain_losses, is_too_large
 from moiety.loop.round import Loop
 from moiety.run import folder as files
 from moiety.run.best import is_good, restore_round
 from moiety.run.checkpoint import find_checkpoint, round_of, save_checkpoint
 from moiety.run.draws import add_chain_columns
+from moiety.run.privacy import report_privacy, write_counted
 from moiety.run.protocol import Callbacks
 from moiety.run.result import Run, one_thread
+from moiety.run.safeguard import MIXTURES, read_safeguard
 from moiety.run.unseen import score_unseen
 from moiety.types import RoundRecord
 
@@ -35,6 +38,8 @@ def train(run: Run, callbacks: Callbacks) -> Run:
     seconds = run.history[-1]["seconds"] if run.history else 0.0
     train_loss = math.nan
     loop.on_engine = lambda engine: _write_engine(run, engine)
+    if folder:
+        loop.on_noise = lambda state: write_counted(folder, state, loop.progress.run)
     with one_thread(), _close_at_end(run, identity):
         stop = callbacks.tell("on_start", run)
         while loop.progress.round < loop.rounds and not stop:
@@ -65,12 +70,21 @@ def train(run: Run, callbacks: Callbacks) -> Run:
             _evaluate(run, math.nan, seconds)
         run.unseen = score_unseen(loop, run._loss, options["evaluate_on"])
         add_chain_columns(loop, run.clients)
-    run.ledger = loop.progress.ledger.as_dict()
+    run.ledger = {**loop.progress.ledger.as_dict(), **report_privacy(loop)}
     if folder:
-        notes = {"stopped": run.stopped, "restored": run.restored}
-        files.write_results(folder, run.clients, run.ledger, loop.progress.run, run.unseen, notes)
+        run._write_results()
+    _safeguard(run)
     callbacks.tell("on_end", run)
     return run
+
+
+def _safeguard(run: Run) -> None:
+    """Let clients choose where that is asked for, and anew where the folder has choices of an earlier end."""
+    earlier = read_safeguard(run.folder, run._loop.progress.run, run._loss) if run.folder else None
+    if earlier is not None:
+        run._let_choose(earlier.mix, earlier.one_model, earlier.alpha)
+    elif run.config["run"].get("safeguard"):
+        run._let_choose(MIXTURES[0], None, ALPHA)
 
 
 def _add_row(run: Run, train_loss: float, seconds: float) -> Row:
@@ -161,7 +175,7 @@ def _evaluate(run: Run, train_loss: float, seconds: float) -> Row:
     row |= {"metric_name": metric.name, "dropped": [name for name, _ in now.dropped]}
     if now.dropped:
         row["dropped_reasons"] = [why for _, why in now.dropped]
-    row |= {**now.ledger.as_dict(), **loop.history_fields()}
+    row |= {**now.ledger.as_dict(), **loop.history_fields(), **report_privacy(loop)}
     row["seconds"] = seconds
     now.dropped.clear()
     # JSON has no infinities: a number that is not finite is null.

@@ -43,7 +43,8 @@ def score_unseen(loop: Loop, loss: str | None, part: str) -> list[Row]:
     store.put(list(states), list(states.values()))
     engine = Sequential(guests, client_functions(guests, algorithm))
     everyone = np.arange(len(data))
-    rows = evaluate(guests, algorithm, engine, now.server, store, part=part, round=now.round, clients=everyone).rows
+    received = problem.broadcast(algorithm, now.server)
+    rows = evaluate(guests, algorithm, engine, received, store, part=part, round=now.round, clients=everyone).rows
     return [row if at in states else _without_scores(row) for at, row in enumerate(rows)]
 
 

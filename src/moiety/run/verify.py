@@ -21,6 +21,8 @@ from moiety.run import folder as files
 from moiety.run.best import check_kept, find_kept, place_of
 from moiety.run.build import own_part
 from moiety.run.checkpoint import INDEX, check_newest, find_checkpoint, read_checkpoint, read_tensors
+from moiety.run.privacy import read_counted
+from moiety.run.safeguard import read_safeguard
 from moiety.seals import CONFIG, PIPELINE, RECIPE, TABLE, TABLE_FORMAT, read_sealed
 
 T = TypeVar("T")
@@ -146,6 +148,9 @@ def _verify_run(folder: Path, check: _Check) -> None:
         ended_with = check.ask(files.read_notes, folder, run) or {}
     for round in sorted({*find_kept(folder), *([ended_with["restored"]] if "restored" in ended_with else [])}):
         check.ask(_verify_kept, place_of(folder, round), run, check)
+    if "privacy" in config:
+        check.ask(read_counted, folder, run)
+    check.ask(read_safeguard, folder, run, None)
     if (folder / files.COMMAND).exists():
         check.ask(read_sealed, folder / files.COMMAND, run)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
+from moiety.local.normalised import LARGEST, SQUARES, WEIGHT
 from moiety.local.online import Online
 from moiety.server.averaging import Server, assemble
 from moiety.server.mean import weighted_sum
-from moiety.types import Algorithm, ClientUpdate, Params, ServerOptimiser, Work
+from moiety.types import Algorithm, ClientUpdate, Params, ServerOptimiser, Wire, Work
 
 
 def assemble_descent(
@@ -20,15 +23,30 @@ def assemble_descent(
     """An online algorithm whose clients send gradients and whose server steps along their sum."""
 
     def server_update(server: Server, total: Params, share: float) -> Server:
-        gradient = {n: total[n] for n in server.shared}
-        shared, squares = descent.step(server.shared, gradient, server.optimiser)
+        shared, squares = descent.step(server.shared, total, server.optimiser)
         return server._replace(shared=shared, optimiser=squares)
 
+    def layout(shared: Params, personal: Params) -> tuple[Params, Params]:
+        return shared, descent.declare(shared)
+
+    normalised = descent.rule == "normalised"
     return assemble(
         phases={"online": descent.phase},
         server=ServerOptimiser(descent.init, descent.step),
         client_update=client_update,
-        aggregator=weighted_sum,
+        aggregator=sum_features if normalised else weighted_sum,
         server_update=server_update,
+        wire=Wire(layout, uncompressed=lambda name: name.startswith((WEIGHT, SQUARES, LARGEST)))
+        if normalised
+        else Wire(),
         **differences,
     )
+
+
+def sum_features(updates: Sequence[ClientUpdate]) -> Params:
+    """``sum_i a_i x_i``, but for the largest features, of which the largest is taken."""
+    joined = weighted_sum(updates)
+    for name in joined:
+        if name.startswith(LARGEST):
+            joined[name] = torch.stack([update.upload[name] for update in updates]).amax(0)
+    return joined

@@ -13,6 +13,9 @@ from moiety.types import ClientUpdate, Params
 CHUNK_BYTES = 1 << 22
 """About how many bytes of uploads one operation multiplies and adds."""
 
+WIDE = (torch.float32, torch.float64)
+"""Types that are summed in themselves."""
+
 
 class RunningSum:
     """``sum_i a_i x_i``, in the order in which uploads are added. No upload is kept.
@@ -45,20 +48,22 @@ class RunningSum:
 
     def _add_chunk(self, uploads: Params, weights: Sequence[float]) -> None:
         self.weight += sum(weights)
-        alike = all(weight == 1.0 for weight in weights)
-        factors = torch.tensor(weights[:1] if alike else weights, dtype=torch.float64)
+        alike = len(weights) > 1 and weights.count(1.0) == len(weights)
         for name, x in uploads.items():
-            if name not in self.sums:
-                self.types[name] = x.dtype
+            self.types.setdefault(name, x.dtype)
+            sums = self.sums.get(name)
+            if alike and x.dtype in WIDE and x.is_contiguous():  # a product with 1 changes no bit
+                added = x.sum(0)
+                self.sums[name] = added if sums is None else sums.add_(added)
+                continue
+            if sums is None:
                 wide = torch.promote_types(x.dtype, torch.float32) if x.is_floating_point() else torch.float64
-                self.sums[name] = torch.zeros(x.shape[1:], dtype=wide, device=x.device)
-            sums = self.sums[name]
+                sums = self.sums[name] = torch.zeros(x.shape[1:], dtype=wide, device=x.device)
             if len(weights) == 1:
                 sums.add_(x[0], alpha=weights[0])
-            elif alike and x.dtype is sums.dtype and x.is_contiguous():  # a product with 1 changes no bit
-                sums.add_(x.sum(0))
             else:
-                sums.add_((x * factors.to(sums).view(-1, *[1] * (x.dim() - 1))).sum(0))
+                factors = torch.tensor(weights, dtype=torch.float64).to(sums)
+                sums.add_((x * factors.view(-1, *[1] * (x.dim() - 1))).sum(0))
 
     def result(self) -> Params:
         """The sum, in the types of the uploads."""

@@ -21,13 +21,11 @@ from moiety.random import uniform
 from moiety.types import Names, Params
 
 DENSITIES = ("erk", "uniform")
-LEAST = 0.2
-"""The smallest density that is allowed, as in FedSpa's tables."""
 
 
 def check_density(density: float) -> None:
-    """Raise unless a density is from 0.2 to 1."""
-    number("density", density, f">= {LEAST} and <= 1", lambda d: LEAST <= d <= 1)
+    """Raise unless a density is above 0 and at most 1; ``layer_counts`` knows the least one for a model."""
+    number("density", density, "> 0 and <= 1", lambda d: 0 < d <= 1)
 
 
 def find_maskable(params: Mapping[str, Tensor]) -> Names:
@@ -191,12 +189,14 @@ def mask_smallest(weight: Tensor, mask: Tensor, count: int | Tensor) -> Tensor:
     return mask_highest(dormant_last, count)
 
 
-def update_mask(mask: Tensor, weight: Tensor, score: Tensor, *, active: int, rate: float) -> Tensor:
+def update_mask(
+    mask: Tensor, weight: Tensor, score: Tensor, *, active: int, rate: float, regrow_pruned: bool = True
+) -> Tensor:
     """Prune a share of the active weights by magnitude, and activate as many others by score.
 
-    The ``floor(rate active)`` weights of smallest magnitude are pruned. As many of the weights that were dormant before
-    become active, those of highest score; scores are not negative. Where too few were dormant all of them become
-    active, and the pruned weights of highest score stay active.
+    The ``floor(rate active)`` weights of smallest magnitude are pruned. As many weights become active, those of highest
+    score among all that are not; scores are not negative. With ``regrow_pruned=False`` the weights that were just
+    pruned come after all others: they come back only where too few were dormant before.
 
     Args:
         mask: which weights are active, ``active`` of them.
@@ -204,9 +204,13 @@ def update_mask(mask: Tensor, weight: Tensor, score: Tensor, *, active: int, rat
         score: the score of each weight: the magnitude of its gradient, or a random number.
         active: how many are active; under vmap the mask's values cannot be read.
         rate: the share to prune.
+        regrow_pruned: whether the weights that were just pruned may compete with the others.
 
     >>> mask = torch.tensor([True, True, False, False])
-    >>> update_mask(mask, torch.tensor([0.1, 2.0, 0.0, 0.0]), torch.tensor([9.0, 9.0, 1.0, 2.0]), active=2, rate=0.5)
+    >>> weight, score = torch.tensor([0.1, 2.0, 0.0, 0.0]), torch.tensor([9.0, 9.0, 1.0, 2.0])
+    >>> update_mask(mask, weight, score, active=2, rate=0.5)
+    tensor([ True,  True, False, False])
+    >>> update_mask(mask, weight, score, active=2, rate=0.5, regrow_pruned=False)
     tensor([False,  True, False,  True])
     """
     # In binary 0.29 of 100 is a little less than 29.
@@ -214,11 +218,17 @@ def update_mask(mask: Tensor, weight: Tensor, score: Tensor, *, active: int, rat
     if not count:
         return mask.clone()
     pruned = mask_smallest(weight, mask, count)
+    kept = mask & ~pruned
+    if regrow_pruned:
+        return kept | mask_highest(_mark_last(score, kept), count)
     if count <= dormant:
-        grown = mask_highest(_as_integers(score) | spread_mask(score, mask), count)  # -1 where it is active
-    else:
-        grown = ~mask | mask_highest(_as_integers(score) | spread_mask(score, ~pruned), count - dormant)
-    return (mask & ~pruned) | grown
+        return kept | mask_highest(_mark_last(score, mask), count)
+    return kept | ~mask | mask_highest(_mark_last(score, ~pruned), count - dormant)
+
+
+def _mark_last(score: Tensor, last: Tensor) -> Tensor:
+    """The scores as whole numbers, -1 where ``last``: these are chosen after all others."""
+    return _as_integers(score) | spread_mask(score, last)
 
 
 def hamming_distance(one: Params, other: Params) -> Tensor:

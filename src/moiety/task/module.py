@@ -82,6 +82,7 @@ def from_module(
         metric=metric,
         sets=sets,
         set_decides=set_decides,
+        score_outputs=score,
         mixes_examples=any(mixes(m) for m in model.modules()),
         unvectorised=unvectorised,
         partial=_partial(training.module, inputs, per_example, add_penalty, spare),

@@ -73,17 +73,15 @@ def check_numbers(update: ClientUpdate, *, where: str) -> None:
 
 
 def fits(updates: ClientUpdate, declared: Params, count: int) -> bool:
-    """Whether no check refuses any of ``count`` updates, which come as one with a leading axis over clients."""
-    numbers = {"weight": updates.weight, **updates.info}
+    """Whether ``count`` updates, which come as one with a leading axis over clients, are all laid out as declared."""
     return (
         updates.upload.keys() == declared.keys()
         and "loss" in updates.info
-        and all(x.shape == (count,) for x in numbers.values())
+        and all(x.shape == (count,) for x in (updates.weight, *updates.info.values()))
         and all(
-            x.shape == (count, *declared[name].shape) and x.dtype == declared[name].dtype
+            x.dtype is declared[name].dtype and x.shape[0] == count and x.shape[1:] == declared[name].shape
             for name, x in updates.upload.items()
         )
-        and not bool((updates.weight < 0).any())
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ class Ledger:
     ``*_payload`` is what goes over the wire, header and masks included. ``flops`` is the local work of all clients
     asked, sparse layers at their density; ``search_flops`` is the part of it that goes into the search for masks.
     ``device_memory`` is the estimate of Pillutla et al. 2022, B.4, for one device: 3 size(u) + 2 size(v) +
-    size(backprop at batch size 1).
+    size(backprop at batch size 1); of a client with masks, active values and one bit a number for the mask.
     """
 
     rounds: int = 0
@@ -51,6 +52,13 @@ class Ledger:
         return asdict(self)
 
 
-def device_memory(shared: Params, personal: Params, backprop: int) -> int:
-    """Bytes on one device while training: 3 size(u) + 2 size(v) + size(backprop)."""
-    return 3 * value_bytes(shared) + 2 * value_bytes(personal) + backprop
+def device_memory(shared: Params, personal: Params, backprop: int, densities: Mapping[str, float] | None = None) -> int:
+    """Bytes on one device while training: 3 size(u) + 2 size(v) + size(backprop).
+
+    With ``densities``, the shared tensors of these names are sparse, as Huang et al. (2022) mean it: the device holds
+    their active values alone, and a mask of one bit a number.
+    """
+    shares = densities or {}
+    size = sum(round(shares.get(name, 1.0) * value_bytes({name: p})) for name, p in shared.items())
+    masks = sum(-(-shared[name].numel() // 8) for name in shares)
+    return 3 * size + masks + 2 * value_bytes(personal) + backprop

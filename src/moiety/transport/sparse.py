@@ -51,12 +51,18 @@ def sparse_pack(values: Params, masks: Params, *, known: bool = False) -> Params
     for name, p in values.items():
         mask = masks[name].reshape(-1) if name in masks else None
         packed[name] = p if mask is None else p.reshape(-1)[mask]
-        if mask is None or known:
-            continue
-        if _lists_places(int(mask.sum()), mask.numel()):
-            packed[PLACES + name] = mask.nonzero().reshape(-1).to(torch.int32)
+    return packed if known else packed | pack_masks({name: masks[name] for name in values if name in masks})
+
+
+def pack_masks(masks: Params) -> Params:
+    """Tensors to pack that say where the active places of each mask are."""
+    packed: Params = {}
+    for name, mask in masks.items():
+        flat = mask.reshape(-1)
+        if _lists_places(int(flat.sum()), flat.numel()):
+            packed[PLACES + name] = flat.nonzero().reshape(-1).to(torch.int32)
         else:
-            packed[BITS + name] = torch.from_numpy(np.packbits(mask.cpu().numpy()))
+            packed[BITS + name] = torch.from_numpy(np.packbits(flat.cpu().numpy()))
     return packed
 
 
@@ -68,7 +74,7 @@ def sparse_unpack(packed: Params, like: Params, masks: Params | None = None) -> 
     values, active_places = {}, {}
     for name, p in like.items():
         must(name in packed, "payload", f"one that holds {name}", "none of that name")
-        mask = _read_mask(packed, name, p) if masks is None else masks.get(name)
+        mask = read_mask(packed, name, p) if masks is None else masks.get(name)
         if mask is None:
             values[name] = packed[name]
             continue
@@ -80,7 +86,7 @@ def sparse_unpack(packed: Params, like: Params, masks: Params | None = None) -> 
     return values, active_places
 
 
-def _read_mask(packed: Params, name: str, like: Tensor) -> Tensor | None:
+def read_mask(packed: Params, name: str, like: Tensor) -> Tensor | None:
     """The mask that was sent for a tensor, None where it went whole."""
     if PLACES + name in packed:
         mask = torch.zeros(like.numel(), dtype=torch.bool)

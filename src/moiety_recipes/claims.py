@@ -1,4 +1,4 @@
-"""Claims of Mishchenko et al. 2023 as rows of a table: decided by the rule of scale ``night``, and shown."""
+"""Claims as rows of a table: decided by the rule of scale ``night``, and shown."""
 
 from __future__ import annotations
 

@@ -1,0 +1,226 @@
+"""``python -m benchmarks.harm_rules --out DIR``: other rules of the safeguard, on development populations.
+
+Nothing here is one of the six sets of ``benchmarks.harm``. Models are trained as there, once; a file for each
+population and seed keeps what clients know and what their test rows say. Rules are then compared without training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import pickle
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import ndtr
+
+import moiety as mo
+from benchmarks.harm import PERSONAL_ROUNDS, ROUNDS, scale
+from moiety.evaluation import worst_decile
+from moiety.evaluation.safeguard import ALPHA, WEIGHTS, Evidence, conclude, describe_population
+from moiety.run import safeguard
+from moiety.run.safeguard import Chooser, take_one_model
+from moiety_recipes.pictures import average_pixels, choose_clients
+
+MIXTURES = (0.125, 0.25, 0.5, 0.75, 0.875, 1.0)
+SEEDS = (100, 101)
+Clients = list[dict[str, Any]]
+Load = Callable[[int], mo.FederatedData]
+
+
+def deal(
+    name: str, alpha: float, clients: int, rows: int | None, test: int | None, halvings: int = 0, least: int = 12
+) -> Load:
+    """Clients by Dirichlet, with sizes that differ."""
+
+    def load(seed: int) -> mo.FederatedData:
+        how = mo.data.dirichlet(alpha, balanced=False, min_examples=1)
+        sizes: dict[str, Any] = {"per_client": rows, "test_per_client": test, "validation": 0.2}
+        fed = mo.data.load(name, clients=clients, partition=how, **sizes, seed=seed)
+        fed = choose_clients(fed, least=least, count=min(50, len(fed)))
+        for _ in range(halvings):
+            fed = average_pixels(fed)
+        return scale(fed)
+
+    return load
+
+
+def make_people(shift: float) -> Load:
+    """Six classes around centres that are shifted: much for some clients, little for most."""
+
+    def load(seed: int) -> mo.FederatedData:
+        rng = np.random.default_rng([seed, int(100 * shift), 40])
+        centres, parts = rng.normal(size=(6, 20)), []
+        for client in range(50):
+            own = centres + shift * rng.exponential() * rng.normal(size=centres.shape)
+            count = int(rng.integers(20, 80)) + 150
+            y = rng.integers(6, size=count)
+            parts.append((own[y] + 1.6 * rng.normal(size=(count, 20)), y, np.full(count, client)))
+        x, y, ids = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return scale(
+            mo.data.from_arrays({"x": x.astype(np.float32), "y": y}, ids, test=0.6, validation=0.08, seed=seed)
+        )
+
+    return load
+
+
+POPULATIONS = {
+    f"{name}, Dirichlet({alpha:g})": deal(name, alpha, *sizes)
+    for alpha in (0.1, 0.3, 1.0)
+    for name, *sizes in (
+        ("digits", 40, None, None),
+        ("pendigits", 100, 100, 100),
+        ("letter", 150, 120, 100),
+        ("satimage", 80, 100, 80),
+        ("usps", 100, 100, 80, 1),
+        ("mnist", 500, 120, 150, 1, 20),
+    )
+} | {f"made up, shift {shift:g}": make_people(shift) for shift in (0.2, 0.6)}
+
+
+def train(load: Load, seed: int) -> list[Clients]:
+    """What the clients of finetuning and of FedAlt know, and the accuracy of each mixture on their test rows."""
+    fed = load(seed)
+    model = mo.models.mlp(fed.columns["x"].shape[1], int(fed.columns["y"].max()) + 1, hidden=(64, 32), seed=seed)
+    work, settings = mo.sgd(0.1, epochs=1, batch_size=16), mo.Settings(evaluate_every=ROUNDS + PERSONAL_ROUNDS)
+    how: dict[str, Any] = {"seed": seed, "engine": "vectorised", "settings": settings, "progress": False}
+    some = {**how, "cohort": min(10, len(fed))}
+    first = mo.fit(model, fed, mo.fedavg(shared=work), rounds=ROUNDS, **some)
+    one = mo.fit(model, fed, mo.fedavg(shared=work), rounds=PERSONAL_ROUNDS, start=first, **some)
+    finetune, both = mo.finetune(personal=mo.sgd(0.03, epochs=5, batch_size=16)), mo.fedalt(shared=work, personal=work)
+    output = mo.split.output_layer(model)
+    return [
+        gather(mo.fit(model, fed, finetune, split=mo.split.everything(model), rounds=1, start=one, **how), one),
+        gather(mo.fit(model, fed, both, split=output, rounds=PERSONAL_ROUNDS, start=first, **some), one),
+    ]
+
+
+def gather(run: mo.Run, one: mo.Run) -> Clients:
+    """Gains on validation rows and on folds, hints, and test accuracy of the one model and of each mixture."""
+    loop = run._loop
+    chooser, data = Chooser(loop, run._loss, "predictions", take_one_model(loop.problem, one)), loop.problem.data
+    clients = []
+    with contextlib.closing(loop):
+        folds = chooser._fold_clients(range(len(data)))
+        for at in range(len(data)):
+            pair, rows = chooser.pair_of(at), chooser.columns(at, "test")
+            if data.sizes("test")[at]:
+                client = {"val": pair.measure_gains(chooser.columns(at, "validation"))}
+                client["fold"] = np.concatenate([np.zeros((len(MIXTURES), 0)), *folds[at]], axis=1)
+                client["hint"] = pair.measure_hint(chooser.columns(at, "train"))
+                client["test"] = np.array([pair.score(rows, weight).metric.mean() for weight in (0.0, *MIXTURES)])
+                clients.append(client)
+    return clients
+
+
+def find_offsets(clients: Clients) -> np.ndarray:
+    """How much more clients gain on validation rows than on folds, by mixture; nearer to 0 where it is not certain."""
+    some = [each for each in clients if each["val"].shape[1] and each["fold"].shape[1]]
+    apart = np.array([each["val"].mean(1) - each["fold"].mean(1) for each in some])
+    weight = np.array([1 / (1 / each["val"].shape[1] + 1 / each["fold"].shape[1]) for each in some])[:, None]
+    mean = (weight * apart).sum(0) / weight.sum()
+    error = ((weight * (apart - mean)) ** 2).sum(0) / weight.sum() ** 2
+    signal = np.maximum(mean**2 - error, 0)
+    return np.asarray(mean * signal / (signal + error + 1e-30))
+
+
+def apply_rule(
+    clients: Clients,
+    *,
+    weights: Sequence[float] = WEIGHTS,
+    alpha: float = ALPHA,
+    offset: bool = False,
+    times: int = 1,
+    largest: bool = False,
+    folds: bool = True,
+) -> np.ndarray:
+    """What each client chooses. Validation rows may count ``times``, and folds be moved by an offset or left out."""
+    at = [MIXTURES.index(weight) for weight in weights]
+    move = find_offsets(clients)[at, None] if offset else 0.0
+    evidence = [
+        Evidence(np.concatenate([each["val"][at]] * times + [each["fold"][at] + move] * folds, axis=1), each["hint"])
+        for each in clients
+    ]
+    population = describe_population(evidence)
+    assert population is not None
+    choices = []
+    for each in evidence:
+        gain, variance = conclude(each, population)
+        allowed = (ndtr(-gain / np.sqrt(variance)) <= alpha) & (gain > 0)
+        best = np.flatnonzero(allowed)[-1] if largest and allowed.any() else np.where(allowed, gain, -np.inf).argmax()
+        choices.append(weights[best] if allowed.any() else 0.0)
+    return np.array(choices)
+
+
+def apply_simple_rule(clients: Clients) -> np.ndarray:
+    """The personal model where it is better on validation rows."""
+    return np.array([float(each["val"].shape[1] > 0 and each["val"][-1].mean() > 0) for each in clients])
+
+
+RULES: dict[str, Callable[[Clients], np.ndarray]] = {
+    "simple rule": apply_simple_rule,
+    "as it is": apply_rule,
+    "alpha 0.05": lambda clients: apply_rule(clients, alpha=0.05),
+    "folds moved by an offset": lambda clients: apply_rule(clients, offset=True),
+    "folds moved, alpha 0.05": lambda clients: apply_rule(clients, offset=True, alpha=0.05),
+    "validation rows twice": lambda clients: apply_rule(clients, times=2),
+    "validation rows three times": lambda clients: apply_rule(clients, times=3),
+    "no folds": lambda clients: apply_rule(clients, folds=False),
+    "no folds, alpha 0.25": lambda clients: apply_rule(clients, folds=False, alpha=0.25),
+    "mixtures of 1/8 and 7/8 too": lambda clients: apply_rule(clients, weights=MIXTURES),
+    "a half or all": lambda clients: apply_rule(clients, weights=(0.5, 1.0)),
+    "the largest weight allowed": lambda clients: apply_rule(clients, largest=True),
+}
+
+
+def judge(cells: dict[str, list[Clients]], rule: Callable[[Clients], np.ndarray]) -> str:
+    """A row of the table: clients hurt over those that personal models hurt, mean, worst decile, gain kept, misses."""
+    columns, rows, missed = [0.0, *MIXTURES], [], 0
+    for runs in cells.values():
+        sums = []
+        for clients in runs:
+            test = np.array([each["test"] for each in clients])
+            chosen = np.array(
+                [values[columns.index(weight)] for values, weight in zip(test, rule(clients), strict=True)]
+            )
+            one, own = test[:, 0], test[:, -1]
+            tail = worst_decile(chosen, higher_is_better=True) - worst_decile(own, higher_is_better=True)
+            gain = 100 * (own - one).mean()
+            sums.append([(own < one).sum(), (chosen < one).sum(), 100 * (chosen - own).mean(), 100 * tail, gain])
+        before, after = np.sum(sums, axis=0)[:2]
+        price, tail, gain = np.mean(sums, axis=0)[2:]
+        rows.append([before, after, price, tail, gain])
+        missed += bool((before >= 20 and 3 * after > before) or min(price, tail) < -0.3 or 0 < gain < -5 * price)
+    before, after = np.sum(rows, axis=0)[:2]
+    price, tail, gain = np.mean(rows, axis=0)[2:]
+    kept = 1 + price / gain
+    return f"{after:.0f} of {before:.0f} | {after / before:.2f} | {price:+.2f} | {tail:+.2f} | {kept:.0%} | {missed}"
+
+
+def main() -> None:
+    """Train what is missing, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True)
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    safeguard.WEIGHTS = MIXTURES
+    cells: dict[str, list[Clients]] = {}
+    for seed in SEEDS:
+        for name, load in POPULATIONS.items():
+            file = out / f"{name}, seed {seed}.pickle"
+            if not file.exists():
+                file.write_bytes(pickle.dumps(train(load, seed)))
+            cells.setdefault(name, []).extend(pickle.loads(file.read_bytes()))
+    print(f"| rule | hurt | ratio | mean | worst decile | gain kept | populations of {len(cells)} with a miss |")
+    for name, rule in RULES.items():
+        print(f"| {name} | {judge(cells, rule)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

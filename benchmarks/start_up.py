@@ -1,0 +1,87 @@
+"""``python -m benchmarks.start_up``: what a user waits for before the first round, as a terminal shows it.
+
+CPU seconds are those of the command and all that it started. They say more than the clock where others use the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pty
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks import results
+from benchmarks.turns import Turn, keep_turns
+
+FIRST = b"1/100"
+"""What the bar of the command shows when its first round has ended."""
+
+
+def commands(folder: Path) -> dict[str, list[str]]:
+    """What a user waits for; the last one up to the end of its first round."""
+    readme = (results.ROOT / "README.md").read_text()
+    config = folder / "first.toml"
+    config.write_text(readme.partition("```toml\n")[2].partition("```")[0])
+    command = [sys.executable, "-m", "moiety"]
+    return {
+        "import torch": [sys.executable, "-c", "import torch"],
+        "import moiety": [sys.executable, "-c", "import moiety"],
+        "moiety --help": [*command, "--help"],
+        "moiety run first.toml, to the end of round 1": [*command, "run", str(config), "--out", str(folder / "run")],
+    }
+
+
+def time_start(command: list[str]) -> dict[str, float]:
+    """Seconds until a command ends, or its first round does, by the clock and of the processor."""
+    leader, follower = pty.openpty()
+    began, used = time.perf_counter(), _cpu_of_children()
+    process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower)
+    os.close(follower)
+    seen = b""
+    while FIRST not in seen:
+        try:
+            part = os.read(leader, 4096)
+        except OSError:  # the command has ended
+            break
+        seen += part
+    seconds = time.perf_counter() - began
+    process.kill()
+    process.wait()
+    os.close(leader)
+    return {"whole": seconds, "cpu": _cpu_of_children() - used}
+
+
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def run_turn(turn: int) -> Turn:
+    """All commands, one after the other."""
+    found = {}
+    with TemporaryDirectory() as folder:
+        for name, command in commands(Path(folder)).items():
+            found[name] = one = time_start(command)
+            print(f"turn {turn + 1}  {name:44} {one['whole']:.2f} s, {one['cpu']:.2f} s of CPU", flush=True)
+    return found
+
+
+def main() -> None:
+    """All commands in turn."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.start_up", description=__doc__)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="nothing kept or written: a look")
+    options = parser.parse_args()
+    turns = keep_turns(None if options.quick else "start-up", {}, options.turns, run_turn)
+    if not options.quick:
+        found = {name: [turn[name] for turn in turns] for name in turns[0]}
+        results.update("start_up", found, sum(one["whole"] for runs in found.values() for one in runs) / 60)
+
+
+if __name__ == "__main__":
+    main()

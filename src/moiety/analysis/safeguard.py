@@ -1,0 +1,146 @@
+"""What a safeguard did: who is hurt with personal models and with the models that clients chose, and at what price."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, pstdev
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moiety.analysis.harm import judge_clients
+from moiety.analysis.versus import Row
+from moiety.errors import must
+from moiety.evaluation import worst_decile
+from moiety.evaluation.paired import RowScores
+from moiety.evaluation.safeguard import find_discoveries
+from moiety.reports.console import print_plain, table
+
+if TYPE_CHECKING:
+    from moiety.run.result import Run
+
+Scores = Mapping[str, RowScores]
+MODELS = ("personal", "chosen")
+
+
+@dataclass(frozen=True)
+class HarmReport:
+    """Who is hurt, before the safeguard (``personal`` models) and after it (``chosen`` ones).
+
+    ``rows`` has a row for each pair of models and baseline (``against``: ``one model`` or ``alone``), for all clients
+    and by size: shares of clients hurt at all (``hurt``) and beyond noise (``beyond_noise``), with intervals, and
+    the mean, worst decile and spread (standard deviation) of the clients' metric. ``discoveries`` counts clients whose
+    held-out rows show that their personal model is better, and worse, than one model for all: of each at most a
+    twentieth is expected to be false.
+    """
+
+    metric: str
+    rows: list[Row]
+    discoveries: dict[str, int]
+
+    def __str__(self) -> str:
+        heads = ["against", "clients", "models", "hurt", "beyond noise", f"mean {self.metric}", "worst tenth", "spread"]
+        body = [
+            [
+                row["against"],
+                f"{row['group']} ({row['clients']})",
+                row["models"],
+                _show_share(row, "hurt"),
+                _show_share(row, "beyond_noise"),
+                *(f"{row[name]:.4g}" for name in ("mean", "worst_decile", "spread")),
+            ]
+            for row in self.rows
+        ]
+        found = self.discoveries
+        words = f"Held-out rows show personal models better for {found['better']}, worse for {found['worse']} clients"
+        return f"{print_plain(table(heads, body, text=(0, 1, 2)))}\n{words} (false discovery rate 5%)."
+
+
+def _show_share(row: Row, name: str) -> str:
+    return f"{row[name]:.1%} [{row[name + '_low']:.1%}, {row[name + '_high']:.1%}]"
+
+
+def report_harm(
+    run: Run, *, one_model: Run | None = None, alone: Run | None = None, part: str = "test", level: float = 0.95
+) -> HarmReport:
+    """Compare personal and chosen models of a run with one model for all, and with training alone.
+
+    Args:
+        run: one in which clients have chosen (``safeguard=True``, or ``run.safeguard()``).
+        one_model: a run whose shared model is the one model for all. By default it is that of ``run``: what its
+            safeguard was given, or the server's part with the first personal part, which may be much worse than a model
+            that FedAvg trained.
+        alone: a run by ``local_only`` on the same clients.
+        part: the rows to compare on.
+        level: of the intervals of shares (Wilson 1927).
+    """
+    must(bool(run.choices), "run", "one in which clients have chosen", "one without", "Call run.safeguard().")
+    metric = run._loop.problem.task.metric
+    models = {"personal": run.score_rows(part, personal=True), "chosen": run.score_rows(part)}
+    baselines = {
+        "one model": run.score_rows(part, shared=True) if one_model is None else one_model.score_rows(part, shared=True)
+    }
+    if alone is not None:
+        baselines["alone"] = alone.score_rows(part)
+    sizes = {
+        str(name): int(n) for name, n in zip(run._loop.problem.data.ids, run._loop.problem.data.sizes(), strict=True)
+    }
+    cut = median(sizes[client] for client in models["chosen"])
+    groups = {"all": list(models["chosen"])}
+    halves = {
+        f"n <= {cut:g}": [client for client in models["chosen"] if sizes[client] <= cut],
+        f"n > {cut:g}": [client for client in models["chosen"] if sizes[client] > cut],
+    }
+    groups |= halves if all(halves.values()) else {}
+    rows = [
+        {"against": against, "group": group, "models": name}
+        | summarise_harm(models[name], old, clients, higher_is_better=metric.higher_is_better, level=level)
+        for against, old in baselines.items()
+        for group, clients in groups.items()
+        for name in MODELS
+    ]
+    choices = run.choices.values()
+    found = {
+        "better": len(find_discoveries([each.p_better for each in choices])),
+        "worse": len(find_discoveries([each.p_worse for each in choices])),
+    }
+    return HarmReport(metric.name, rows, found)
+
+
+def summarise_harm(
+    new: Scores, old: Scores, clients: Sequence[str], *, higher_is_better: bool = True, level: float = 0.95
+) -> Row:
+    """How ``clients`` fare with new models against old ones: shares hurt with intervals, mean, worst decile, spread."""
+    judged = judge_clients(
+        {client: new[client] for client in clients},
+        {client: old[client] for client in clients},
+        higher_is_better=higher_is_better,
+    )
+    means = [float(np.average(new[row["client"]].metric, weights=new[row["client"]].weight)) for row in judged]
+    shares: Row = {}
+    for name, key in (("hurt", "hurt"), ("beyond_noise", "hurt_beyond_noise")):
+        count = sum(row[key] for row in judged)
+        low, high = share_interval(count, len(judged), level)
+        shares |= {name: count / len(judged), f"{name}_low": low, f"{name}_high": high, f"{name}_count": count}
+    return {
+        "clients": len(judged),
+        **shares,
+        "mean": fmean(means),
+        "mean_change": fmean(row["change"] for row in judged),
+        "worst_decile": worst_decile(np.array(means), higher_is_better=higher_is_better),
+        "spread": pstdev(means),
+    }
+
+
+def share_interval(count: int, of: int, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval for a share.
+
+    >>> low, high = share_interval(0, 20)
+    >>> low, round(high, 3)
+    (0.0, 0.161)
+    """
+    from scipy.stats import binomtest
+
+    ends = binomtest(count, of).proportion_ci(level, method="wilson")
+    return float(ends.low), float(ends.high)

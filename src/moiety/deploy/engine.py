@@ -1,0 +1,118 @@
+"""Devices as an engine: where others compute, this one sends letters and waits for the answers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from moiety import tree
+from moiety.deploy.letters import Letter
+from moiety.engines.base import Engine, Functions, RoundInfo
+from moiety.engines.problem import Problem
+from moiety.engines.rows import Job
+from moiety.errors import MoietyError, is_real, must
+from moiety.loop.exchange import Arrival, Missing
+from moiety.types import ClientUpdate, Params, Tree
+
+if TYPE_CHECKING:
+    from moiety.deploy.federation import Federation
+
+NO_ANSWER = "no answer before the deadline"
+
+
+class Devices(Engine):
+    """Lets devices do the local work of their clients. Their states stay with them.
+
+    The state that the server has of a client says which of its turns was the last that was used, and what the packing
+    of messages needs to know.
+    """
+
+    name = "sequential"
+    pools = False
+
+    def __init__(self, problem: Problem, functions: Functions, federation: Federation) -> None:
+        super().__init__(problem, functions)
+        self.federation = federation
+        self.sent: dict[int, tuple[int, int]] = {}
+        """Bytes of the broadcast to each client of the round, values and all."""
+        self.tickets: dict[int, str] = {}
+        self.until = 0.0
+
+    def begin(self, jobs: Sequence[Job], received: Params, info: RoundInfo, rounds: int) -> None:
+        """Send the broadcast of a round to all its clients that can be reached."""
+        post, plan = self.federation.post, self.federation.plan
+        letters = self.write_letters(jobs, received, info.round, rounds)
+        self.sent = {client: size for client, (_, size) in letters.items()}
+        nodes = [(self.federation.node_of(client), letter) for client, (letter, _) in letters.items()]
+        tickets = post.send("train", nodes, str(info.round), plan.ttl)
+        self.tickets = dict(zip(letters, tickets, strict=True))
+        self.until = time.monotonic() + plan.deadline
+
+    def write_letters(
+        self, jobs: Sequence[Job], received: Params, t: int, rounds: int
+    ) -> dict[int, tuple[Letter, tuple[int, int]]]:
+        """The letters of a round to clients that can be reached, and their bytes."""
+        federation, letters = self.federation, {}
+        same = None if federation.wiring.packing else federation.wiring.pack_down(received, 0, {})
+        online = federation.post.online()
+        for job in jobs:
+            if federation.node_of(job.client) in online:
+                packed = same or federation.wiring.pack_down(received, job.client, job.state["wire"])
+                head = {**federation.head(job.client, t, int(job.state["used"])), "rounds": rounds}
+                letters[job.client] = Letter(head, packed.body), packed.size
+        return letters
+
+    def map(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> list[Tree]:
+        """The arrivals of a round that was begun, in the order of the jobs; why there is none where there is none."""
+        must(function == "train", "engine", "one that computes here", "devices, which answer for training alone")
+        wanted = {self.tickets[job.client]: job for job in jobs if job.client in self.tickets}
+        results: dict[int, Arrival | Missing] = {}
+        for ticket, answer in self.federation.post.collect(wanted, self.until):
+            job = wanted[ticket]
+            results[job.client] = self.read_answer(job, answer, info.round)
+        self.federation.note_answers({job.client: job.client in results for job in wanted.values()})
+        return [results.get(job.client) or Missing(job.client, self._explain(job.client)) for job in jobs]
+
+    def _explain(self, client: int) -> str:
+        return NO_ANSWER if client in self.tickets else "not connected"
+
+    def read_answer(self, job: Job, answer: Letter | MoietyError, t: int) -> Arrival | Missing:
+        """What a client sent, or why it cannot be used."""
+        if isinstance(answer, MoietyError):
+            return Missing(job.client, f"{answer}"[:300])
+        try:
+            return self._open(job, answer, t)
+        except (MoietyError, RuntimeError, ValueError, TypeError) as error:
+            return Missing(job.client, f"refused: {error}"[:300], sent=True)
+
+    def _open(self, job: Job, answer: Letter, t: int) -> Arrival | Missing:
+        head, wiring = answer.head, self.federation.wiring
+        must(head.get("round") == t, "round", f"{t} in the answer", repr(head.get("round"))[:40])
+        if "why" in head:
+            return Missing(job.client, str(head["why"])[:200], sent=True)
+        weight, info = head.get("weight"), head.get("info")
+        fits = is_real(weight) and 0 <= float(str(weight)) < math.inf
+        must(fits, "weight", "a finite number >= 0", repr(weight)[:40])
+        must(isinstance(info, dict), "info", "a table of numbers", type(info).__name__)
+        upload, known, size = wiring.unpack_up(answer.body, job.client, t, job.state["wire"])
+        numbers = _read_numbers(info)  # type: ignore[arg-type]
+        update = ClientUpdate(upload, torch.tensor(float(str(weight)), dtype=torch.float64), numbers)
+        wiring.exchange.check_upload(update, job.client, t)  # here, where one that is refused stops nobody else
+        largest = float(tree.largest(upload))
+        if not math.isfinite(largest):
+            return Missing(job.client, "not finite: upload", sent=True)
+        state = {"used": torch.tensor(t), "wire": known}
+        return Arrival(job.client, update, state, largest, size)
+
+
+def _read_numbers(info: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """What a device says for the record; a loss that is not shared is NaN."""
+    must(len(info) <= 64 and all(isinstance(name, str) for name in info), "info", "a few numbers by name", "others")
+    for name, value in info.items():
+        must(is_real(value) and math.isfinite(value), f"info.{name}", "a finite number", repr(value)[:40])
+    numbers = {"loss": math.nan, **info}
+    return {name: torch.tensor(float(value), dtype=torch.float64) for name, value in numbers.items()}

@@ -1,0 +1,145 @@
+"""The server's side of a run on devices: who is there, how letters to them are written, who may join."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moiety.deploy.letters import Letter
+from moiety.deploy.plan import Plan, digest_of
+from moiety.deploy.post import Post
+from moiety.deploy.questions import Questions
+from moiety.deploy.roster import Roster, sort_hellos
+from moiety.deploy.wire import Wiring
+from moiety.errors import MoietyError
+
+log = logging.getLogger("moiety")
+
+PAUSE = 0.25
+"""Seconds between two looks at who is connected."""
+SILENT = 2
+"""After how many rounds without an answer a device must say that it is there before it is asked again."""
+
+
+class Federation:
+    """The devices of one run, and the way to them."""
+
+    def __init__(self, plan: Plan, post: Post, roster: Roster) -> None:
+        self.plan, self.post, self.roster = plan, post, roster
+        self.folder: Path | None = None
+        self.run = ""
+        self.agreed: dict[str, Any] = {}
+        self.digest = ""
+        self.wiring: Wiring
+        self.hellos = Questions(post, "hello", plan.ttl)
+        self.welcomes = Questions(post, "welcome", plan.ttl)
+        self.waiting: dict[int, dict[str, Any]] = {}
+        """Who said hello before the run began, by node."""
+        self.silent: Counter[int] = Counter()
+        """In how many rounds running a client has not answered."""
+
+    def start(self, folder: Path, run: str, agreed: dict[str, Any], wiring: Wiring) -> None:
+        """The run is known: its id, and what both sides must agree on."""
+        self.folder, self.run, self.agreed, self.wiring = folder, run, agreed, wiring
+        self.digest = digest_of(agreed)
+        self.roster.save(folder, run)
+
+    def node_of(self, client: int) -> int:
+        """The node of a client; -1 for one that has not joined."""
+        member = self.roster.members[client]
+        return member.node if member.joined else -1
+
+    def head(self, client: int, t: int, used: int) -> dict[str, Any]:
+        """What every letter to a client says."""
+        return {"run": self.run, "position": client, "digest": self.digest, "round": t, "used": used}
+
+    def gather(self, wanted: int) -> None:
+        """Wait until so many devices have said who they are, for the first round of a run."""
+        began = time.monotonic()
+        while len(self.roster) < wanted:
+            self.greet()
+            # Names decide about positions, so nobody gets one before all are there.
+            self.waiting |= {node: answer.head for node, answer in self.hellos.collect(PAUSE)}
+            names = {str(head.get("name")) for head in self.waiting.values()} | {m.name for m in self.roster.members}
+            if len(names) >= wanted and not self.hellos.expects_answers():
+                self._admit(self.waiting)
+                self.waiting = {}
+            elif not self.hellos.pending:
+                time.sleep(PAUSE)
+            if time.monotonic() - began > 60:
+                began = time.monotonic()
+                log.info("waiting for devices: %d of %d are here", len(names), wanted)
+
+    def greet(self) -> None:
+        """Ask all connected nodes that are not known who they are."""
+        known = {*self.waiting, *(each.node for each in self.roster.members)}
+        nodes = [node for node in self.post.online() if node not in known and self.hellos.may_ask(node)]
+        self.hellos.ask([(node, Letter({})) for node in nodes])
+
+    def _admit(self, hellos: Mapping[int, dict[str, Any]]) -> None:
+        """Put devices on the list, in the order of their names; one that cannot be put there is refused."""
+        for node, head in sort_hellos(hellos.items()):
+            try:
+                self.roster.add(node, head)
+            except MoietyError as error:
+                self.hellos.put_off(node, str(error))
+
+    def admit_newcomers(self, wait: float = 0.0) -> bool:
+        """Let devices join that have come since; whether there are more clients than before."""
+        before = len(self.roster)
+        self.greet()
+        hellos = {node: answer.head for node, answer in self.hellos.collect(wait)}
+        if hellos:
+            self._admit(hellos)
+            if self.folder is not None:
+                self.roster.save(self.folder, self.run)
+        self.welcome()
+        for node, answer in self.welcomes.collect(wait):
+            self._join(node, answer)
+        return len(self.roster) > before
+
+    def welcome(self) -> None:
+        """Tell devices that have not joined their positions."""
+        online, recipe = self.post.online(), self.roster.preprocessing
+        letters = []
+        for position, member in enumerate(self.roster.members):
+            if not member.joined and member.node in online and self.welcomes.may_ask(member.node):
+                head = {"run": self.run, "position": position, "agreed": self.agreed}
+                head["preprocessing"] = None if recipe is None else recipe.as_dict()
+                letters.append((member.node, Letter(head)))
+        self.welcomes.ask(letters)
+
+    def _join(self, node: int, answer: Letter) -> None:
+        """A device has answered that it takes part."""
+        member = next((each for each in self.roster.members if each.node == node), None)
+        if answer.head.get("digest") != self.digest:
+            self.welcomes.put_off(node, "it has another plan")
+        elif member is not None:
+            member.joined = True
+            log.info("%s takes part as client %d", member.name, self.roster.position(member))
+
+    def note_answers(self, answered: Mapping[int, bool]) -> None:
+        """Note who answered in a round, by client; no round waits for long for a device that is connected but deaf."""
+        for client, well in answered.items():
+            self.silent[client] = 0 if well else self.silent[client] + 1
+            if self.silent[client] >= SILENT:
+                member = self.roster.members[client]
+                member.joined, self.silent[client] = False, 0
+                log.info("%s has not answered for %d rounds: it is asked whether it is there", member.name, SILENT)
+
+    def count_joined(self) -> int:
+        """How many devices take part and are connected."""
+        online = self.post.online()
+        return sum(each.joined and each.node in online for each in self.roster.members)
+
+    def wait_for(self, wanted: int, patience: float | None = None) -> None:
+        """Wait until so many devices take part, or, with ``patience``, so many seconds."""
+        until = None if patience is None else time.monotonic() + patience
+        while self.count_joined() < wanted and (until is None or time.monotonic() < until):
+            self.admit_newcomers(PAUSE)
+            if not self.hellos.pending and not self.welcomes.pending:
+                time.sleep(PAUSE)

@@ -1,0 +1,212 @@
+"""The loop over rounds where clients are devices: the same as in a simulation, but for who computes and evaluates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from moiety import tree
+from moiety.clients import DiskStore
+from moiety.clients.clock import Clock
+from moiety.deploy.choice import read_summary
+from moiety.deploy.engine import Devices
+from moiety.deploy.federation import Federation
+from moiety.deploy.letters import Letter
+from moiety.deploy.roster import MOST
+from moiety.deploy.scores import as_row, check_scores, count_steps
+from moiety.engines.base import Engine, RoundInfo
+from moiety.engines.jobs import with_states
+from moiety.engines.problem import Problem, to_tensors
+from moiety.engines.rows import Job
+from moiety.errors import MoietyError
+from moiety.evaluation.safeguard import estimate_population
+from moiety.loop.evaluate import Evaluation
+from moiety.loop.round import Loop, Progress, begin_progress
+from moiety.run.safeguard import count_turns
+from moiety.transport import value_bytes
+from moiety.types import Algorithm, Params, RoundRecord, Tree
+
+LARGEST_FILE = 1 << 40
+"""The largest file that the server makes of what it knows of devices; it takes no room before it is written."""
+UNKNOWN = ("loss", "metric", "shared_loss", "shared_metric", "gain")
+"""What a row of the history has no number for, where devices do not share theirs."""
+
+
+def begin_on_devices(
+    problem: Problem,
+    algorithm: Algorithm,
+    federation: Federation,
+    clock: Clock | None,
+    *,
+    resumed: bool,
+) -> Progress:
+    """Everything as it is before the first round.
+
+    In the place of clients' states the server keeps what it knows of them: the last turn that was used, and what the
+    packing of messages needs.
+    """
+    assert federation.folder is not None
+    progress = begin_progress(problem, algorithm, None, clock, federation.run)
+    state = problem.first_state(algorithm)
+
+    def first() -> Tree:
+        return {"used": torch.tensor(-1), "wire": federation.wiring.first_known(state)}
+
+    most = federation.roster.most = count_room(value_bytes(tree.leaves(first())))
+    progress.store = DiskStore(first, federation.folder / "clients", most, federation.run, resumed=resumed)
+    return progress
+
+
+def count_room(size: int) -> int:
+    """For how many devices there is room in a sparse file, where the server knows ``size`` bytes of each.
+
+    >>> count_room(8), count_room(50_000_000)
+    (1048576, 10995)
+    """
+    return max(1, min(MOST, LARGEST_FILE // (2 * max(size, 1))))
+
+
+class DeviceLoop(Loop):
+    """Rounds on devices. ``connect`` must be called before the first."""
+
+    federation: Federation
+    payload = 0
+    """Bytes that went down and up for evaluation, which the ledger does not count."""
+    counts: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.on_devices, self.keeps_states, self.reason, self.counts = True, True, "on every device", {}
+
+    def connect(self, federation: Federation) -> None:
+        """Let devices do the work."""
+        self.federation = federation
+        self.engine = Devices(self.problem, self.functions, federation)
+        self._set_cohort()
+
+    def _set_cohort(self) -> None:
+        """Where the user names no cohort, all devices are asked, newcomers too; privacy is counted for a fixed one."""
+        if self.federation.plan.cohort is None and self.clock is None and self.uploads.privacy is None:
+            self.cohort = len(self.problem.data)
+
+    @property
+    def devices(self) -> Devices:
+        """The engine."""
+        assert isinstance(self.engine, Devices)
+        return self.engine
+
+    def run_round(self) -> RoundRecord:
+        """Let newcomers join, wait until enough devices are there, and run one round."""
+        self.admit()
+        self.federation.wait_for(min(self.federation.plan.least, self.cohort))
+        return super().run_round()
+
+    def admit(self) -> None:
+        """Let devices join that have come since the last round: they are clients from now on."""
+        if self.federation.admit_newcomers():
+            data = self.federation.roster.as_data()
+            columns = to_tensors(data.columns, self.problem.task, self.problem.device)
+            self.problem = replace(self.problem, data=data, columns=columns)
+            wiring = self.federation.wiring
+            for each in (self.exchange, self.devices, wiring, wiring.exchange):
+                each.problem = self.problem
+            self.cohorts = {}  # those that were drawn ahead are of fewer clients
+            self._set_cohort()
+
+    def prepare_engine(self, jobs: Sequence[Job], received: Params, info: RoundInfo) -> Engine:
+        """Send the broadcast to all clients of the round."""
+        self.devices.begin(jobs, received, info, self.rounds)
+        if jobs:
+            self.on_engine(self.devices)
+        return self.devices
+
+    def count_needed(self, dropped: int) -> int:
+        """The fewest uploads that a round needs."""
+        return max(super().count_needed(dropped), min(self.federation.plan.least, self.cohort))
+
+    def count(self, jobs: Sequence[Job], received: Params) -> None:
+        """Enter what was really sent, and the work of those who were asked, into the ledger."""
+        sent = self.devices.sent
+        for size in sent.values():
+            self.progress.ledger.down(*size)
+        asked = [job for job in jobs if job.client in sent]
+        if asked:
+            first = self.problem.first_state(self.algorithm)
+            known = self.federation.wiring.packing is not None  # then densities are known too
+            self.count_work(with_states(asked, [job.state["wire"] if known else first for job in asked]))
+
+    def evaluate(self, part: str, clients: np.ndarray) -> Evaluation:
+        """Let devices score their own models; they send as much of it as the plan allows."""
+        federation, plan, now = self.federation, self.federation.plan, self.progress
+        self.counts = {}
+        if plan.share_metrics == "none":
+            return Evaluation([], {})
+        received = self.broadcast()
+        answers = self.ask("evaluate", clients, received, {"part": part})
+        scores: dict[int, dict[str, Any]] = {}
+        for client, answer in answers.items():
+            try:
+                if isinstance(answer, MoietyError):
+                    raise answer
+                scores[client] = check_scores(answer.head.get("scores"), plan.share_metrics)
+            except MoietyError as error:
+                why = f"not evaluated: {error}"[:300]
+                now.dropped.append([f"{now.round}:{federation.roster.members[client].name}", why])
+        if plan.share_metrics == "histogram":
+            self.counts = count_steps(list(scores.values()), plan.floor)
+            return Evaluation([], {})
+        names = {client: self.name_client(client) for client in scores}
+        return Evaluation([as_row(names[client], scores[client]) for client in sorted(scores)], {})
+
+    def ask(
+        self, kind: str, clients: Sequence[int] | np.ndarray, received: Params, more: dict[str, Any]
+    ) -> dict[int, Letter | MoietyError]:
+        """Send the shared model to clients besides training, and collect their answers."""
+        federation, t = self.federation, self.progress.round
+        states = self.progress.store.get(clients)
+        online, letters = federation.post.online(), {}
+        for client, state in zip(map(int, clients), states, strict=True):
+            if federation.node_of(client) in online:
+                packed = federation.wiring.pack_down(received, client, state["wire"])
+                letters[client] = Letter({**federation.head(client, t, int(state["used"])), **more}, packed.body)
+                self.payload += len(packed.body)
+        nodes = [(federation.node_of(client), letter) for client, letter in letters.items()]
+        tickets = federation.post.send(kind, nodes, f"{kind} {t}", federation.plan.ttl)
+        owners = dict(zip(tickets, letters, strict=True))
+        until = time.monotonic() + federation.plan.deadline
+        return {owners[ticket]: answer for ticket, answer in federation.post.collect(owners, until)}
+
+    def say_goodbye(self) -> None:
+        """Leave every device with the shared model as it ended, and let it choose where the plan says so."""
+        everyone, received = np.arange(len(self.problem.data)), self.broadcast()
+        more = self._describe_devices(everyone, received) if self.federation.plan.safeguard else {}
+        answers = self.ask("end", everyone, received, more)
+        for client, answer in answers.items():
+            if isinstance(answer, MoietyError):
+                self.problem.warn_once([f"{self.name_client(client)} did not take the last model: {answer}"])
+
+    def _describe_devices(self, everyone: np.ndarray, received: Params) -> dict[str, Any]:
+        """What devices need to choose as a simulation's clients do; nothing of them where they share nothing."""
+        more: dict[str, Any] = {"turns": count_turns(self)}
+        if self.federation.plan.share_metrics != "per_client":
+            return {**more, "population": None}
+        summaries = []
+        for client, answer in sorted(self.ask("weigh", everyone, received, more).items()):
+            try:
+                if isinstance(answer, MoietyError):
+                    raise answer
+                summaries.append(read_summary(answer.head.get("evidence"), self.problem.task))
+            except MoietyError as error:
+                self.problem.warn_once([f"{self.name_client(client)} gave no evidence: {error}"])
+        population = estimate_population([each for each in summaries if each is not None])
+        return {**more, "population": None if population is None else population.as_dict()}
+
+    def history_fields(self) -> dict[str, Any]:
+        """What evaluation cost, and counts where devices share no more than these."""
+        shared = self.federation.plan.share_metrics == "per_client"
+        return {**({} if shared else dict.fromkeys(UNKNOWN)), **self.counts, "evaluation_payload": self.payload}

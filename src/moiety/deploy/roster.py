@@ -1,0 +1,136 @@
+"""Who takes part: the server's list of devices, by name and position, in its folder.
+
+A position is given once and stays, for keys and shuffles belong to it. A device is known again by its token, whatever
+id its node has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from moiety.data import FederatedData, Preprocessing
+from moiety.data.agree import check_summary
+from moiety.data.federated import check_names
+from moiety.data.preprocess import sort_labels
+from moiety.deploy.site import check_alike, data_without_rows
+from moiety.deploy.tables import recipe_columns
+from moiety.errors import is_whole, must
+from moiety.seals import digest, read_sealed, write_sealed
+
+ROSTER = "devices.json"
+TYPES = ("bool", "uint8", "int64", "float32", "float64")
+"""The types that columns have."""
+MOST = 1 << 20
+"""The most devices of one run; the files that have room for them take none before they come."""
+
+
+@dataclass
+class Member:
+    """One device: its name, its node's present id, what its token hashes to, and what its data look like."""
+
+    name: str
+    node: int
+    token: str
+    described: dict[str, Any]
+    joined: bool = False
+    """Whether the device has said that it takes part, since the server began."""
+
+
+@dataclass
+class Roster:
+    """All devices of a run, in the order of their positions."""
+
+    members: list[Member] = field(default_factory=list)
+    preprocessing: Preprocessing | None = None
+    most: int = MOST
+    """How many devices there is room for."""
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def add(self, node: int, head: Mapping[str, Any]) -> Member:
+        """Take in a device that said hello; one that is known keeps its position, if it has the same token."""
+        member = read_hello(node, head)
+        old = next((each for each in self.members if each.name == member.name), None)
+        if old is not None:
+            wanted = f"{old.name} itself, or of another name"
+            must(old.token == member.token, "device", wanted, f"another device that calls itself {old.name}")
+            old.node, old.joined = node, False
+            return old
+        must(len(self.members) < self.most, "devices", f"at most {self.most}", "more")
+        if self.members:
+            check_alike(member.name, member.described, self.members[0].described)
+        self.members.append(member)
+        return member
+
+    def position(self, member: Member) -> int:
+        """The position of a device."""
+        return next(i for i, each in enumerate(self.members) if each is member)
+
+    def as_data(self) -> FederatedData:
+        """The clients, by name and size."""
+        names, described, recipe = (
+            [m.name for m in self.members],
+            [m.described for m in self.members],
+            self.preprocessing,
+        )
+        layout = described[0]["columns"] if recipe is None else recipe_columns(recipe)
+        data = data_without_rows(names, described, layout)
+        classes = data.classes if recipe is None else len(recipe.class_names) or None
+        return replace(data, preprocessing=recipe, classes=classes)
+
+    def save(self, folder: Path, run: str) -> None:
+        """Write the list; nodes' ids as text, for JSON readers round numbers of 64 bits."""
+        members = [{**asdict(each), "node": str(each.node), "joined": False} for each in self.members]
+        recipe = None if self.preprocessing is None else self.preprocessing.as_dict()
+        write_sealed(folder / ROSTER, {"members": members, "preprocessing": recipe}, run)
+
+
+def load_roster(folder: Path, run: str) -> Roster:
+    """The list that ``save`` wrote; an empty one where there is none yet."""
+    if not (folder / ROSTER).exists():
+        return Roster()
+    table = read_sealed(folder / ROSTER, run, ("members", "preprocessing"))
+    members = [Member(**{**each, "node": int(each["node"])}) for each in table["members"]]
+    recipe = table["preprocessing"]
+    return Roster(members, None if recipe is None else Preprocessing.from_dict(recipe))
+
+
+def sort_hellos(hellos: Iterable[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
+    """Those who said hello in the order of their names, as numbers where all are."""
+    each = list(hellos)
+    order = {name: place for place, name in enumerate(sort_labels([str(head.get("name")) for _, head in each]))}
+    return sorted(each, key=lambda hello: order[str(hello[1].get("name"))])
+
+
+def read_hello(node: int, head: Mapping[str, Any]) -> Member:
+    """A device from what it said of itself."""
+    name, token, sizes = head.get("name"), head.get("token"), head.get("sizes")
+    must(isinstance(name, str) and 0 < len(name) <= 200, "name", "that of a device", repr(name)[:80])
+    check_names("name", [name])
+    must(
+        isinstance(token, str) and re.fullmatch(r"[0-9a-f]{64}", str(token)) is not None, "token", "a device's", "none"
+    )
+    fits = isinstance(sizes, list) and len(sizes) == 3 and all(is_whole(n) and 0 <= n < 1 << 40 for n in sizes)
+    must(fits, "sizes", "counts of train, validation and test rows", repr(sizes)[:80])
+    must(sizes[0] > 0, "data", "at least one training example on every device", f"none for {name}")  # type: ignore[index]
+    described = {key: value for key, value in head.items() if key not in ("name", "token")}
+    if "table" in described:
+        check_summary(described["table"])
+    columns, classes = described.get("columns"), described.get("classes")
+    fits = isinstance(columns, dict) and all(map(_is_layout, columns.values()))
+    must(fits, "columns", "types and shapes by name", f"{columns!r:.80}")
+    known = classes is None or (is_whole(classes) and 0 < classes < 1 << 31)
+    must(known, "classes", "a number of classes", f"{classes!r:.40}")
+    return Member(str(name), node, digest(str(token).encode()), described)
+
+
+def _is_layout(column: Any) -> bool:
+    """Whether this says the type and the shape of a column."""
+    if not (isinstance(column, list) and len(column) == 2 and isinstance(column[1], list)):
+        return False
+    return column[0] in TYPES and all(is_whole(n) and 0 <= n < 1 << 31 for n in column[1])

@@ -1,0 +1,76 @@
+"""What leaves a device of its scores, and what the server records of them.
+
+``none``: nothing. ``histogram``: in which step of the scale the metric and the gain lie, and whether the client is
+hurt; the server records counts alone, and only where enough clients answered. ``per_client``: the row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moiety.errors import is_real, is_whole, must
+from moiety.evaluation import Row
+
+STEP = 0.05
+"""The width of a step of a histogram."""
+FARTHEST = 10_000
+COUNTS, NUMBERS = ("n", "n_test"), ("loss", "metric", "shared_loss", "shared_metric", "gain")
+
+
+def share_row(row: Row, share: str) -> dict[str, Any]:
+    """What a device sends of its row; no number that is not finite, as JSON has none."""
+    if share == "none":
+        return {}
+    if share == "per_client":
+        return {key: _finite(value) for key, value in row.items() if key != "client"}
+    steps = {key: _step(row[key]) for key in ("metric", "gain")}
+    return {**steps, "hurt": bool(row["hurt"])}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _step(value: float) -> int | None:
+    return max(-FARTHEST, min(FARTHEST, math.floor(value / STEP + 1e-9))) if math.isfinite(value) else None
+
+
+def check_scores(scores: Any, share: str) -> dict[str, Any]:
+    """The scores that a device sent, if they are what it may send."""
+    must(isinstance(scores, dict), "scores", "a table", type(scores).__name__)
+    table: dict[str, Any] = scores
+    if share == "histogram":
+        fits = set(table) == {"metric", "gain", "hurt"} and isinstance(table["hurt"], bool)
+        fits = fits and all(table[key] is None or is_whole(table[key]) for key in ("metric", "gain"))
+        must(fits, "scores", "steps of a histogram", sorted(table))
+    if share == "per_client":
+        fits = all(is_whole(table.get(key)) and table[key] >= 0 for key in COUNTS)
+        fits = fits and all(table.get(key, "") is None or is_real(table.get(key)) for key in NUMBERS)
+        fits = fits and isinstance(table.get("hurt"), bool)
+        fits = fits and all(value is None or is_real(value) or isinstance(value, bool) for value in table.values())
+        must(fits, "scores", "those of one client", sorted(map(str, table))[:12])
+    return table
+
+
+def as_row(name: str, scores: Mapping[str, Any]) -> Row:
+    """The row of a client from what its device sent."""
+    return {"client": name, **{key: math.nan if value is None else value for key, value in scores.items()}}
+
+
+def count_steps(scores: Sequence[Mapping[str, Any]], floor: int) -> dict[str, Any]:
+    """Histograms of metric and gain, by the lower end of each step, and how many are hurt; nothing below ``floor``.
+
+    >>> count_steps([{"metric": 19, "gain": 0, "hurt": False}, {"metric": 18, "gain": -1, "hurt": True}], floor=2)
+    {'clients': 2, 'hurt': 1, 'metric_histogram': {'0.90': 1, '0.95': 1}, 'gain_histogram': {'-0.05': 1, '0.00': 1}}
+    """
+    known = [each for each in scores if each["metric"] is not None]
+    if len(known) < floor:
+        return {}
+    histograms = {}
+    for key in ("metric", "gain"):
+        counts = Counter(each[key] for each in known if each[key] is not None)
+        histograms[f"{key}_histogram"] = {f"{step * STEP:.2f}": counts[step] for step in sorted(counts)}
+    return {"clients": len(known), "hurt": sum(each["hurt"] for each in known), **histograms}

@@ -1,0 +1,75 @@
+"""Runs that differ in their seed alone belong together; runs of other data or metrics cannot be compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moiety.errors import MoietyError, must
+from moiety.reports.ended import Result
+from moiety.reports.words import list_names
+
+ANY = ("seed", "engine", "engine_reason", "workers", "worker_timeout", "on_divergence")
+"""The keys of ``[run]`` in which runs of one group may differ: the seed, and what changes no number."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one configuration, by their seeds."""
+
+    name: str
+    results: dict[int, Result] = field(default_factory=dict)
+
+
+def group_results(folders: Sequence[Path], results: Sequence[Result]) -> list[Group]:
+    """The runs in groups, in the order of their first. A configuration and seed that come twice make two groups."""
+    groups: list[tuple[str, Group]] = []
+    for folder, result in zip(folders, results, strict=True):
+        key, seed = _describe(result.config), int(result.config["run"].get("seed", 0))
+        group = next((each for known, each in groups if known == key and seed not in each.results), None)
+        if group is None:
+            own = folder.resolve()
+            name = own.parent.name if own.name == f"seed-{seed}" else result.name
+            group = Group(name)
+            groups.append((key, group))
+        group.results[seed] = result
+    return [group for _, group in groups]
+
+
+def _describe(config: dict[str, Any]) -> str:
+    """The configuration without what runs of one group may differ in. Attackers that a share drew differ by seed."""
+    run = {key: value for key, value in config["run"].items() if key not in ANY}
+    if "attackers" in run:
+        run["attackers"] = len(run["attackers"])
+    return json.dumps({**config, "run": run}, sort_keys=True, default=str)
+
+
+def are_alike(groups: Sequence[Group]) -> bool:
+    """Whether all runs of the groups can be compared client by client."""
+    results = [result for group in groups for result in group.results.values()]
+    try:
+        for other in results[1:]:
+            check_alike(results[0], other)
+    except MoietyError:
+        return False
+    return True
+
+
+def check_alike(first: Result, other: Result) -> None:
+    """Refuse runs that cannot be compared client by client."""
+    pair = f"{first.name} and {other.name}"
+    same = "the same in all runs"
+    for name in ("metric_name", "part"):
+        ours, theirs = first.last[name], other.last[name]
+        must(ours == theirs, name, same, f"{ours} and {theirs} in {pair}")
+    ours, theirs = first.config.get("data", {}), other.config.get("data", {})
+    odd = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
+    shown = " and ".join(f"{key} {table.get(key, 'none')!s:.40}" for key in odd[:1] for table in (ours, theirs))
+    must(not odd, "data", same, f"{shown} in {pair}", "Clients of different data cannot be compared.")
+    clients = [{str(row["client"]) for row in result.clients} for result in (first, other)]
+    unpaired = sorted(clients[0] ^ clients[1])
+    got = f"{list_names(unpaired, 3)} in only one of {pair}"
+    must(not unpaired, "clients", same, got, "Clients of different data cannot be compared.")

@@ -1,0 +1,120 @@
+"""What the page's script draws from: numbers by column, cut to what fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from moiety.reports.noise import HELPED, HURT, UNCLEAR, UNKNOWN
+from moiety.reports.page.content import ACROSS, GROUPS, MEASURES, NAME, Content, View, choose_clients, quantiles
+from moiety.reports.summary import unit
+from moiety.reports.words import is_percentage, make_printable
+
+VERDICTS = (HELPED, UNCLEAR, HURT, UNKNOWN)
+
+
+def make_data(content: Content) -> dict[str, Any]:
+    """All numbers of the figures and of the table of clients."""
+    metric = {"name": content.metric, "percent": is_percentage(content.metric), "higher": content.higher}
+    present = {key for curve in content.curves for key in curve["columns"]}
+    shown = choose_clients(content.drawn, len(content.scores[0].names)) if content.scores else np.arange(0)
+    return {
+        "metric": {**metric, "unit": unit(content.metric)},
+        "curves": {
+            "groups": content.curves,
+            "measures": [_measure(key, content.metric) for key in MEASURES if key in present],
+            "across": [{"key": key, "label": label} for key, label in ACROSS.items() if key in present],
+        },
+        "clients": _list_clients(content, shown),
+        "verdicts": VERDICTS,
+        "views": [_cut(view, shown) for view in content.drawn],
+        "helped": [count_gains(view) for view in content.drawn],
+        "spread": spread_rows(content),
+        "pairs": pair_rows(content),
+        "reliability": [{"label": label, "bins": bins} for label, bins in content.reliability],
+        "draws": draw_columns(content),
+    }
+
+
+def _measure(key: str, metric: str) -> dict[str, Any]:
+    label = MEASURES[key] if key in ("loss", "train_loss", "epsilon") else f"{metric}: {MEASURES[key]}"
+    scored = key in ("metric", "shared_metric", "worst_decile")
+    return {"key": key, "label": label, "percent": scored and is_percentage(metric)}
+
+
+def _list_clients(content: Content, shown: np.ndarray) -> dict[str, Any]:
+    if not content.scores:
+        return {"names": [], "n": [], "n_test": [], "of": 0}
+    scores = content.scores[0]
+    names = [shorten(scores.names[at]) for at in shown]
+    columns = {"n": scores.n[shown].tolist(), "n_test": scores.n_test[shown].tolist()}
+    return {"names": names, **columns, "of": len(scores.names)}
+
+
+def shorten(name: str) -> str:
+    """A name as far as it fits: its beginning and its end."""
+    shown = make_printable(name)
+    return shown if len(shown) <= NAME else f"{shown[: NAME - 16]}…{shown[-15:]}"
+
+
+def _cut(view: View, shown: np.ndarray) -> dict[str, Any]:
+    """A comparison with the clients that are drawn."""
+    columns: dict[str, Any] = {"new": view.values, "old": view.base, "gain": view.gains}
+    columns |= {} if view.low is None else {"low": view.low, "high": view.high}
+    cut = {name: column[shown].tolist() for name, column in columns.items()}
+    verdicts = [VERDICTS.index(view.verdicts[at]) for at in shown]
+    return {"label": view.label, "names": [view.new, view.old], **cut, "verdict": verdicts}
+
+
+def count_gains(view: View) -> dict[str, Any]:
+    """How many clients are hurt beyond noise, worse, the same, better, helped beyond noise."""
+    told, gains = np.array(view.verdicts), view.gains
+    hurt, helped = told == HURT, told == HELPED
+    kinds = [hurt, (gains < 0) & ~hurt, gains == 0, (gains > 0) & ~helped, helped]
+    return {"label": view.label, "counts": [int(kind.sum()) for kind in kinds]}
+
+
+def spread_rows(content: Content) -> list[dict[str, Any]]:
+    """How the metric is spread over clients, for each model on the page."""
+    rows = []
+    ended = [group for group in content.groups if all(result.clients for result in group.results.values())]
+    several = len(ended) > 1
+    for at, (group, scores) in enumerate(list(zip(ended, content.scores, strict=True))[:GROUPS]):
+        for words, values in (("personal", scores.own), ("shared alone", scores.shared)):
+            if words != "personal" and np.array_equal(scores.own, scores.shared, equal_nan=True):
+                continue
+            label = f"{group.name}, {words}" if several else f"{words} models" if words == "personal" else words
+            row = {"label": label, "group": at, "shared": words != "personal"}
+            rows.append({**row, **quantiles(values.mean(0), higher=content.higher)})
+    return rows
+
+
+def pair_rows(content: Content) -> list[dict[str, Any]]:
+    """The mean gain of each comparison, with its interval over seeds."""
+    rows = []
+    for view in content.drawn:
+        over = view.over_seeds
+        if over is not None:
+            rows.append({"label": view.label, "mean": over.mean, "low": over.low, "high": over.high, "n": over.seeds})
+    return rows
+
+
+def draw_columns(content: Content) -> list[dict[str, Any]]:
+    """What the draws of each group's posterior are worth, client by client, where there is one."""
+    groups = []
+    for group in content.groups[:GROUPS]:
+        rows = [row for result in group.results.values() for row in result.clients]
+        known = [row for row in rows if is_drawn(row)]
+        if known:
+            step = max(1, len(known) // 2000)
+            worth, apart = ([float(row[key]) for row in known[::step]] for key in ("effective_draws", "rhat"))
+            groups.append({"label": group.name, "effective": worth, "rhat": apart})
+    return groups
+
+
+def is_drawn(row: Mapping[str, Any]) -> bool:
+    """Whether a client's row says what its draws are worth."""
+    values = [row.get("effective_draws"), row.get("rhat")]
+    return all(isinstance(value, float) and np.isfinite(value) for value in values)

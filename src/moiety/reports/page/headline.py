@@ -1,0 +1,167 @@
+"""What the page says first: one sentence, and the numbers that one remembers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from moiety.reports.intervals import Interval, interval
+from moiety.reports.noise import HELPED, HURT, UNKNOWN
+from moiety.reports.page.content import Content, View
+from moiety.reports.page.document import escape
+from moiety.reports.summary import unit
+from moiety.reports.versus import mean
+from moiety.reports.words import (
+    format_amount,
+    format_count,
+    format_gain,
+    format_metric,
+    is_percentage,
+    list_names,
+    make_printable,
+)
+
+
+def mean_over_seeds(values: Sequence[float]) -> Interval | None:
+    """The mean and its interval; None where a value is not finite."""
+    return interval(values) if values and all(math.isfinite(value) for value in values) else None
+
+
+def headline(content: Content) -> str:
+    """The page in one sentence."""
+    if not content.scores:
+        return _under_way(content)
+    groups, metric = content.groups, content.metric
+    if len(groups) > 1:
+        return _compare_runs(content)
+    runs = list(groups[0].results.values())
+    score = mean(float(run.personal["metric_unweighted"]) for run in runs)
+    clients = runs[0].personal["clients"]
+    if not content.views:
+        return f"One model for all: {format_metric(score, metric)} {metric} on average over {_clients(int(clients))}."
+    view = content.views[0]
+    gains = view.gains[view.gains == view.gains]
+    average = float(gains.mean()) if len(gains) else math.nan
+    words = f"Personal models reach {format_metric(score, metric)} {metric} on average over {_clients(int(clients))},"
+    words += f" {_more(average, metric)} the shared model alone."
+    if UNKNOWN not in view.verdicts or view.low is not None:
+        return f"{words} {_beyond(view.count(HELPED), view.count(HURT))}"
+    return f"{words} {_clients(int((gains < 0).sum()))} lose."
+
+
+def _clients(number: int) -> str:
+    return format_count(number, "client")
+
+
+def _beyond(helped: int, hurt: int) -> str:
+    if helped == hurt == 0:
+        return "No single client gains or loses beyond the noise of its test rows."
+    gain = f"{_clients(helped)} {'gains' if helped == 1 else 'gain'} beyond noise"
+    lose = "none loses" if hurt == 0 else f"{hurt} {'loses' if hurt == 1 else 'lose'}"
+    return f"{gain}, {lose}."
+
+
+def _more(gain: float, metric: str) -> str:
+    """How a gain reads in a sentence."""
+    if not math.isfinite(gain):
+        return "which cannot be compared with"
+    shown = format_gain(abs(gain), metric).lstrip("+")
+    if float(shown) == 0:
+        return "the same as"
+    what = f"{shown} points" if is_percentage(metric) else shown
+    return f"{what} {'better' if gain > 0 else 'worse'} than"
+
+
+def _compare_runs(content: Content) -> str:
+    """The best of several runs against the first, decided or not."""
+    pairs = [view for view in content.views if view.old == content.groups[0].name and view.over_seeds is not None]
+    base = make_printable(content.groups[0].name)
+    if not pairs:
+        return f"{format_count(len(content.groups), 'group')} of runs that share no seed, side by side."
+    if len(pairs) > 1:
+        return _list_decided(pairs, base, content.metric)
+    view = pairs[0]
+    over, metric = view.over_seeds, content.metric
+    assert over is not None
+    words = f"{make_printable(view.new)} is {_more(over.mean, metric)} {base} in mean {metric}"
+    if over.low is None or over.high is None:
+        return f"{words}; one seed decides nothing."
+    if over.low <= 0 <= over.high:
+        ends = f"{format_gain(over.low, metric)} to {format_gain(over.high, metric)}"
+        return f"{words}, but the interval over {over.seeds} seeds, {ends}, decides nothing."
+    return f"{words}, beyond the noise of {over.seeds} seeds. {_beyond(view.count(HELPED), view.count(HURT))}"
+
+
+def _list_decided(pairs: Sequence[View], base: str, metric: str) -> str:
+    """Which of several runs are better or worse than the first, by how much, and how many are not decided."""
+    known = [(view, view.over_seeds) for view in pairs if view.over_seeds is not None]
+    if all(over.low is None for _, over in known):
+        return f"{len(pairs)} runs against {base}, with one seed each: differences are not decided."
+    decided: dict[str, list[str]] = {"better": [], "worse": []}
+    for view, over in known:
+        if over.low is not None and over.high is not None and not over.low <= 0 <= over.high:
+            gain = f"{format_gain(over.mean, metric)}{' points' if is_percentage(metric) else ''}"
+            decided["better" if over.mean > 0 else "worse"].append(f"{make_printable(view.new)} ({gain})")
+    parts = [
+        f"{list_names(names, 3)} {'is' if len(names) == 1 else 'are'} {word}"
+        for word, names in decided.items()
+        if names
+    ]
+    rest = len(pairs) - sum(map(len, decided.values()))
+    if rest:
+        parts.append(f"{rest} {'is' if rest == 1 else 'are'} not decided" if parts else "nothing is decided")
+    return f"Against {base}, beyond the noise of seeds: {'; '.join(parts)}."
+
+
+def _under_way(content: Content) -> str:
+    """How far runs have come that have not ended."""
+    results = [result for group in content.groups for result in group.results.values()]
+    rounds = sum(int(result.history[-1]["round"]) for result in results if result.history)
+    total = sum(int(result.config.get("run", {}).get("rounds", 0)) for result in results)
+    words = f"Round {rounds} of {total}" if len(results) == 1 else f"{rounds} of {total} rounds in {len(results)} runs"
+    last = next((result.last for result in reversed(results) if result.history), None)
+    if last is None:
+        return f"{words}: nothing has been evaluated yet."
+    metric = str(last["metric_name"])
+    return f"{words}: {metric} {format_metric(last['metric'], metric)} on {last['part']} rows."
+
+
+def write_cards(content: Content) -> str:
+    """The numbers that one remembers."""
+    if not content.scores:
+        return ""
+    metric, runs = content.metric, list(content.groups[0].results.values())
+    several = len(content.groups) > 1
+    cards = []
+    for group in content.groups[:4]:
+        results = [result for result in group.results.values() if result.clients]
+        over = mean_over_seeds([float(result.personal["metric_unweighted"]) for result in results])
+        if over is not None:
+            name = make_printable(group.name) if several else "personal models" if content.views else "the shared model"
+            cards.append((format_metric(over.mean, metric), f"{metric}, {name}", _spread(over, metric)))
+    if not several and content.views:
+        shared = mean([float(run.shared["metric_unweighted"]) for run in runs])
+        cards.append((format_metric(shared, metric), f"{metric}, shared alone", ""))
+        worst = mean([float(run.personal["worst_decile"]) for run in runs])
+        cards.append((format_metric(worst, metric), "worst tenth of clients", "mean, personal models"))
+    if content.views and content.views[0].low is not None:
+        view = content.views[0]
+        words = f"of {int((view.gains == view.gains).sum())} clients beyond noise"
+        cards.append((f"{view.count(HELPED)} / {view.count(HURT)}", "helped / hurt", words))
+    sent = mean([float(run.ledger["down_payload"] + run.ledger["up_payload"]) for run in runs])
+    cards.append((format_amount(sent, "B"), "sent in all", make_printable(content.groups[0].name) if several else ""))
+    inner = "".join(
+        f"<div><dt>{escape(what)}{_small(note)}</dt><dd>{escape(number)}</dd></div>" for number, what, note in cards
+    )
+    return f'<dl class="cards">{inner}</dl>'
+
+
+def _small(note: str) -> str:
+    return f"<small>{escape(note)}</small>" if note else ""
+
+
+def _spread(over: Interval, metric: str) -> str:
+    if over.low is None or over.high is None:
+        return "mean over clients, one seed"
+    half = format_gain(over.high - over.mean, metric).lstrip("+")
+    return f"± {half} {'points' if is_percentage(metric) else unit(metric)}, {over.seeds} seeds"

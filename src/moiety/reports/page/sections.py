@@ -1,0 +1,232 @@
+"""The words and tables of the report, as HTML: a reader without scripts, or with a screen reader, has them all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from moiety.reports.intervals import Interval
+from moiety.reports.noise import ENDS, HELPED, HURT, UNKNOWN
+from moiety.reports.page.content import GROUPS, MEASURES, Content, View, by_size, choose_clients
+from moiety.reports.page.costs import write_configuration, write_costs, write_posterior
+from moiety.reports.page.data import pair_rows, shorten, spread_rows
+from moiety.reports.page.document import escape, figure, paragraph, section, table
+from moiety.reports.page.headline import headline, mean_over_seeds, write_cards
+from moiety.reports.summary import SHARED_ALONE, unit
+from moiety.reports.words import format_gain, format_metric, is_percentage, list_names, make_printable
+
+QUANTILE_HEADS = ("least", "10%", "25%", "median", "75%", "90%", "largest")
+NAMED = 8
+"""How many of those who lost most are named."""
+
+
+def write_sections(content: Content) -> str:
+    """All sections, in the order of the page."""
+    opening = f'<header class="top"><p class="kicker">{escape(_kicker(content))}</p>'
+    opening += f"<h1>{escape(headline(content))}</h1>{write_cards(content)}</header>"
+    parts = [opening, _write_runs(content), _write_curves(content)]
+    if content.scores:
+        parts += [_write_helped(content), _write_clients(content), _write_spread(content)]
+    parts += [write_posterior(content), write_costs(content), write_configuration(content)]
+    return "".join(part for part in parts if part)
+
+
+def _kicker(content: Content) -> str:
+    """What the page is about, above the headline."""
+    first = content.first
+    names = list_names([group.name for group in content.groups], 3)
+    part = f", {first.last['part']} rows" if first.history else ""
+    return f"{names} · {first.part_name('data')}{part}"
+
+
+def show_interval(over: Interval | None, metric: str, *, gain: bool = False) -> str:
+    """A mean with its interval over seeds; a share's interval stays within 0 and 100%."""
+    if over is None:
+        return "-"
+    write = format_gain if gain else format_metric
+    if over.low is None or over.high is None:
+        return write(over.mean, metric)
+    low, high = over.low, over.high
+    if is_percentage(metric):
+        least = -1.0 if gain else 0.0
+        low, high = max(low, least), min(high, 1.0)
+    return f"{write(over.mean, metric)} [{write(low, metric)}, {write(high, metric)}]"
+
+
+def _write_runs(content: Content) -> str:
+    """Several runs side by side, and how they differ."""
+    if len(content.groups) < 2 or not content.scores:
+        return ""
+    metric = content.metric
+    heads = ["runs", "algorithm", "split", "seeds", metric, "mean over clients", "worst tenth", "shared alone"]
+    rows = []
+    for group in content.groups:
+        runs = list(group.results.values())
+        if not all(run.clients for run in runs):
+            continue
+        keys = ("metric", "metric_unweighted", "worst_decile")
+        scores = [mean_over_seeds([float(run.personal[key]) for run in runs]) for key in keys]
+        scores.append(mean_over_seeds([float(run.shared["metric"]) for run in runs]))
+        names = [make_printable(group.name), runs[0].part_name("algorithm"), runs[0].part_name("split"), len(runs)]
+        means = [format_metric(score.mean if score else None, metric) for score in scores[2:]]
+        rows.append([*names, *(show_interval(score, metric) for score in scores[:2]), *means])
+    side = table(
+        "Runs side by side: means, with 95% intervals over seeds where there are several", heads, rows, texts=3
+    )
+    pairs = table(
+        f"Paired differences in {unit(metric)}, seed by seed; + is better",
+        ["comparison", "seeds", "mean gain", "verdict"],
+        [[row["label"], row["n"], _show_pair(row, metric), judge_pair(row)] for row in pair_rows(content)],
+    )
+    caption = "Mean gain of each comparison with its 95% interval over seeds. Right of zero is better; an interval that"
+    caption += " holds zero decides nothing, and one seed has no interval."
+    drawn = figure("pairs", "Paired differences between runs", caption, pairs)
+    few = len(content.groups) > GROUPS
+    note = paragraph(f"Figures show the first {GROUPS} of {len(content.groups)} groups of runs.", "note") if few else ""
+    return section("runs", "Runs side by side", side, drawn, note)
+
+
+def _show_pair(row: Mapping[str, Any], metric: str) -> str:
+    over = Interval(row["mean"], None, row["low"], row["high"], row["n"])
+    return show_interval(over, metric, gain=True)
+
+
+def judge_pair(row: Mapping[str, Any]) -> str:
+    """What the interval of a paired difference says."""
+    if row["low"] is None:
+        return "one seed: not decided"
+    return "better" if row["low"] > 0 else "worse" if row["high"] < 0 else "not decided"
+
+
+def _write_curves(content: Content) -> str:
+    if not content.curves:
+        return section("curves", "While training", paragraph("No evaluation has been written yet."))
+    metric = content.metric
+    rows = []
+    for curve in content.curves:
+        columns = curve["columns"]
+        for at, (place, *_) in enumerate(columns["round"]):
+            scored = [columns[key][at][0] if key in columns else None for key in ("metric", "shared_metric")]
+            losses = [columns[key][at][0] if key in columns else None for key in ("loss", "train_loss")]
+            shown = [format_metric(value, metric) for value in scored]
+            shown += [format_metric(value, "loss") for value in losses]
+            rows.append([make_printable(curve["name"]), f"{place:g}", *shown])
+    heads = [
+        "runs",
+        "round",
+        f"{metric}, personal",
+        f"{metric}, shared alone",
+        MEASURES["loss"],
+        MEASURES["train_loss"],
+    ]
+    behind = table("The course of training", heads, rows)
+    several = any(curve["seeds"] > 1 for curve in content.curves)
+    caption = (
+        "Lines are means over seeds, bands go from the least to the largest seed." if several else "One seed each."
+    )
+    caption += (
+        " Dashed: the shared model alone." if any("shared_metric" in c["columns"] for c in content.curves) else ""
+    )
+    return section("curves", "While training", figure("curves", "The course of training", caption, behind))
+
+
+def _write_helped(content: Content) -> str:
+    """Who is helped and hurt, beyond noise, and by what."""
+    if not content.views:
+        same = "Every client has the shared model, so nobody is helped or hurt by a model of its own."
+        return section("helped", "Who is helped, who is hurt", paragraph(same))
+    heads = ["comparison", "clients", "helped beyond noise", "better", "the same", "worse", "hurt beyond noise"]
+    rows = [[view.label, *_count(view), format_gain(_mean(view), content.metric)] for view in content.views]
+    behind = table("Clients by their gain", [*heads, "mean gain"], rows)
+    caption = "Clients of each comparison, from those hurt to those helped; full colours are beyond noise."
+    counts = figure("helped", "Who is helped and who is hurt", caption, behind)
+    sizes = [
+        [view.label, row["rows"], row["clients"], format_gain(row["mean"], content.metric), row["helped"], row["hurt"],
+         row["helped_beyond"] if row["known"] else "-", row["hurt_beyond"] if row["known"] else "-"]
+        for view in content.drawn
+        for row in by_size(view, content.scores[0].n)
+    ]  # fmt: skip
+    heads = ["comparison", "training rows", "clients", "mean gain", "better", "worse"]
+    heads += ["helped beyond noise", "hurt beyond noise"]
+    differ = len(sizes) > len(content.drawn)  # else all clients have as many rows
+    small = table("By size of a client's data", heads, sizes, texts=2) if differ else ""
+    if differ and len(content.drawn) > 1:
+        small = f"<details><summary>By size of a client's data</summary>{small}</details>"
+    return section("helped", "Who is helped, who is hurt", counts, *_name_hurt(content), _explain(content), small)
+
+
+def _count(view: View) -> list[object]:
+    gains = view.gains
+    known = [bool(part) for part in gains == gains]
+    told = UNKNOWN not in {word for word, there in zip(view.verdicts, known, strict=True) if there}
+    sides = [int((gains > 0).sum()), int((gains == 0).sum()), int((gains < 0).sum())]
+    return [sum(known), view.count(HELPED) if told else "-", *sides, view.count(HURT) if told else "-"]
+
+
+def _mean(view: View) -> float:
+    known = view.gains[view.gains == view.gains]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def _name_hurt(content: Content) -> list[str]:
+    """The clients that lose most beyond noise, for each comparison that has some."""
+    lines = []
+    for view in content.drawn:
+        hurt = sorted((gain, at) for at, gain in enumerate(view.gains.tolist()) if view.verdicts[at] == HURT)
+        if hurt:
+            names = content.scores[0].names
+            shown = [f"{shorten(names[at])} ({format_gain(gain, content.metric)})" for gain, at in hurt]
+            lines.append(paragraph(f"Hurt beyond noise, {view.label}: {list_names(shown, NAMED)}."))
+    return lines
+
+
+def _explain(content: Content) -> str:
+    """What noise means here."""
+    exact = any(end in row for row in content.first.clients[:1] for end in ENDS)
+    if all(UNKNOWN in view.verdicts and view.low is None for view in content.views):
+        words = f"Whether a gain is more than noise is not known here: {content.metric} needs every test row of a"
+        words += " client, as run.report() has them, or at least three seeds."
+    elif content.views[0].low is not None and is_percentage(content.metric):
+        how = "from the test rows on which two models disagree" if exact else (
+            "the widest that both scores allow, for a folder does not hold the score of every row"
+        )  # fmt: skip
+        words = (
+            f"Beyond noise: the 95% interval of a client's gain lies wholly on one side of zero. Intervals are {how}."
+        )
+        words += " With seven test rows one answer is 14 points, so it takes six answers more to count."
+    else:
+        words = "Beyond noise: the 95% interval of a client's gain over seeds lies wholly on one side of zero."
+    words += " At most one unlucky client in forty is called hurt, or helped, by chance."
+    return paragraph(f"{words} {SHARED_ALONE[0].upper()}{SHARED_ALONE[1:]}.", "note")
+
+
+def _write_clients(content: Content) -> str:
+    """Every client as a point, and the table that can be sorted and searched."""
+    if not content.views:
+        return ""
+    total, drawn = len(content.scores[0].names), len(choose_clients(content.drawn, len(content.scores[0].names)))
+    caption = (
+        "Each point is a client: above zero it gains, below it loses. Filled points are beyond noise. Click one, or"
+    )
+    caption += " use the arrow keys, to select it; points that would hide each other are moved apart sideways."
+    few = ""
+    if drawn < total:
+        few = f"Shown are {drawn:,} of {total:,} clients: those who gain and lose most, and others evenly between. All"
+        few = paragraph(f"{few} counts and means on this page are over all clients.", "note")
+    plot = figure("clients", "Gain of every client against its training rows", caption, "")
+    return section("clients", "Every client", plot, few, '<div id="client-table"></div>')
+
+
+def _write_spread(content: Content) -> str:
+    metric = content.metric
+    rows = [
+        [row["label"], row["clients"], *(format_metric(value, metric) for value in (*row["quantiles"], row["worst"]))]
+        for row in spread_rows(content)
+    ]
+    heads = ["model", "clients", *QUANTILE_HEADS, "mean of the worst tenth"]
+    behind = table(f"How {metric} is spread over clients", heads, rows)
+    caption = (
+        "The thin line goes from the least to the largest client, the bar from 10% to 90% of clients, the thick bar"
+    )
+    caption += " holds the middle half; the line in it is the median, the diamond the mean of the worst tenth."
+    return section("spread", "How it is spread", figure("spread", f"Spread of {metric} over clients", caption, behind))

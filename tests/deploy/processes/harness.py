@@ -1,0 +1,223 @@
+"""A federation of real processes for tests: started, watched with a limit of time, and always ended."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import site_app
+import tomli_w
+import torch
+from proxy import Proxy
+from safetensors.numpy import load_file
+
+import moiety as mo
+from moiety import tree
+from moiety.deploy.commands import Link
+from moiety.deploy.init import project_tables
+from moiety.deploy.journal import Journal
+from moiety.deploy.local import EXECUTOR, LINK, LocalFederation
+from moiety.deploy.processes import wait_until
+from moiety.loop import round as loop_round
+from moiety.run.folder import read_history, read_id
+
+NODES = [f"site-{k + 1}" for k in range(len(site_app.SIZES))]
+LONG = 900.0
+"""Seconds after which a test gives up: what it waits for is an event, and a busy machine is slow."""
+WELCOME = "SuperNode ID"
+"""What a node prints when the SuperLink has let it in."""
+
+
+class Trial(LocalFederation):
+    """Four nodes with the data of ``site_app``; folders of devices are ``devices/NAME``."""
+
+    def __init__(self, folder: Path, *, secure: bool = True, persistent: bool = True) -> None:
+        super().__init__(folder, NODES, secure=secure, persistent=persistent)
+        self.pauses = folder / "pauses"
+        self.pauses.mkdir()
+        self.proxy: Proxy | None = None
+        self.links: dict[str, Link] = {}
+
+    def start(self, proxy: Proxy | None = None, by_proxy: Sequence[str] = ()) -> None:
+        """Start everything; some nodes may reach the server by a proxy."""
+        self.proxy = proxy
+        if proxy is not None:
+            self.links = dict.fromkeys(by_proxy, replace(self.link, port=proxy.port))
+        self.start_server()
+        for node in self.nodes:
+            self.start_site(node)
+
+    def start_site(self, node: str) -> None:
+        """Start a node and its worker."""
+        config = {"name": node, "folder": str(self.folder / "devices" / node)}
+        self.start_node(node, config, self.links.get(node))
+
+    def bring_back(self, node: str) -> None:
+        """Start a node that was killed, again and again: Flower lets it in when it counts as gone, a minute later."""
+        workers = f"{node}-worker"
+
+        def is_in() -> bool:
+            if node in self.processes.running and self.processes.ended(node):
+                self.processes.stop(node, workers)
+            if node not in self.processes.running:
+                self.seen = len(self.processes.log(node))
+                self.processes.stop(workers)
+                self.start_site(node)
+            return WELCOME in self.processes.log(node)[self.seen :]
+
+        wait_until(is_in, LONG, f"{node} back in the federation")
+
+    def recover(self) -> None:
+        """After a test, however it ended: whatever it started ends, and the federation is whole again."""
+        end_server_processes(self)
+        parts = [*self.nodes, *(f"{node}-worker" for node in self.nodes)] if self.persistent else self.nodes
+        self.processes.stop(*(set(self.processes.running) - {LINK, EXECUTOR, *parts}))
+        for node in self.nodes:
+            for phase in ("before-storing", "after-storing"):
+                self.let_go(node, phase)
+        if self.proxy is not None:
+            self.proxy.mend()
+        for name, start in ((LINK, self.start_link), (EXECUTOR, self.start_executor)):
+            if name not in self.processes.running or self.processes.ended(name):
+                self.processes.stop(name)
+                start()
+        for node in self.nodes:
+            if any(name not in self.processes.running or self.processes.ended(name) for name in parts if node in name):
+                self.processes.stop(node, f"{node}-worker")
+                self.bring_back(node)
+
+    def home(self, party: str) -> dict[str, str]:
+        """The environment of a party; a node has its own folder of pauses."""
+        pauses = {} if party == "server" else {"TEST_PAUSES": str(self.pauses / party)}
+        if pauses:
+            (self.pauses / party).mkdir(exist_ok=True)
+        return {**super().home(party), **pauses}
+
+    def hold(self, node: str, phase: str) -> None:
+        """Let a node stop at a phase (``before-storing``, ``after-storing``) when it next comes there."""
+        (self.pauses / node / f"{phase}.want").touch()
+
+    def wait_held(self, node: str, phase: str, seconds: float = LONG) -> None:
+        """Wait until the node stands there."""
+        wait_until((self.pauses / node / f"{phase}.here").exists, seconds, f"{node} at {phase}")
+
+    def let_go(self, node: str, phase: str) -> None:
+        """Let a node that is held go on."""
+        for end in ("want", "here"):
+            (self.pauses / node / f"{phase}.{end}").unlink(missing_ok=True)
+
+    def submit(self, name: str, **choice: Any) -> Path:
+        """Write an app and hand it in; the server's folder of the run."""
+        out = self.folder / name
+        app = write_app(self.folder / "apps" / name, {"algorithm": "fedalt", **choice, "out": str(out)})
+        self.begin(app)
+        return out
+
+    def finish(self, out: Path, seconds: float = LONG) -> None:
+        """Wait for the end of the run, and see that it is a real one: the ledger is written last."""
+        self.processes.wait("run", seconds)
+        wait_until((out / "ledger.json").exists, 5, f"the end of {out.name}: {self.processes.log('run')[-2000:]}")
+
+    def wait_round(self, out: Path, number: int, seconds: float = LONG) -> None:
+        """Wait until the server has finished a round."""
+        wait_until(lambda: rounds_of(out) >= number, seconds, f"round {number} of {out.name}")
+
+
+def rounds_of(out: Path) -> int:
+    """The newest round whose checkpoint is there."""
+    names = (re.fullmatch(r"round-(\d+)", each.name) for each in (out / "checkpoint").glob("round-*"))
+    return max((int(name[1]) for name in names if name), default=0)
+
+
+def write_app(folder: Path, choice: Mapping[str, Any]) -> Path:
+    """A Flower app of ``site_app`` with another choice."""
+    folder.mkdir(parents=True)
+    source = Path(site_app.__file__).read_text()
+    changed = re.sub(r"^CHOICE: .*$", lambda _: f"CHOICE = {dict(choice)!r}", source, count=1, flags=re.M)
+    assert changed != source or choice == site_app.CHOICE
+    (folder / "federation.py").write_text(changed)
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(project_tables({"out": choice["out"]})))
+    return folder
+
+
+def check_equals_simulation(out: Path, folder: Path, algorithm: str, rounds: int, least: int = 1) -> list[list[int]]:
+    """Server and devices ended, to the bit, as a simulation of those who took part; the clients of each round.
+
+    Who took part is read from the server's history: the cohort of the round without those that were left out, and
+    nobody where fewer than ``least`` answered.
+    """
+    model, method, split = site_app.make_parts(algorithm)
+    data = site_app.make_data()
+    cohorts: list[list[int]] = []
+    absent = {each for row in read_history(out) for each in row["dropped"]}
+    draw = loop_round.uniform_cohort
+
+    def take_part(clients: int, size: int, *, seed: int, round: int) -> np.ndarray:
+        cohort = draw(clients, size, seed=seed, round=round)
+        there = [int(client) for client in cohort if f"{round + 1}:{data.ids[int(client)]}" not in absent]
+        cohorts.append(there if len(there) >= least else [])
+        return np.array(cohorts[-1], dtype=np.int64)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop_round, "uniform_cohort", take_part)
+        options = {"rounds": rounds, "cohort": 3, "seed": 5, "engine": "sequential"}
+        simulated = mo.fit(model, data, method, split=split, out=folder / f"simulated-{out.name}", **options)
+    newest = f"checkpoint/round-{rounds:08d}/server.safetensors"
+    assert read_bits(simulated.folder / newest) == read_bits(out / newest)
+    first, run = simulated._loop.problem.first_state(simulated._loop.algorithm), read_id(out)
+    for client, name in enumerate(data.ids):
+        turns = [t for t, cohort in enumerate(cohorts) if client in cohort]
+        state = simulated._loop.progress.store.get([client])[0]
+        mine = Journal(folder / "devices" / str(name), run).read_state(turns[-1], first) if turns else first
+        assert leaf_bits(mine) == leaf_bits(state if simulated._loop.keeps_states else first), name
+    return cohorts
+
+
+def read_bits(path: Path) -> dict[str, Any]:
+    """Every tensor of a file: its type, its shape and its bytes."""
+    return {name: (str(each.dtype), each.shape, each.tobytes()) for name, each in load_file(path).items()}
+
+
+def leaf_bits(value: Any) -> dict[str, bytes]:
+    """Every number of a state, as bytes."""
+    return {name: torch.as_tensor(each).contiguous().numpy().tobytes() for name, each in tree.leaves(value).items()}
+
+
+def server_processes(trial: LocalFederation) -> list[psutil.Process]:
+    """The processes that run the server's side of apps."""
+    executor = trial.processes.running.get(EXECUTOR)
+    if executor is None:
+        return []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        children = psutil.Process(executor.pid).children(recursive=True)
+        return [each for each in children if not is_gone(each) and "flwr-serverapp" in " ".join(each.cmdline())]
+    return []
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Whether a process has ended; its parent may never ask for how it did."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return True
+
+
+def end_server_processes(trial: LocalFederation) -> None:
+    """Kill whatever runs the server's side of an app, and nothing else."""
+    for process in server_processes(trial):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGKILL)
+        wait_until(lambda process=process: is_gone(process), 60, "the end of the server's process")  # type: ignore[misc]
+
+
+def kill_server_process(trial: LocalFederation) -> None:
+    """Kill the one process that runs the server's side of the app."""
+    assert len(server_processes(trial)) == 1
+    end_server_processes(trial)

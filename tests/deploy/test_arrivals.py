@@ -1,0 +1,66 @@
+"""Asynchronous training on devices: real arrivals, written down, and simulated again bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from local_grid import LocalGrid, federation, make_app, nodes_of, serve_here, small_model
+from test_equals_simulation import exact, states_on_devices
+
+import moiety as mo
+from moiety import deploy
+
+
+class SlowGrid(LocalGrid):
+    """Answers come in an order of their own, one at a time."""
+
+    draw = np.random.default_rng(11)
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        waiting = [ticket for ticket in message_ids if ticket in self.waiting]
+        trains = [t for t in waiting if self.waiting[t].metadata.message_type == "train"]
+        if trains and len(trains) == len(waiting):
+            waiting = [trains[int(self.draw.integers(len(trains)))]]
+        return super().pull_messages(waiting)
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_recorded_arrivals_are_simulated_again_bit_for_bit(killed: bool, tmp_path: Path) -> None:
+    data, model = federation(), small_model()
+    algorithm = mo.fedalt(shared=0.1, personal=0.05)
+    options = {"split": mo.split.output_layer(model), "rounds": 12, "seed": 5}
+    settings = mo.Settings(clock=mo.clock.asynchronous(active=3), evaluate_every=4)
+    app = make_app(model, data, algorithm, tmp_path, settings=settings, **options)
+    nodes = nodes_of(data, tmp_path)
+    grid = SlowGrid(app, nodes)
+    if killed:
+        seen = []
+
+        def deliver(message: Any, call: Any) -> Any:
+            seen.append(message)
+            answer = call(message)
+            if len([m for m in seen if m.metadata.message_type == "train"]) == 6:
+                raise KilledError  # the device has done its turn, the server never hears of it
+            return answer
+
+        grid.deliver = deliver
+        with pytest.raises(KilledError):
+            serve_here(app, grid)
+        app = make_app(model, data, algorithm, tmp_path, settings=settings, **options)
+        grid = SlowGrid(app, nodes)
+    run = serve_here(app, grid)
+    clock = deploy.replay_clock(tmp_path / "server", 3, [str(name) for name in data.ids])
+    settings = mo.Settings(clock=clock, evaluate_every=4)
+    simulated = mo.fit(model, data, algorithm, engine="sequential", settings=settings, **options)
+    assert exact(simulated._loop.progress.server) == exact(run._loop.progress.server)
+    for client, state in states_on_devices(run, tmp_path).items():
+        assert exact(simulated._loop.progress.store.get([client])[0]) == exact(state), client
+    assert [row["staleness"] for row in simulated.history] == [row["staleness"] for row in run.history]
+    assert len({row["client"] for row in run.clients}) == 4

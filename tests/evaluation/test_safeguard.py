@@ -1,0 +1,148 @@
+"""The rule of the safeguard: posteriors and choices by hand, its levels by simulation, discoveries against scipy."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import false_discovery_control, norm, ttest_1samp
+
+from moiety.errors import MoietyError
+from moiety.evaluation.paired import compute_p_value
+from moiety.evaluation.safeguard import (
+    Candidate,
+    Evidence,
+    Population,
+    choose,
+    conclude,
+    describe_population,
+    find_discoveries,
+)
+
+KNOWN = Candidate((0.1, 0.02), (0.001, 0.0, 0.0), 0.04, 0.2)
+
+
+def test_the_posterior_by_hand():
+    """Rows 1 and 0 with the hint at 2 deviations: prior mean 0.1 + 0.04, precision 25.
+
+    The variance of a row is (10 0.2 + 1 0.5) / 11, so two rows have precision 8.8 around 0.5; the uncertainty of b_0
+    enters by its share of the prior.
+    """
+    population = Population((1.0, 0.5, 0.0, 3.0), (KNOWN,))
+    mean, variance = conclude(Evidence(np.array([[1.0, 0.0]]), 2.0), population)
+    assert mean[0] == pytest.approx((25 * 0.14 + 8.8 * 0.5) / 33.8)
+    assert variance[0] == pytest.approx(1 / 33.8 + (25 / 33.8) ** 2 * 0.001)
+    chosen = choose(Evidence(np.array([[1.0, 0.0]]), 2.0), population, alpha=0.2, weights=(1.0,))
+    assert chosen.risk == pytest.approx(norm.cdf(-mean[0] / math.sqrt(variance[0])))
+    assert (chosen.weight, chosen.rows) == (1.0, 2)
+
+
+def test_a_client_without_rows_goes_with_the_population_and_hints_beyond_it_do_not_count_more():
+    population = Population((1.0, 0.5, 0.0, 3.0), (KNOWN,))
+    none = np.zeros((1, 0))
+    assert conclude(Evidence(none, 1.0), population)[0][0] == pytest.approx(0.1)
+    assert conclude(Evidence(none, 100.0), population)[0][0] == pytest.approx(0.1 + 4 * 0.02)
+    sure = Population(population.hint, (KNOWN._replace(spread=0.0001, covariance=(0.0, 0.0, 0.0)),))
+    assert choose(Evidence(none, 1.0), sure, weights=(1.0,)).weight == 1
+    assert choose(Evidence(none, 1.0), None, weights=(1.0,)).weight == 0
+    against = Population(population.hint, (KNOWN._replace(coefficients=(-0.1, 0.0)),))
+    assert choose(Evidence(none, 1.0), against, weights=(1.0,)).weight == 0
+
+
+def test_the_largest_gain_among_those_that_are_safe():
+    """Posteriors N(0.1, 0.01) with risk 0.16, N(0.05, 0.0004) with risk 0.006, N(0.04, 0.0001) with risk 0.00003."""
+    settled = [
+        Candidate((gain, 0.0), (0.0, 0.0, 0.0), spread, 1.0)
+        for gain, spread in ((0.04, 0.0001), (0.05, 0.0004), (0.1, 0.01))
+    ]
+    population, evidence = Population((0.0, 1.0, -1.0, 1.0), tuple(settled)), Evidence(np.zeros((3, 0)), 0.0)
+    weights = (0.25, 0.5, 1.0)
+    assert [choose(evidence, population, alpha=a, weights=weights).weight for a in (0.2, 0.1, 0.001, 1e-6)] == [
+        1.0,
+        0.5,
+        0.25,
+        0.0,
+    ]
+    with pytest.raises(MoietyError, match="`alpha` must be > 0 and < 1, got 1"):
+        choose(evidence, population, alpha=1, weights=weights)
+    with pytest.raises(MoietyError, match="`evidence` must be of 4 candidates, got 3"):
+        choose(evidence, population)
+
+
+@pytest.mark.parametrize("rows", [8, 30])
+def test_alone_a_client_leaves_the_shared_model_for_nothing_at_most_at_the_level(rows):
+    """Four candidates that are as good as the shared model, and alike or not: wins and losses are equally likely."""
+    rng = np.random.default_rng(rows)
+    for alike in (True, False):
+        left = 0
+        for _ in range(800):
+            gains = rng.choice([-1.0, 0.0, 0.0, 1.0], size=(1 if alike else 4, rows))
+            left += choose(Evidence(np.broadcast_to(gains, (4, rows)), 0.0), alpha=0.2).weight > 0
+        assert left / 800 <= 0.2 + 3 * math.sqrt(0.2 * 0.8 / 800)
+
+
+def draw_population(rng, clients, b, tau, noise):
+    """Clients as the rule supposes them: true gains, and evidence with one candidate."""
+    hints = rng.normal(size=clients)
+    gains = b[0] + b[1] * hints + tau * rng.normal(size=clients)
+    rows = rng.integers(3, 30, size=clients)
+    return gains, [
+        Evidence((g + noise * rng.normal(size=n))[None], h) for g, n, h in zip(gains, rows, hints, strict=True)
+    ]
+
+
+def test_the_population_is_found_and_few_of_those_who_leave_are_worse_off():
+    rng = np.random.default_rng(0)
+    left = worse = 0
+    for _ in range(20):
+        gains, clients = draw_population(rng, 60, (0.02, 0.03), 0.04, 0.3)
+        population = describe_population(clients)
+        weights = np.array([choose(each, population, alpha=0.1, weights=(1.0,)).weight for each in clients])
+        left += int((weights > 0).sum())
+        worse += int(((weights > 0) & (gains < 0)).sum())
+    assert left > 100
+    assert worse / left <= 0.1
+    _, many = draw_population(rng, 3000, (0.02, 0.03), 0.04, 0.3)
+    found = describe_population(many).candidates[0]
+    assert found.coefficients == pytest.approx((0.02, 0.03), abs=0.006)
+    assert math.sqrt(found.spread) == pytest.approx(0.04, abs=0.015)
+    assert found.row_variance == pytest.approx(0.09, rel=0.03)
+
+
+def test_where_nobody_gains_almost_nobody_leaves():
+    rng = np.random.default_rng(1)
+    shares = []
+    for _ in range(20):
+        _, clients = draw_population(rng, 40, (0.0, 0.0), 0.0, 0.3)
+        population = describe_population(clients)
+        shares.append(np.mean([choose(each, population, alpha=0.1, weights=(1.0,)).weight > 0 for each in clients]))
+    assert np.mean(shares) <= 0.1
+
+
+def test_too_few_clients_make_no_population_and_numbers_survive_a_file():
+    _, clients = draw_population(np.random.default_rng(2), 9, (0.1, 0.0), 0.1, 0.3)
+    assert describe_population(clients[:7]) is None
+    assert describe_population([*clients[:7], Evidence(np.zeros((1, 0)), 0.0)]) is None
+    population = describe_population(clients)
+    assert Population.from_dict(json.loads(json.dumps(population.as_dict()))) == population
+
+
+def test_a_model_that_diverged_is_not_taken_and_spoils_nobody():
+    _, clients = draw_population(np.random.default_rng(4), 12, (0.2, 0.0), 0.05, 0.3)
+    lost = [Evidence(np.array([[1.0, 1.0]]), math.nan), Evidence(np.array([[math.inf, 1.0]]), 0.0)]
+    population = describe_population(clients)
+    assert describe_population([*clients, *lost]) == population
+    assert [choose(each, population, weights=(1.0,)).weight for each in lost] == [0, 0]
+
+
+def test_p_values_and_discoveries():
+    rng = np.random.default_rng(3)
+    gains = rng.normal(0.2, 1, size=12)
+    assert compute_p_value(gains) == pytest.approx(ttest_1samp(gains, 0, alternative="greater").pvalue)
+    assert compute_p_value(np.array([1.0, 1, 1, -1, 0])) == pytest.approx(5 / 16)  # 3 or 4 wins of 4: (4 + 1) / 16
+    assert compute_p_value(np.zeros(3)) == compute_p_value(np.zeros(0)) == compute_p_value(np.array([0.3])) == 1
+    p = rng.random(200) ** 3
+    assert find_discoveries(p, 0.1) == np.flatnonzero(false_discovery_control(p) <= 0.1).tolist()
+    assert find_discoveries([0.9, 0.8]) == find_discoveries([]) == []

@@ -1,0 +1,170 @@
+"""``recommend``: planted answers, the same answer twice and after a stop, the winner's file, and what it refuses."""
+
+import tomllib
+
+import numpy as np
+import pytest
+import torch
+from night import NIGHTLY
+from planted_problems import ANSWERS, SEEDS, find_answer
+
+import moiety as mo
+from moiety import MoietyError
+from moiety.analysis.recommendation import NO_DIFFERENCE, PERSONAL, SHARED
+from moiety.experiments.config import check_tables, make_parts
+from moiety.experiments.search import Search
+
+
+def ask(out=None, budget=100_000, **options):
+    """Five clients whose labels are turned by as many places as the client's number: one model cannot serve them."""
+    fed = mo.data.load("digits", clients=5, per_client=80, validation=0.3, test=0.3, seed=0)
+    client = np.searchsorted(fed.bounds[:, 3], np.arange(fed.total), side="right")
+    fed.columns["y"][:] = (fed.columns["y"] + client) % 10
+    model = mo.models.mlp(64, 10, hidden=(8,), seed=0)
+    return mo.recommend(model, fed, budget, rates=(0.3,), work=mo.sgd(0.1, batch_size=16), out=out, **options)
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory):
+    return ask(tmp_path_factory.mktemp("recommend") / "out")
+
+
+def test_clients_that_label_differently_get_something_personal(answer):
+    assert answer.verdict == PERSONAL
+    assert answer.best != "one model"
+    assert answer.contrast.low > 0
+    assert answer.test[answer.best] > answer.test["one model"]
+    assert answer.evaluations <= answer.budget
+    assert answer.sentence.endswith("will do.")
+    names = [row["name"] for row in answer.rows]
+    assert {"one model", "finetuning", "local only", "Ditto"} <= set(names)
+    assert all(row["mean_low"] <= row["mean"] <= row["mean_high"] for row in answer.rows)
+    assert answer.sentence in answer.page
+    assert answer.markdown().count("\n") == len(names) + 1
+
+
+def test_the_same_seed_and_number_give_the_same_answer_also_after_a_stop(answer, tmp_path, monkeypatch):
+    ended = 0
+
+    def stop(name, row, done, total):
+        nonlocal ended
+        ended = done
+        if done == 9:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ask(tmp_path / "out", on_result=stop)
+    assert ended == 9
+    fits = []
+    fit = Search.fit
+    monkeypatch.setattr(
+        Search, "fit", lambda self, name, *rest, **more: fits.append(name) or fit(self, name, *rest, **more)
+    )
+    again = ask(tmp_path / "out")
+    assert (again.sentence, again.rows, again.toml) == (answer.sentence, answer.rows, answer.toml)
+    assert again.evaluations == answer.evaluations
+    trained = len(fits)
+    assert ask(tmp_path / "out").sentence == answer.sentence
+    assert len(fits) == trained  # all of it was read
+
+
+def test_where_the_clock_is_faster_the_last_steps_are_left_out_and_the_numbers_give_the_same_answer(
+    answer, monkeypatch
+):
+    """A clock of the test's own: 100,000 evaluations are promised for a second, and the runs make 70,000."""
+    monkeypatch.setattr(Search, "measure", lambda self, budget, example: {"budget": answer.budget})
+    monkeypatch.setattr(Search, "foresee", lambda self, rounds: (self.spent + rounds * self.rows) / 70_000)
+    short = ask(budget="1 s")
+    assert all(done >= least for done, least in zip(short.steps, (3, 1, 1, 2), strict=True))
+    assert all(done <= planned for done, planned in zip(short.steps, answer.steps, strict=True))
+    assert sum(short.steps) < sum(answer.steps)
+    assert short.evaluations <= 70_000
+    assert any("Time ran short" in note for note in short.notes)
+    monkeypatch.undo()
+    again = ask(budget=short.budget, steps=short.steps)
+    assert (again.sentence, again.steps, again.rows) == (short.sentence, short.steps, short.rows)
+
+
+def test_another_question_is_refused_in_the_same_folder(answer):
+    with pytest.raises(MoietyError, match="`target` must be what the recommend in"):
+        ask(answer.folder, seed=1)
+
+
+def test_the_folder_has_table_figure_and_the_file_of_the_winner(answer):
+    names = {path.name for path in answer.folder.iterdir()}
+    assert {"table.json", "table.md", "winner.toml"} <= names
+    tables = tomllib.loads((answer.folder / "winner.toml").read_text())
+    assert tables["stage"][0]["algorithm"]["name"] in ("fedavg", "local_only")
+    assert "No file" not in answer.toml  # digits and mlp can be named, though these labels were changed
+    parts = make_parts(check_tables(tables))
+    assert [stage.rounds for stage in parts.stages] == [stage.rounds for stage in answer.stages]
+
+
+def test_stages_train_the_winner():
+    """On the user's own model and data, which a file cannot name."""
+    rng = np.random.default_rng(0)
+    site, x = np.repeat(np.arange(6), 40), rng.normal(size=(240, 3)).astype(np.float32)
+    fed = mo.data.from_arrays(
+        {"x": x, "y": (x.sum(1) + 3 * site).astype(np.float32)}, client=site, validation=0.2, seed=0
+    )
+    model = torch.nn.Linear(3, 1)
+    answer = mo.recommend(
+        model, fed, 100_000, rates=(0.1,), also={"offset": mo.split.by_name(model, personal=["bias"])}
+    )
+    assert answer.verdict == PERSONAL
+    assert answer.toml.startswith("# No file can name your own data and the model")
+    runs = mo.pipeline(answer.stages, model, fed)
+    assert runs[-1].history[-1]["metric"] < 0.5
+
+
+def test_costs_follow_from_what_is_sent(answer):
+    rows = {row["name"]: row for row in answer.rows}
+    assert rows["local only"]["bytes"] == 0
+    assert rows["one model"]["bytes"] > rows["output layer, FedAlt"]["bytes"] > 0
+    assert rows["Ditto"]["personal"] == rows["finetuning"]["personal"] == 64 * 8 + 8 + 8 * 10 + 10
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "wanted"),
+    [
+        ({"validation": 0.0}, {}, "`data` must be of some validation rows, got none. As in validation=0.2"),
+        ({"test": 0.0}, {}, "`data` must be of some test rows, got none"),
+        ({"clients": 3}, {}, "`data` must be those of at least 4 clients, got 3"),
+        ({}, {"budget": 5_000}, r"`budget` must be at least [\d,]+ gradient evaluations here, got 5,000"),
+        ({}, {"budget": "soon"}, "`budget` must be a time, or a whole number of gradient evaluations, got 'soon'"),
+        ({}, {"steps": (3, 1, 1)}, "`steps` must be four whole numbers, at least 3, 1, 1, 2, got"),
+        ({}, {"budget": "1 s", "steps": (3, 1, 1, 2)}, "`steps` must be left out where the budget is a time"),
+        ({}, {"rates": (0.1, 0.1)}, "`rates` must be at least one, and different ones"),
+        ({}, {"cohort": 7}, "`cohort` must be <= 6"),
+        (
+            {},
+            {"settings": mo.Settings(codec=mo.codec.qsgd(levels=4))},
+            "`codec` must be left out where there are stages",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(change, options, wanted):
+    fed = mo.data.load("digits", **{"clients": 6, "per_client": 30, "validation": 0.2, "seed": 0, **change})
+    model = mo.models.mlp(64, 10, hidden=(8,), seed=0)
+    with pytest.raises(MoietyError, match=wanted) as refusal:
+        mo.recommend(model, fed, **{"budget": 200_000, **options})
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_planted_input_layer_is_found_in_a_short_search():
+    """A sample of the next test for the gate."""
+    answer = find_answer("input", 0, budget=400_000, rates=(0.16,))
+    assert answer.best.startswith(ANSWERS["input"])
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="takes minutes")
+@pytest.mark.parametrize("kind", ["input", "middle"])
+def test_the_planted_answer_is_recommended(kind):
+    best = [find_answer(kind, seed).best for seed in SEEDS[kind]]
+    assert sum(name.startswith(ANSWERS[kind]) for name in best) >= 9, best
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="takes minutes")
+def test_clients_that_differ_in_nothing_get_one_model():
+    verdicts = [find_answer("nothing", seed).verdict for seed in SEEDS["nothing"]]
+    assert sum(verdict in (NO_DIFFERENCE, SHARED) for verdict in verdicts) >= 19, verdicts
