@@ -133,4 +133,5 @@ fedspa_ablations = Experiment(
     plan=plan_resnet,
     cells=cells,
     page=partial(build_page, about=ABOUT, part=show_results),
+    night=True,
 )

@@ -48,4 +48,5 @@ fedspa_lenet = Experiment(
     plan=plan,
     cells=partial(run_cells, build=build),
     page=partial(build_page, about=ABOUT, part=show_results),
+    night=True,
 )

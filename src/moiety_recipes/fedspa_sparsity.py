@@ -105,4 +105,5 @@ fedspa_sparsity = Experiment(
     plan=plan_resnet,
     cells=partial(run_cells, build=build_sparsities),
     page=partial(build_page, about=ABOUT, part=show_results),
+    night=True,
 )

@@ -230,4 +230,5 @@ fedspa_table1 = Experiment(
     plan=plan,
     cells=cells,
     page=page,
+    night=True,
 )

@@ -170,4 +170,5 @@ fedspa_table2 = Experiment(
     plan=plan,
     cells=partial(cells, without=(LOCAL,)),
     page=page,
+    night=True,
 )

@@ -181,4 +181,5 @@ fedspa_theorem1 = Experiment(
     cells=cells,
     page=page,
     refused={"engine": "Its runs are measured as they go, on the vectorised engine."},
+    night=True,
 )

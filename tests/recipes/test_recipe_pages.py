@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
 from moiety import MoietyError
 from moiety.cli import main
 from moiety.experiments import CI_NOTICE, SCALES, list_recipes, load_recipe
-from moiety.experiments.plans import plain_fields
+from moiety.experiments.plans import describe_plan, plain_fields
 
 NOT_THE_PAPERS = {"fedalt-people", "fedalt-labels", "fedalt-roles", "fedalt-numbers"}
 """Recipes whose tasks the paper does not have."""
@@ -30,6 +32,17 @@ def test_every_recipe_has_its_name_and_sizes_at_every_scale(name):
             fields = plain_fields(recipe.plan(scale))
             assert "rounds" in fields or "rounds" in recipe.refused
             assert "seeds" in fields or "seeds" in recipe.refused
+
+
+def test_every_recipe_of_a_plan_has_sizes_for_the_night():
+    """Without the flag, the sizes of ``laptop`` would run under the name of ``night``."""
+    texts = [path.read_text() for path in (Path(__file__).parents[2] / "docs").glob("*plan.md")]
+    names = {name for text in texts for name in re.findall(r"^\| `([\w-]+)` \|", text, flags=re.M)}
+    assert len(names) >= 20
+    for name in names:
+        recipe = load_recipe(name)
+        assert recipe.night
+        assert describe_plan(recipe.plan("night")) != describe_plan(recipe.plan("laptop"))
 
 
 @pytest.mark.parametrize("name", ["fedpop-toy", "glocal-fictitious", "glocal-delay", "ffgg-figure1"])
