@@ -13,6 +13,7 @@ from functools import partial
 
 import moiety as mo
 from moiety.experiments import FAILS, HOLDS, Cells, Experiment, Page, Results, Row, Section
+from moiety_recipes.claims import RULE, show_claims
 from moiety_recipes.fedspa_page import (
     PAPER,
     Numbers,
@@ -21,6 +22,14 @@ from moiety_recipes.fedspa_page import (
     build_page,
     curve_figure,
     show_accuracies,
+)
+from moiety_recipes.fedspa_rounds import (
+    CENSORED,
+    PRINTED_TARGETS,
+    judge_rounds,
+    list_columns,
+    list_rounds,
+    show_rounds,
 )
 from moiety_recipes.fedspa_tasks import (
     DIGITS,
@@ -82,9 +91,13 @@ PAPER_PRUNE_RATE = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class TablePlan(Plan):
-    """Sizes of one scale. In a turn Sub-FedAvg prunes the share ``prune_rate`` of what is left."""
+    """Sizes of one scale. In a turn Sub-FedAvg prunes the share ``prune_rate`` of what is left.
+
+    ``targets`` are the accuracies of Table 2, in per cent; without them a page has no such table.
+    """
 
     prune_rate: float
+    targets: tuple[float, ...] = ()
 
 
 def plan(scale: str) -> TablePlan:
@@ -94,7 +107,8 @@ def plan(scale: str) -> TablePlan:
     if scale == "paper":
         return TablePlan(tasks=(VGG, RESNET), seeds=3, prune_rate=PAPER_PRUNE_RATE)
     if scale == "night":
-        return TablePlan(tasks=(SMALL,), seeds=NIGHT_SEEDS, rates=RATES, prune_rate=PAPER_PRUNE_RATE)
+        task, rate = replace(SMALL, every=5), PAPER_PRUNE_RATE
+        return TablePlan(tasks=(task,), seeds=NIGHT_SEEDS, rates=RATES, prune_rate=rate, targets=PRINTED_TARGETS)
     return TablePlan(tasks=(LENET, replace(LENET, source="mnist", rounds=15)), seeds=3, prune_rate=0.2)
 
 
@@ -125,7 +139,26 @@ def show_results(plan: TablePlan, results: TaskResults) -> Part:
     paper: Numbers = {s: dict(zip(METHODS, column, strict=True)) for s, column in zip(SETTINGS, numbers, strict=False)}
     notes = [*note_pruning(plan), *([DITTO_NOTE] if network == "lenet5" else []), *note_fairness(results)]
     part = show_accuracies(results, METHODS, STATEMENTS, paper=paper, source=source, notes=notes)
-    return part._replace(figures=curve_figure(results, [m for m in METHODS if m != SUBSAMPLING]))
+    part = part._replace(figures=curve_figure(results, [m for m in METHODS if m != SUBSAMPLING]))
+    return add_rounds(plan, results, part) if plan.targets else part
+
+
+def add_rounds(plan: TablePlan, results: TaskResults, part: Part) -> Part:
+    """The part with Table 2: rounds to targets, from the same runs."""
+    rows, claims = list_rounds(results, plan.targets), list(judge_rounds(results, plan.targets))
+    columns = list_columns(results, plan.targets)
+    tables = [
+        Section(
+            title=f"Rounds to a target, {results.task.describe(setting)}",
+            rows=show_rounds(own),
+            columns=columns,
+            level=3,
+        )
+        for setting, own in rows.items()
+    ]
+    judged = show_claims("What the paper says of rounds", claims, text=f"{RULE} {CENSORED}", level=3)
+    every = [row for own in rows.values() for row in own]
+    return part._replace(rows=[*part.rows, *every, *claims], sections=[*part.sections, *tables, judged])
 
 
 def note_pruning(plan: TablePlan) -> list[str]:

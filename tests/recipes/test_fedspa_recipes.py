@@ -23,9 +23,9 @@ from moiety_recipes import fedspa_tasks as tasks
 from moiety_recipes import fedspa_theorem1 as theorem1
 from moiety_recipes.fedspa_ablations import GLOBAL_DST, fedspa_ablations
 from moiety_recipes.fedspa_page import Statement, TaskResults, judge
+from moiety_recipes.fedspa_rounds import first_round, judge_rounds, round_row, show_rounds
 from moiety_recipes.fedspa_sparsity import best_sparsities, row_name
 from moiety_recipes.fedspa_table1 import fedspa_table1, list_bills
-from moiety_recipes.fedspa_table2 import first_round, judge_rounds, round_row, show_rounds
 from moiety_recipes.fedspa_tasks import (
     DIGITS,
     DITTO,
@@ -202,7 +202,7 @@ def test_rounds_to_a_target():
     courses[B, FEDAVG] = [course((0.1, 0.2, 0.5)), course((0.1, 0.2, 0.3))]
     assert [first_round(c, 50.0) for c in (*courses[B, DST], *courses[B, FEDAVG])] == [8, 4, 12, None]
     results = collect(replace(DIGITS, rounds=12), courses)
-    (row, *_) = judge_rounds(results, 50.0)
+    (row, *_) = judge_rounds(results, [50.0])
     assert row["each"] == [4.0, 8.0]
     assert row["row"] == "B: FedSpa (DST) needs fewer rounds to 50% than FedAvg"
     assert row["verdict"] == "not decided at this scale"
