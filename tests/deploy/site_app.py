@@ -86,7 +86,10 @@ def make_app(algorithm: str, active: int = 0, **options: Any) -> deploy.App:
     """The app for an algorithm; asynchronous, with so many active devices, where ``active`` is above 0."""
     model, method, split = make_parts(algorithm)
     common = {"rounds": 4, "seed": 5, "clients": len(SIZES), "deadline": 600.0}
-    common |= {"settings": mo.Settings(clock=mo.clock.asynchronous(active=active))} if active else {"cohort": 3}
+    if active:
+        common |= {"settings": mo.Settings(clock=mo.clock.asynchronous(active=active))}
+    else:
+        common |= {"cohort": 3, "settings": mo.Settings(evaluate_every=1)}
     return deploy.app(model, method, split=split, data=load_site, **{**common, **options})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import Status, SubStatus
 from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.retry import make_simple_http_retry_invoker as flowers_own
@@ -244,9 +246,11 @@ def test_a_node_outlives_errors_of_the_superlink(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(worker.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(start_client_internal, "_pull_and_store_message", fail)
     monkeypatch.setattr(start_client_internal, "_push_messages", fail)
-    monkeypatch.setattr(fleet_http_connection, "HeartbeatSender", lambda beat: beat)
+    monkeypatch.setattr(fleet_http_connection, "HeartbeatSender", HeartbeatSender)  # what the call changes would stay
     worker.outlive_errors(worker.Pace())
     node = Node()
     assert start_client_internal._pull_and_store_message(state=node.state, object_store=node.store) is None
-    assert fleet_http_connection.HeartbeatSender(fail)() is False
-    assert fleet_http_connection.HeartbeatSender(lambda: True)() is True
+    sender = fleet_http_connection.HeartbeatSender(fail)
+    assert sender.heartbeat_fn() is False
+    assert max(itertools.islice(sender._retry_invoker.wait_gen_factory(), 20)) == worker.LONGEST
+    assert fleet_http_connection.HeartbeatSender(lambda: True).heartbeat_fn() is True

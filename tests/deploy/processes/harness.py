@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 
 import moiety as mo
 from moiety import tree
+from moiety.clients.cohorts import uniform_cohort
 from moiety.deploy.commands import Link
 from moiety.deploy.init import project_tables
 from moiety.deploy.journal import Journal
@@ -130,6 +131,17 @@ class Trial(LocalFederation):
         """Wait until the server has finished a round."""
         wait_until(lambda: rounds_of(out) >= number, seconds, f"round {number} of {out.name}")
 
+    def wait_part(self, out: Path, node: str, taken: bool = True) -> None:
+        """Wait until a node takes part in a round after this moment, or with ``taken=False`` until it is left out."""
+        done, client = rounds_of(out), NODES.index(node)
+
+        def has_come() -> bool:
+            asked, used = list_cohorts(out, rounds_of(out))
+            rounds = zip(asked[done:], used[done:], strict=True)
+            return any(client in cohort and (client in there) == taken for cohort, there in rounds)
+
+        wait_until(has_come, LONG, f"{node} {'taking part' if taken else 'left out'}")
+
 
 def rounds_of(out: Path) -> int:
     """The newest round whose checkpoint is there."""
@@ -144,27 +156,34 @@ def write_app(folder: Path, choice: Mapping[str, Any]) -> Path:
     changed = re.sub(r"^CHOICE: .*$", lambda _: f"CHOICE = {dict(choice)!r}", source, count=1, flags=re.M)
     assert changed != source or choice == site_app.CHOICE
     (folder / "federation.py").write_text(changed)
-    (folder / "pyproject.toml").write_text(tomli_w.dumps(project_tables({"out": choice["out"]})))
+    config = {key: choice[key] for key in ("out", "rounds") if key in choice}  # ``flwr run`` may set these anew
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(project_tables(config)))
     return folder
 
 
-def check_equals_simulation(out: Path, folder: Path, algorithm: str, rounds: int, least: int = 1) -> list[list[int]]:
-    """Server and devices ended, to the bit, as a simulation of those who took part; the clients of each round.
+def list_cohorts(out: Path, rounds: int, least: int = 1) -> tuple[list[list[int]], list[list[int]]]:
+    """For each round the clients that were asked, and those who took part: nobody where fewer than ``least`` did.
 
-    Who took part is read from the server's history: the cohort of the round without those that were left out, and
-    nobody where fewer than ``least`` answered.
+    The server's history says who was left out.
     """
+    names = site_app.make_data().ids
+    absent = {each for row in read_history(out) for each in row["dropped"]}
+    asked, used = [], []
+    for t in range(rounds):
+        asked.append([int(client) for client in uniform_cohort(len(names), 3, seed=5, round=t)])
+        there = [client for client in asked[-1] if f"{t + 1}:{names[client]}" not in absent]
+        used.append(there if len(there) >= least else [])
+    return asked, used
+
+
+def check_equals_simulation(out: Path, folder: Path, algorithm: str, rounds: int, least: int = 1) -> list[list[int]]:
+    """Server and devices ended, to the bit, as a simulation of those who took part; the clients of each round."""
     model, method, split = site_app.make_parts(algorithm)
     data = site_app.make_data()
-    cohorts: list[list[int]] = []
-    absent = {each for row in read_history(out) for each in row["dropped"]}
-    draw = loop_round.uniform_cohort
+    _, cohorts = list_cohorts(out, rounds, least)
 
     def take_part(clients: int, size: int, *, seed: int, round: int) -> np.ndarray:
-        cohort = draw(clients, size, seed=seed, round=round)
-        there = [int(client) for client in cohort if f"{round + 1}:{data.ids[int(client)]}" not in absent]
-        cohorts.append(there if len(there) >= least else [])
-        return np.array(cohorts[-1], dtype=np.int64)
+        return np.array(cohorts[round], dtype=np.int64)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop_round, "uniform_cohort", take_part)
