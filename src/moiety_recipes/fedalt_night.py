@@ -58,9 +58,13 @@ SWEPT = "{}-fedalt-{}-{:g}"
 
 @dataclass(frozen=True, kw_only=True)
 class Night(Stages):
-    """Sizes of scale ``night``; ``decay`` names the schedule, ``weights`` are those tried for Ditto's penalty."""
+    """Sizes of scale ``night``; ``decay`` names the schedule, ``weights`` are those tried for Ditto's penalty.
+
+    ``momentum`` is the server's in (a). In (b), and in FedAvg trained as long, the server takes the plain mean.
+    """
 
     decay: str
+    momentum: float = 0.0
     pilot_seeds: tuple[int, ...] = (100, 101)
     weights: tuple[float, ...] = (0.01, 0.1, 1.0)
     with_stateless: bool = True
@@ -70,23 +74,33 @@ class Night(Stages):
         """That many rounds of (a), of (b) in the same ratio, and schedules of the same shape."""
         changed = super().with_rounds(rounds)
         assert isinstance(changed, Night)
-        return replace(changed, **make_schedules(self.decay, changed.rounds, changed.personal_rounds))
+        return changed.with_schedules()
+
+    def with_schedules(self) -> Night:
+        """With the schedules that fit its rounds, and the server's momentum in (a)."""
+        first, second = make_schedules(self.decay, self.rounds, self.personal_rounds)
+        server = {"server": mo.server.sgd(momentum=self.momentum)} if self.momentum else {}
+        return replace(self, federated={"schedule": first, **server}, personalised={"schedule": second})
+
+    @property
+    def sizes(self) -> str:
+        """Rounds, cohort and batches, for a note."""
+        more = f" The server has momentum {self.momentum:g} in FedAvg's own rounds." if self.momentum else ""
+        return super().sizes + more
 
 
-def make_schedules(decay: str, rounds: int, personal_rounds: int) -> dict[str, Any]:
+def make_schedules(decay: str, rounds: int, personal_rounds: int) -> tuple[Any, Any]:
     """The paper's: linear with a tenth of warm-up, or halved four times in (a) and once, at its end, in (b)."""
     if decay == "linear":
-        both: Any = {"schedule": mo.schedule.linear(warmup=0.1)}
-        return {"federated": both, "personalised": both}
+        return mo.schedule.linear(warmup=0.1), mo.schedule.linear(warmup=0.1)
     halve = [max(1, rounds // 4), max(1, personal_rounds)]
-    first, second = ({"schedule": mo.schedule.exponential(halve_every=every)} for every in halve)
-    return {"federated": first, "personalised": second}
+    first, second = (mo.schedule.exponential(halve_every=every) for every in halve)
+    return first, second
 
 
-def plan_night(*, decay: str, rounds: int, personal_rounds: int, **sizes: Any) -> Night:
+def plan_night(**sizes: Any) -> Night:
     """The stages with their schedules."""
-    how = make_schedules(decay, rounds, personal_rounds)
-    return Night(decay=decay, rounds=rounds, personal_rounds=personal_rounds, **how, **sizes)
+    return Night(**sizes).with_schedules()
 
 
 def stages_of(setting: Setting) -> Night:

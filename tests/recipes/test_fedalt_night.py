@@ -14,6 +14,7 @@ from moiety_recipes.fedalt_night import DITTO, Pilot, list_steps, sweep_steps
 from moiety_recipes.fedalt_night_page import NightComparison
 from moiety_recipes.fedalt_questions import QUESTIONS, answer, choose_split, share_below, split_halves
 from moiety_recipes.fedalt_settings import plan_labels, plan_numbers, plan_people, plan_roles
+from moiety_recipes.fedalt_stages import train_together
 
 PLANS = (plan_people, plan_labels, plan_roles, plan_numbers)
 T_1 = 63.6567
@@ -48,6 +49,24 @@ def test_every_whole_or_partial_method_also_starts_from_fedavg_trained_as_long()
                 assert (steps[name].start, steps[name].rounds) == ("fedavg", stages.personal_rounds)
 
 
+def test_the_server_has_momentum_in_the_rounds_of_fedavg_alone():
+    for plan, momentum in ((plan_people, None), (plan_labels, 0.9), (plan_roles, None), (plan_numbers, 0.9)):
+        for setting in plan("night").settings:
+            steps = steps_of(setting)
+            longer = setting.stages.with_rounds(2 * setting.stages.rounds)
+            for stages in (setting.stages, longer):
+                server = train_together(stages, 0.1).algorithm.spec.get("server") or {}
+                assert server.get("momentum") == momentum
+            for name in ("fedavg-longer", "full-pfedme", "output-fedalt", "output-fedsim"):
+                assert not steps[name].algorithm.spec.get("server")
+
+
+def test_a_client_is_asked_as_often_at_both_strengths_of_the_deal():
+    for setting in plan_labels("night").settings:
+        stages = setting.stages
+        assert stages.personal_rounds * stages.cohort == 20 * 50
+
+
 def test_penalties_without_a_half_are_pulls_of_twice_their_weight():
     (setting,) = plan_roles("night").settings
     steps = steps_of(setting)
@@ -73,7 +92,7 @@ def test_nothing_is_tuned_on_seeds_that_are_reported_and_all_have_grids_of_one_l
     for plan in PLANS:
         for setting in plan("night").settings:
             stages = setting.stages
-            assert not set(stages.pilot_seeds) & set(setting.seeds([0]))
+            assert not set(stages.pilot_seeds) & {*setting.seeds([0]), *setting.seeds([10])}
             assert stages.seeds >= 5
             assert len(stages.lr) == len(stages.personal_lr) == len(stages.finetune_lr)
 
