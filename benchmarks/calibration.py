@@ -39,6 +39,7 @@ SETS = {
 }
 """By data set: how it is loaded, and its sizes."""
 METHODS = ("FedPop", "FedAvg")
+TITLES = {"uci_har": "HAR", "isolet": "isolet"}
 
 
 def measure_set(name: str, seed: int) -> list[dict[str, Any]]:
@@ -95,9 +96,9 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def draw(rows: Sequence[Mapping[str, Any]]) -> Any:
     """A reliability diagram of FedPop for each data set and group, all seeds together."""
     ours = [row for row in rows if row["method"] == "FedPop"]
-    names = dict.fromkeys((row["set"], row["group"]) for row in ours)
+    names = sorted(dict.fromkeys((row["set"], row["group"]) for row in ours), key=lambda key: key[1])
     bins = {
-        f"{name}, {group}": pool_bins([row["bins"] for row in ours if (row["set"], row["group"]) == (name, group)])
+        f"{TITLES[name]} {group}": pool_bins([row["bins"] for row in ours if (row["set"], row["group"]) == (name, group)])
         for name, group in names
     }
     return reliability_diagram(bins, title="FedPop at its defaults, all seeds together")
