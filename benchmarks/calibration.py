@@ -97,10 +97,10 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Any:
     """A reliability diagram of FedPop for each data set and group, all seeds together."""
     ours = [row for row in rows if row["method"] == "FedPop"]
     names = sorted(dict.fromkeys((row["set"], row["group"]) for row in ours), key=lambda key: key[1])
-    bins = {
-        f"{TITLES[name]} {group}": pool_bins([row["bins"] for row in ours if (row["set"], row["group"]) == (name, group)])
-        for name, group in names
-    }
+    bins = {}
+    for name, group in names:
+        heaps = [row["bins"] for row in ours if (row["set"], row["group"]) == (name, group)]
+        bins[f"{TITLES[name]} {group}"] = pool_bins(heaps)
     return reliability_diagram(bins, title="FedPop at its defaults, all seeds together")
 
 

@@ -153,7 +153,7 @@ def draw_people(plan: Plan, fed: mo.FederatedData, seed: int) -> tuple[mo.Federa
         order = rng.permutation(len(rows["y"]))[: plan.labelled + plan.test]
         people.append({"name": str(fed.ids[i]), **{name: column[order] for name, column in rows.items()}})
     new, known = people[: plan.held_out], people[plan.held_out :]
-    labelled = np.concatenate([person["x"][:plan.labelled] for person in known])
+    labelled = np.concatenate([person["x"][: plan.labelled] for person in known])
     mean, spread = labelled.mean(0), labelled.std(0) + 1e-3
     for person in people:
         person["x"] = ((person["x"] - mean) / spread).astype(np.float32)
