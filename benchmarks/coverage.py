@@ -8,10 +8,10 @@ and 90% are compared with the truth: intervals of the function with a . u + b . 
 probability of a new y between their ends. Beside the coverage stands the mean width divided by that of the exact
 posterior, which knows u, mu, sigma and s: wide intervals would cover, and show there.
 
-    python -m benchmarks.coverage --populations 25 --out coverage.json
+    python -m benchmarks.coverage --out coverage.json
 
-Seeds are 0, 1, ..., fixed beforehand. What the file holds already is not computed again, so that a run that was stopped
-goes on.
+The seeds are ``SEEDS``, fixed before any of them was run (docs/fedpop-plan.md). What the file holds already is not
+computed again, so that a run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from moiety.run.draws import draw_enough
 from moiety.run.predict import newcomer_key, predict_draws
 
 LEVELS = (0.5, 0.8, 0.9)
+SEEDS = range(2000, 2028)
+"""Of the populations that are reported; none of them was run while the defaults were chosen."""
 POINTS = 8
 """Places x at which each client is predicted."""
 
@@ -234,8 +236,8 @@ def summarise_populations(results: Sequence[Mapping[str, Any]]) -> list[dict[str
 def main() -> None:
     """Measure, print a table and write it."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--populations", type=int, default=25)
-    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--populations", type=int, default=len(SEEDS))
+    parser.add_argument("--first", type=int, default=SEEDS.start, help="the first seed")
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--draws", type=int, default=50)
@@ -248,7 +250,7 @@ def main() -> None:
     if given.out is not None and given.out.exists():
         results = json.loads(given.out.read_text())["results"]
     known = {(each["shape"], each["seed"]) for each in results}
-    for seed in range(given.first, given.populations):
+    for seed in range(given.first, given.first + given.populations):
         for name in given.shapes.split(","):
             if (name, seed) not in known:
                 results.append(measure_population(name, seed, **sizes))

@@ -55,7 +55,7 @@ Rows = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Sizes of one scale: seeds, people held out, test windows of a person, rounds, hidden units.
+    """Sizes of one scale: seeds, people held out, test windows of a person, rounds, hidden units, labelled windows.
 
     ``digits``, where given, is the number of clients with handwritten digits that take the place of people; no file of
     data is needed then.
@@ -67,6 +67,7 @@ class Plan:
     rounds: int
     hidden: int
     classes: int = 6
+    labelled: int = LABELLED
     digits: int | None = None
 
 
@@ -142,23 +143,23 @@ def fit_options(plan: Plan, known: mo.FederatedData, method: str, seed: int) -> 
 def draw_people(plan: Plan, fed: mo.FederatedData, seed: int) -> tuple[mo.FederatedData, list[dict[str, Any]]]:
     """The federation, and the windows of the new people: first the labelled ones, then the others.
 
-    Everybody has five labelled windows, drawn, and is tested on others. Columns are standardised by the labelled
+    Everybody has some labelled windows, drawn, and is tested on others. Columns are standardised by the labelled
     windows of the federation alone.
     """
     rng = mo.random.generator(seed, "people")
     people: list[dict[str, Any]] = []
     for i in rng.permutation(len(fed)).tolist():
         rows = fed.at(i)
-        order = rng.permutation(len(rows["y"]))[: LABELLED + plan.test]
+        order = rng.permutation(len(rows["y"]))[: plan.labelled + plan.test]
         people.append({"name": str(fed.ids[i]), **{name: column[order] for name, column in rows.items()}})
     new, known = people[: plan.held_out], people[plan.held_out :]
-    labelled = np.concatenate([person["x"][:LABELLED] for person in known])
+    labelled = np.concatenate([person["x"][: plan.labelled] for person in known])
     mean, spread = labelled.mean(0), labelled.std(0) + 1e-3
     for person in people:
         person["x"] = ((person["x"] - mean) / spread).astype(np.float32)
     sizes = np.array([len(person["y"]) for person in known])
     start = np.cumsum(sizes) - sizes
-    bounds = np.stack([start, start + LABELLED, start + LABELLED, start + sizes], axis=1)
+    bounds = np.stack([start, start + plan.labelled, start + plan.labelled, start + sizes], axis=1)
     columns = {name: np.concatenate([person[name] for person in known]) for name in ("x", "y")}
     return mo.FederatedData(columns, bounds, [person["name"] for person in known]), new
 

@@ -28,6 +28,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "fedalt-speech": SEQUENTIAL,
     "fedalt-text": SEQUENTIAL,
     "fedpop-full": SEQUENTIAL,
+    "fedpop-network": SEQUENTIAL,
     "fedpop-people": SEQUENTIAL,
     "fedpop-small": SEQUENTIAL,
     "fedpop-toy": SEQUENTIAL,

@@ -38,6 +38,7 @@ USED = {
     "fedalt-speech": {"audiomnist"},
     "fedalt-text": {"shakespeare-tff"},
     "fedpop-full": {"cifar10"},
+    "fedpop-network": {"cifar10"},
     "fedpop-people": {"uci_har"},
     "fedpop-small": {"cifar10"},
     "fedpop-uncertainty": {"mnist", "fashion_mnist"},
