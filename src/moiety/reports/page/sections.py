@@ -125,7 +125,9 @@ def _write_curves(content: Content) -> str:
         "Lines are means over seeds, bands go from the least to the largest seed." if several else "One seed each."
     )
     caption += (
-        " Dashed: the shared model alone." if any("shared_metric" in c["columns"] for c in content.curves) else ""
+        " Thin and dotted: the shared model alone."
+        if any("shared_metric" in c["columns"] for c in content.curves)
+        else ""
     )
     return section("curves", "While training", figure("curves", "The course of training", caption, behind))
 
