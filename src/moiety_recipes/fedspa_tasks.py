@@ -82,8 +82,8 @@ class Task:
             f"{self.rows} training and {self.test} test rows" if self.test else f"{self.rows} rows, test rows included"
         )
         return (
-            f"{SOURCES[self.source]}, {NETWORKS[self.network]}; {self.clients} clients of {rows}, {self.epochs} local"
-            f" epochs, batches of {self.batch_size}."
+            f"{SOURCES[self.source]}, {NETWORKS[self.network]}; {self.clients} clients of {rows},"
+            f" {mo.reports.format_count(self.epochs, 'local epoch')}, batches of {self.batch_size}."
         )
 
     def describe(self, setting: str) -> str:
