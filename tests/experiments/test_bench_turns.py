@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2]))
-from benchmarks import results, source, turns  # noqa: E402
+from benchmarks import results, source, turns
 
 
 @pytest.fixture
