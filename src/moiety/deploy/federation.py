@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from moiety.deploy.letters import Letter
 from moiety.deploy.plan import Plan, digest_of
 from moiety.deploy.post import Post
 from moiety.deploy.questions import Questions
-from moiety.deploy.roster import Roster, sort_hellos
+from moiety.deploy.roster import MOST_NUMBERS, Member, Roster, find_layout, read_hello, sort_members
+from moiety.deploy.site import describe_layout
+from moiety.deploy.tables import Table, fit_recipe
 from moiety.deploy.wire import Wiring
-from moiety.errors import MoietyError
+from moiety.engines.rows import count_rows
+from moiety.errors import must, tell_error
 
 log = logging.getLogger("moiety")
 
@@ -37,7 +41,7 @@ class Federation:
         self.wiring: Wiring
         self.hellos = Questions(post, "hello", plan.ttl)
         self.welcomes = Questions(post, "welcome", plan.ttl)
-        self.waiting: dict[int, dict[str, Any]] = {}
+        self.waiting: dict[int, Member] = {}
         """Who said hello before the run began, by node."""
         self.silent: Counter[int] = Counter()
         """In how many rounds running a client has not answered."""
@@ -63,10 +67,10 @@ class Federation:
         while len(self.roster) < wanted:
             self.greet()
             # Names decide about positions, so nobody gets one before all are there.
-            self.waiting |= {node: answer.head for node, answer in self.hellos.collect(PAUSE)}
-            names = {str(head.get("name")) for head in self.waiting.values()} | {m.name for m in self.roster.members}
+            self.waiting |= {member.node: member for member in self._read_hellos(PAUSE)}
+            names = {member.name for member in (*self.waiting.values(), *self.roster.members)}
             if len(names) >= wanted and not self.hellos.expects_answers():
-                self._admit(self.waiting)
+                self._admit(self.waiting.values())
                 self.waiting = {}
             elif not self.hellos.pending:
                 time.sleep(PAUSE)
@@ -80,21 +84,55 @@ class Federation:
         nodes = [node for node in self.post.online() if node not in known and self.hellos.may_ask(node)]
         self.hellos.ask([(node, Letter({})) for node in nodes])
 
-    def _admit(self, hellos: Mapping[int, dict[str, Any]]) -> None:
-        """Put devices on the list, in the order of their names; one that cannot be put there is refused."""
-        for node, head in sort_hellos(hellos.items()):
-            try:
-                self.roster.add(node, head)
-            except MoietyError as error:
-                self.hellos.put_off(node, str(error))
+    def _admit(self, members: Iterable[Member]) -> None:
+        """Put devices on the list, in the order of their names; one that cannot be put there is refused.
+
+        The layout of the data is that of most devices, so that no single one decides it.
+        """
+        each = sort_members(members)
+        layout = None if self.roster.members or not each else find_layout(each)
+        for member in each:
+            with self._refusing(member.node):
+                fits = layout in (None, describe_layout(member.described))
+                must(fits, "data", "laid out as on most devices", f"others of {member.name}")
+                self.roster.add(member)
+
+    def _read_hellos(self, wait: float) -> list[Member]:
+        """The devices that say hello within so many seconds and that the plan can take, each tried by itself."""
+        members = []
+        for node, answer in self.hellos.collect(wait):
+            with self._refusing(node):
+                member = read_hello(node, answer.head)
+                self._try(member)
+                members.append(member)
+        return members
+
+    def _try(self, member: Member) -> None:
+        """Raise where no run can be made with a device, as far as that can be told of one alone."""
+        recipe = self.roster.preprocessing
+        if recipe is None and isinstance(self.plan.data, Table):  # what its columns become depends on all devices
+            fit_recipe(self.plan.data, [member.described])
+            return
+        data = Roster([member], recipe).as_data()
+        _, algorithm = self.plan.make_problem(data, self.plan.device_options(data))
+        rows = max(count_rows(phase, member.described["sizes"][0]) for phase in algorithm.phases.values())
+        must(rows < MOST_NUMBERS, "sizes", f"such that a turn has fewer than {MOST_NUMBERS} rows", rows)
+
+    @contextlib.contextmanager
+    def _refusing(self, node: int) -> Iterator[None]:
+        """Refuse a device within the block for whatever goes wrong; the others go on."""
+        try:
+            yield
+        except Exception as error:
+            self.hellos.put_off(node, tell_error(error))
 
     def admit_newcomers(self, wait: float = 0.0) -> bool:
         """Let devices join that have come since; whether there are more clients than before."""
         before = len(self.roster)
         self.greet()
-        hellos = {node: answer.head for node, answer in self.hellos.collect(wait)}
-        if hellos:
-            self._admit(hellos)
+        members = self._read_hellos(wait)
+        if members:
+            self._admit(members)
             if self.folder is not None:
                 self.roster.save(self.folder, self.run)
         self.welcome()
@@ -131,15 +169,15 @@ class Federation:
                 member.joined, self.silent[client] = False, 0
                 log.info("%s has not answered for %d rounds: it is asked whether it is there", member.name, SILENT)
 
-    def count_joined(self) -> int:
-        """How many devices take part and are connected."""
+    def list_joined(self) -> set[int]:
+        """The clients whose devices take part and are connected."""
         online = self.post.online()
-        return sum(each.joined and each.node in online for each in self.roster.members)
+        return {i for i, each in enumerate(self.roster.members) if each.joined and each.node in online}
 
     def wait_for(self, wanted: int, patience: float | None = None) -> None:
         """Wait until so many devices take part, or, with ``patience``, so many seconds."""
         until = None if patience is None else time.monotonic() + patience
-        while self.count_joined() < wanted and (until is None or time.monotonic() < until):
+        while len(self.list_joined()) < wanted and (until is None or time.monotonic() < until):
             self.admit_newcomers(PAUSE)
             if not self.hellos.pending and not self.welcomes.pending:
                 time.sleep(PAUSE)

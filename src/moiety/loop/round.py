@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ from moiety.engines.problem import Problem
 from moiety.engines.processes import SLOTS, TIMEOUT, count_slots
 from moiety.engines.rows import Job
 from moiety.loop.costs import Flops, flops_per_example, job_flops, memory_on_device
-from moiety.loop.divergence import BARREN_ROUNDS, DivergenceError, explain_barren, explain_server
+from moiety.loop.divergence import BARREN_ROUNDS, DivergenceError, explain_barren, explain_server, is_too_large
 from moiety.loop.evaluate import Evaluation, client_functions, evaluate
 from moiety.loop.exchange import Exchange, Received, mean_loss
 from moiety.loop.in_transit import InTransit
@@ -355,6 +355,10 @@ class Loop:
     def _is_barren(self, clients: list[int]) -> bool:
         """Whether somebody honest sent something: an attack that is not finite is no sign of a diverging run."""
         return any(client not in self.uploads.attackers for client in clients)
+
+    def has_large_loss(self, history: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the last training loss in a history is larger than that of a run that can be right."""
+        return is_too_large(history)
 
     def report_divergence(self, kind: str, text: str, *, stop: bool = True) -> None:
         """Stop the run where it is to ``stop`` and the settings say so; else warn, the first time of each kind."""
