@@ -18,7 +18,7 @@ from torch import nn
 
 from moiety import task as tasks
 from moiety.deploy.device import Device
-from moiety.deploy.letters import read_message, refuse_message, write_record
+from moiety.deploy.letters import blame_letter, read_message, refuse_message, tell_sender, write_record
 from moiety.deploy.plan import FLOOR, Plan
 from moiety.deploy.post import Post
 from moiety.deploy.server import serve
@@ -59,13 +59,18 @@ class App:
 
         def answer(kind: str) -> Callable[[Message, Context], Message]:
             def handle(message: Message, context: Context) -> Message:
+                show_log()
                 try:
-                    letter = read_message(message, self.plan.largest_message)
+                    with blame_letter():
+                        letter = read_message(message, self.plan.largest_message)
                     device = self.device(context.node_config, context.node_id)
                     return Message(write_record(device.answer(kind, letter)), reply_to=message)
                 except MoietyError as error:
                     log.warning("refused: %s", error)
-                    return refuse_message(message, str(error))
+                    return refuse_message(message, tell_sender(error))
+                except Exception as error:  # from the user's code; Flower would send its text to the server
+                    log.exception("refused")
+                    return refuse_message(message, tell_sender(error))
 
             return handle
 
@@ -92,7 +97,8 @@ class App:
 
 def show_log() -> None:
     """Let what moiety logs appear in the output of Flower's process, unless the user has said where it goes."""
-    if not [each for each in log.handlers if not isinstance(each, logging.NullHandler)]:
+    handlers = [*log.handlers, *logging.getLogger().handlers]
+    if all(isinstance(each, logging.NullHandler) for each in handlers):
         log.addHandler(logging.StreamHandler())
         log.setLevel(logging.INFO)
 

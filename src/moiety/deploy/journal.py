@@ -92,12 +92,16 @@ class Journal:
         must(digest(content) == turn.upload, path.name, "as it was written", f"others in {path}", RESTORE)
         return content
 
+    def check_turn(self, round: int) -> None:
+        """Raise unless a turn that the server used is here."""
+        turns = self.turns()
+        got = f"turns {', '.join(map(str, turns)) or 'none'}"
+        must(round in turns, "state", f"that of turn {round}, which the server used", got, RESTORE)
+
     def read_state(self, round: int, first: Tree) -> Tree:
         """The state after a turn; ``first`` is laid out as all states are."""
+        self.check_turn(round)
         turn = self.read_turn(round)
-        if turn is None:
-            got = f"turns {', '.join(map(str, self.turns())) or 'none'} in {self.folder}"
-            must(False, "state", f"that of turn {round}, which the server used", got, RESTORE)
         assert turn is not None
         rows = tree.unpack_rows(read_tensors(self._state(round), turn.state, RESTORE), first)
         return rows[0] if rows else first

@@ -6,8 +6,11 @@ packed, one array of uint8.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
@@ -28,6 +31,37 @@ LARGEST = 1e18
 
 class LostError(MoietyError):
     """A letter or its answer was lost on the way: nobody refused it."""
+
+
+class LetterError(MoietyError):
+    """What is wrong with a letter. Its sender may read the text: it says nothing of the receiver's rows and folders."""
+
+
+@contextlib.contextmanager
+def blame_letter() -> Iterator[None]:
+    """Turn moiety's errors within the block, which are about nothing but a letter, into those that its sender reads."""
+    try:
+        yield
+    except LetterError:
+        raise
+    except MoietyError as error:
+        raise LetterError(str(error)) from error
+
+
+def tell_sender(error: Exception) -> str:
+    """What the sender of a letter is told of an error that it caused.
+
+    The text of any other error may hold a cell of a table or a path. It stays here: the sender gets the kind of error,
+    and what the operating system calls it.
+
+    >>> tell_sender(ValueError("could not convert 'John Smith'"))
+    "ValueError: the device's own log says more."
+    """
+    if isinstance(error, LetterError):
+        return str(error)
+    cause = error if isinstance(error, OSError) else error.__cause__
+    system = f" ({os.strerror(cause.errno)})" if isinstance(cause, OSError) and cause.errno else ""
+    return f"{type(error).__name__[:60]}{system}: the device's own log says more."
 
 
 class Letter(NamedTuple):

@@ -31,6 +31,7 @@ from typing import Any
 from flwr.app import Error, Message
 
 from moiety.deploy.calls import is_break, is_unknown_token
+from moiety.deploy.letters import tell_sender
 from moiety.deploy.modules import forget_modules
 from moiety.errors import MoietyError
 
@@ -362,7 +363,7 @@ class Worker:
                 answer = self.load(run, fab)(message=message, context=context)
             except Exception as error:
                 log.exception("the app raised an exception")
-                status, details = SubStatus.FAILED, f"{type(error)}:<'{error}'>"
+                status, details = SubStatus.FAILED, tell_sender(error)  # its text may hold data
                 answer = Message(Error(code=RAISED, reason=details), reply_to=message)
             push_message(client, answer, context)
             push_task_output(client, context, status, details)
