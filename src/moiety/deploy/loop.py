@@ -29,6 +29,7 @@ from moiety.loop.divergence import loss_limit
 from moiety.loop.evaluate import Evaluation
 from moiety.loop.exchange import Received
 from moiety.loop.round import Loop, Progress, begin_progress
+from moiety.run.privacy import count_clients
 from moiety.run.safeguard import count_turns
 from moiety.transport import value_bytes
 from moiety.types import Algorithm, Params, RoundRecord, Tree
@@ -59,7 +60,9 @@ def begin_on_devices(
     def first() -> Tree:
         return {"used": torch.tensor(-1), "wire": federation.wiring.first_known(state)}
 
-    most = federation.roster.most = count_room(value_bytes(tree.leaves(first())))
+    most = count_room(value_bytes(tree.leaves(first())))
+    privacy = federation.plan.settings.privacy
+    federation.roster.most = most if privacy is None else min(most, count_clients(privacy.delta))
     progress.store = DiskStore(first, federation.folder / "clients", most, federation.run, resumed=resumed)
     return progress
 

@@ -63,7 +63,8 @@ class Roster:
             must(old.token == member.token, "device", wanted, f"another device that calls itself {old.name}")
             old.node, old.joined = member.node, False
             return
-        must(len(self.members) < self.most, "devices", f"at most {self.most}", "more")
+        hint = "With privacy they are fewer than 1 / delta."
+        must(len(self.members) < self.most, "devices", f"at most {self.most}", "more", hint)
         if self.members:
             check_alike(member.name, member.described, self.members[0].described)
         self.members.append(member)

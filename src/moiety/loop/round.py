@@ -158,8 +158,7 @@ class Loop:
     def count_noise(self) -> PrivacyState:
         """Count a draw of noise, before it is made."""
         assert self.progress.privacy is not None
-        state = self.progress.privacy
-        self.progress.privacy = state._replace(sums=state.sums + 1)
+        self.progress.privacy = self.progress.privacy.count_sum(self.sampling_rate)
         self.on_noise(self.progress.privacy)
         return self.progress.privacy
 
@@ -170,7 +169,7 @@ class Loop:
 
     @property
     def sampling_rate(self) -> float:
-        """The chance to take part by which privacy is amplified; 1 where it is not."""
+        """The chance to take part now by which privacy is amplified; 1 where it is not."""
         privacy, uploads = self.uploads.privacy, self.uploads
         assert privacy is not None
         return privacy.sampling_rate(self.cohort, len(self.problem.data), independent=uploads.bernoulli)
