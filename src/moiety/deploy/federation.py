@@ -17,7 +17,7 @@ from moiety.deploy.questions import Questions
 from moiety.deploy.roster import MOST_NUMBERS, Member, Roster, find_layout, read_hello, sort_members
 from moiety.deploy.site import describe_layout
 from moiety.deploy.tables import Table, fit_recipe
-from moiety.deploy.wire import Wiring
+from moiety.deploy.wire import Wiring, count_most
 from moiety.engines.rows import count_rows
 from moiety.errors import must, tell_error
 
@@ -34,6 +34,7 @@ class Federation:
 
     def __init__(self, plan: Plan, post: Post, roster: Roster) -> None:
         self.plan, self.post, self.roster = plan, post, roster
+        post.largest = 0  # those who say hello send no body
         self.folder: Path | None = None
         self.run = ""
         self.agreed: dict[str, Any] = {}
@@ -50,6 +51,7 @@ class Federation:
         """The run is known: its id, and what both sides must agree on."""
         self.folder, self.run, self.agreed, self.wiring = folder, run, agreed, wiring
         self.digest = digest_of(agreed)
+        self.post.largest = min(self.plan.largest_message, count_most(wiring.up))
         self.roster.save(folder, run)
 
     def node_of(self, client: int) -> int:

@@ -1,7 +1,7 @@
 """A worker that stays: it computes for one SuperNode, message after message, and loads its libraries once.
 
 Flower starts a process for every message, which imports torch anew: seconds a round. This file does what that process
-does, again and again. It is the one file that uses parts of Flower that are not public, so it looks at the version.
+does, again and again. Like ``answers.py`` it uses parts of Flower that are not public, so it looks at the version.
 With another version it hands over to ``flower-superexec``, Flower's own way: slower, with the same answers.
 
     python -m moiety.deploy.worker node --isolation process --port 19000 ...
@@ -30,13 +30,12 @@ from typing import Any
 
 from flwr.app import Error, Message
 
+from moiety.deploy.answers import VERSION
 from moiety.deploy.calls import is_break, is_unknown_token
 from moiety.deploy.letters import tell_sender
 from moiety.deploy.modules import forget_modules
 from moiety.errors import MoietyError
 
-VERSION = "1.41.0"
-"""The version of Flower whose private parts this file knows."""
 PAUSE = 0.05
 """Seconds between two looks for work."""
 SOON, RARELY = 0.02, 25
