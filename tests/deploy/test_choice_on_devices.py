@@ -11,8 +11,8 @@ from flwr.app import Message
 from local_grid import LocalGrid, make_app, nodes_of, serve_here, small_model
 
 import moiety as mo
+from moiety.deploy.folders import write_model
 from moiety.deploy.letters import read_message
-from moiety.deploy.look import write_model
 from moiety.evaluation.safeguard import choose
 from moiety.run.folder import SAFEGUARD
 from moiety.run.safeguard import Chooser

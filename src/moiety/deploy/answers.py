@@ -2,7 +2,7 @@
 
 Flower's own grid pulls answers together. It reads each whole, however large it is, an answer that it cannot read ends
 the call for all, and whom an answer is for is what its sender wrote into it. This file uses parts of Flower that are
-not public, so it looks at the version, as ``worker.py`` does. With another version it asks Flower's grid.
+not public, so it looks at the version. With another version it asks Flower's grid.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import httpx
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from moiety.deploy.flower_version import is_known
 from moiety.deploy.letters import LostError
 from moiety.errors import MoietyError, must, refuse, tell_error
 
-VERSION = "1.41.0"
-"""The version of Flower whose private parts are known here and in ``worker.py``."""
 MOST_PARTS = 4096
 """The most parts of an answer. Flower cuts arrays into parts of 5 MiB."""
 PATH = "/v1/runtime/pull-object"
@@ -35,7 +34,7 @@ def pull_answers(grid: Grid, tickets: set[str], largest: int) -> Iterator[Answer
     """The answers that are there now; of one with more than ``largest`` bytes no more than these are read."""
     from flwr.superlink.grid.http_grid import HttpGrid
 
-    if version("flwr") == VERSION and isinstance(grid, HttpGrid):
+    if is_known(version("flwr")) and isinstance(grid, HttpGrid):
         yield from _pull_apart(grid, tickets, largest)
         return
     for message in grid.pull_messages(tickets):

@@ -18,9 +18,10 @@ from torch import nn
 
 from moiety import task as tasks
 from moiety.deploy.device import Device
+from moiety.deploy.flower_version import shorten_waits
 from moiety.deploy.letters import blame_letter, read_message, refuse_message, tell_sender, write_record
+from moiety.deploy.mailbox import Mailbox
 from moiety.deploy.plan import FLOOR, Plan
-from moiety.deploy.post import Post
 from moiety.deploy.server import serve
 from moiety.deploy.site import name_node
 from moiety.deploy.tables import Table
@@ -85,12 +86,10 @@ class App:
 
         @server.main()
         def main(grid: Grid, context: Context) -> None:
-            from moiety.deploy.worker import shorten_waits  # here, for that file is a command too
-
             show_log()
             shorten_waits(version("flwr"))
             plan = read_run_config(self.plan, context.run_config)
-            self.run = serve(plan, Post(grid, plan.largest_message))
+            self.run = serve(plan, Mailbox(grid, plan.largest_message))
 
         return server
 

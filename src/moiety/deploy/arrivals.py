@@ -18,7 +18,7 @@ from moiety.clients.clock import Asynchronous, asynchronous, trace
 from moiety.deploy.engine import NO_ANSWER
 from moiety.deploy.letters import Letter
 from moiety.deploy.loop import DeviceLoop
-from moiety.deploy.post import LONGEST
+from moiety.deploy.mailbox import LONGEST
 from moiety.errors import MoietyError, must, report_errors
 from moiety.files import append_line, write_file
 from moiety.loop.exchange import Arrival, Missing
@@ -103,7 +103,7 @@ class ArrivalLoop(DeviceLoop):
         if client in letters:
             letter, size = letters[client]
             node = self.federation.node_of(client)
-            (ticket,) = self.federation.post.send("train", [(node, letter)], str(turn), self.federation.plan.ttl)
+            (ticket,) = self.federation.mailbox.send("train", [(node, letter)], str(turn), self.federation.plan.ttl)
             self.tickets[ticket] = message
             self.devices.sent = {client: size}
             self.count(jobs, received)
@@ -119,7 +119,7 @@ class ArrivalLoop(DeviceLoop):
             if late:
                 self.tickets = {ticket: m for ticket, m in self.tickets.items() if m.number != late[0].number}
                 return late[0], Missing(late[0].client, NO_ANSWER)
-            for ticket, answer in self.federation.post.look(self.tickets):
+            for ticket, answer in self.federation.mailbox.pull(self.tickets):
                 self.answers.append((self.tickets.pop(ticket), answer))
             if not self.answers:
                 time.sleep(LONGEST / 4)

@@ -21,7 +21,7 @@ from moiety.data import FederatedData, Preprocessing
 from moiety.deploy.choice import as_table, choose_model, gather_evidence, keep_choice, read_population, read_turns
 from moiety.deploy.journal import Journal, device_token
 from moiety.deploy.letters import Letter, blame_letter
-from moiety.deploy.own import make_own_run, open_own_run
+from moiety.deploy.offline import make_own_run, open_own_run
 from moiety.deploy.plan import Plan, digest_of
 from moiety.deploy.scores import share_row
 from moiety.deploy.site import describe_rows, load_function, place_client
@@ -103,7 +103,7 @@ class Device:
             check_identity(agreed, ready.description, Path(journal.run))  # type: ignore[arg-type]
         journal.join(member)
         self._ready[journal.run] = ready
-        return Letter({"digest": ready.digest, "turns": journal.turns()})
+        return Letter({"digest": ready.digest, "turns": journal.list_turns()})
 
     def train(self, letter: Letter) -> Letter:
         """A turn: local work with what the server sent, and the upload."""
@@ -194,7 +194,7 @@ class Device:
     def ready(self, run: str) -> Ready:
         """The device as a member of a run, made once in a process."""
         if run not in self._ready:
-            self._ready[run] = self._prepare(Journal(self.folder, run).member())
+            self._ready[run] = self._prepare(Journal(self.folder, run).read_member())
         return self._ready[run]
 
     def load(self, preprocessing: Mapping[str, Any] | None) -> FederatedData:

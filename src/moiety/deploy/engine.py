@@ -50,11 +50,11 @@ class Devices(Engine):
 
     def begin(self, jobs: Sequence[Job], received: Params, info: RoundInfo, rounds: int) -> None:
         """Send the broadcast of a round to all its clients that can be reached."""
-        post, plan = self.federation.post, self.federation.plan
+        mailbox, plan = self.federation.mailbox, self.federation.plan
         letters = self.write_letters(jobs, received, info.round, rounds)
         self.sent = {client: size for client, (_, size) in letters.items()}
         nodes = [(self.federation.node_of(client), letter) for client, (letter, _) in letters.items()]
-        tickets = post.send("train", nodes, str(info.round), plan.ttl)
+        tickets = mailbox.send("train", nodes, str(info.round), plan.ttl)
         self.tickets = dict(zip(letters, tickets, strict=True))
         self.until = time.monotonic() + plan.deadline
 
@@ -64,7 +64,7 @@ class Devices(Engine):
         """The letters of a round to clients that can be reached, and their bytes."""
         federation, letters = self.federation, {}
         same = None if federation.wiring.packing else federation.wiring.pack_down(received, 0, {})
-        online = federation.post.online()
+        online = federation.mailbox.online()
         for job in jobs:
             if federation.node_of(job.client) in online:
                 packed = same or federation.wiring.pack_down(received, job.client, job.state["wire"])
@@ -77,7 +77,7 @@ class Devices(Engine):
         must(function == "train", "engine", "one that computes here", "devices, which answer for training alone")
         wanted = {self.tickets[job.client]: job for job in jobs if job.client in self.tickets}
         results: dict[int, Arrival | Missing] = {}
-        for ticket, answer in self.federation.post.collect(wanted, self.until):
+        for ticket, answer in self.federation.mailbox.collect(wanted, self.until):
             job = wanted[ticket]
             results[job.client] = self.read_answer(job, answer, info.round)
         self.federation.note_answers({job.client: job.client in results for job in wanted.values()})

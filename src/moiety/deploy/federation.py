@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from moiety.deploy.letters import Letter
+from moiety.deploy.mailbox import Mailbox
 from moiety.deploy.plan import Plan, digest_of
-from moiety.deploy.post import Post
 from moiety.deploy.questions import Questions
 from moiety.deploy.roster import MOST_NUMBERS, Member, Roster, find_layout, read_hello, sort_members
 from moiety.deploy.site import describe_layout
@@ -32,16 +32,16 @@ SILENT = 2
 class Federation:
     """The devices of one run, and the way to them."""
 
-    def __init__(self, plan: Plan, post: Post, roster: Roster) -> None:
-        self.plan, self.post, self.roster = plan, post, roster
-        post.largest = 0  # those who say hello send no body
+    def __init__(self, plan: Plan, mailbox: Mailbox, roster: Roster) -> None:
+        self.plan, self.mailbox, self.roster = plan, mailbox, roster
+        mailbox.largest = 0  # those who say hello send no body
         self.folder: Path | None = None
         self.run = ""
         self.agreed: dict[str, Any] = {}
         self.digest = ""
         self.wiring: Wiring
-        self.hellos = Questions(post, "hello", plan.ttl)
-        self.welcomes = Questions(post, "welcome", plan.ttl)
+        self.hellos = Questions(mailbox, "hello", plan.ttl)
+        self.welcomes = Questions(mailbox, "welcome", plan.ttl)
         self.waiting: dict[int, Member] = {}
         """Who said hello before the run began, by node."""
         self.silent: Counter[int] = Counter()
@@ -51,7 +51,7 @@ class Federation:
         """The run is known: its id, and what both sides must agree on."""
         self.folder, self.run, self.agreed, self.wiring = folder, run, agreed, wiring
         self.digest = digest_of(agreed)
-        self.post.largest = min(self.plan.largest_message, count_most(wiring.up))
+        self.mailbox.largest = min(self.plan.largest_message, count_most(wiring.up))
         self.roster.save(folder, run)
 
     def node_of(self, client: int) -> int:
@@ -83,7 +83,7 @@ class Federation:
     def greet(self) -> None:
         """Ask all connected nodes that are not known who they are."""
         known = {*self.waiting, *(each.node for each in self.roster.members)}
-        nodes = [node for node in self.post.online() if node not in known and self.hellos.may_ask(node)]
+        nodes = [node for node in self.mailbox.online() if node not in known and self.hellos.may_ask(node)]
         self.hellos.ask([(node, Letter({})) for node in nodes])
 
     def _admit(self, members: Iterable[Member]) -> None:
@@ -94,7 +94,7 @@ class Federation:
         each = sort_members(members)
         layout = None if self.roster.members or not each else find_layout(each)
         for member in each:
-            with self._refusing(member.node):
+            with self._refuse_for_errors(member.node):
                 fits = layout in (None, describe_layout(member.described))
                 must(fits, "data", "laid out as on most devices", f"others of {member.name}")
                 self.roster.add(member)
@@ -103,7 +103,7 @@ class Federation:
         """The devices that say hello within so many seconds and that the plan can take, each tried by itself."""
         members = []
         for node, answer in self.hellos.collect(wait):
-            with self._refusing(node):
+            with self._refuse_for_errors(node):
                 member = read_hello(node, answer.head)
                 self._try(member)
                 members.append(member)
@@ -121,7 +121,7 @@ class Federation:
         must(rows < MOST_NUMBERS, "sizes", f"such that a turn has fewer than {MOST_NUMBERS} rows", rows)
 
     @contextlib.contextmanager
-    def _refusing(self, node: int) -> Iterator[None]:
+    def _refuse_for_errors(self, node: int) -> Iterator[None]:
         """Refuse a device within the block for whatever goes wrong; the others go on."""
         try:
             yield
@@ -144,7 +144,7 @@ class Federation:
 
     def welcome(self) -> None:
         """Tell devices that have not joined their positions."""
-        online, recipe = self.post.online(), self.roster.preprocessing
+        online, recipe = self.mailbox.online(), self.roster.preprocessing
         letters = []
         for position, member in enumerate(self.roster.members):
             if not member.joined and member.node in online and self.welcomes.may_ask(member.node):
@@ -173,7 +173,7 @@ class Federation:
 
     def list_joined(self) -> set[int]:
         """The clients whose devices take part and are connected."""
-        online = self.post.online()
+        online = self.mailbox.online()
         return {i for i, each in enumerate(self.roster.members) if each.joined and each.node in online}
 
     def wait_for(self, wanted: int, patience: float | None = None) -> None:

@@ -204,17 +204,17 @@ class DeviceLoop(Loop):
         """Send the shared model to clients besides training, and collect their answers."""
         federation, t = self.federation, self.progress.round
         states = self.progress.store.get(clients)
-        online, letters = federation.post.online(), {}
+        online, letters = federation.mailbox.online(), {}
         for client, state in zip(map(int, clients), states, strict=True):
             if federation.node_of(client) in online:
                 packed = federation.wiring.pack_down(received, client, state["wire"])
                 letters[client] = Letter({**federation.head(client, t, int(state["used"])), **more}, packed.body)
                 self.payload += len(packed.body)
         nodes = [(federation.node_of(client), letter) for client, letter in letters.items()]
-        tickets = federation.post.send(kind, nodes, f"{kind} {t}", federation.plan.ttl)
+        tickets = federation.mailbox.send(kind, nodes, f"{kind} {t}", federation.plan.ttl)
         owners = dict(zip(tickets, letters, strict=True))
         until = time.monotonic() + federation.plan.deadline
-        return {owners[ticket]: answer for ticket, answer in federation.post.collect(owners, until)}
+        return {owners[ticket]: answer for ticket, answer in federation.mailbox.collect(owners, until)}
 
     def say_goodbye(self) -> None:
         """Leave every device with the shared model as it ended, and let it choose where the plan says so."""

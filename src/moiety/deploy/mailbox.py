@@ -35,7 +35,7 @@ log = logging.getLogger("moiety")
 T = TypeVar("T")
 
 
-class Post:
+class Mailbox:
     """Sends letters to nodes and collects their answers, whose body may have at most ``largest`` bytes."""
 
     def __init__(self, grid: Grid, largest: int) -> None:
@@ -68,7 +68,7 @@ class Post:
         must(len(tickets) == len(messages), "message", "one that the SuperLink takes", f"one of {size} bytes")
         return tickets
 
-    def look(self, tickets: Iterable[str]) -> Iterator[tuple[str, Letter | MoietyError]]:
+    def pull(self, tickets: Iterable[str]) -> Iterator[tuple[str, Letter | MoietyError]]:
         """The answers that are there now, or why one cannot be used."""
         wanted, most = set(tickets), self.largest + LONGEST_HEAD + SPARE
         for ticket, answer in self._call(lambda: list(pull_answers(self.grid, wanted, most))) if wanted else ():
@@ -87,7 +87,7 @@ class Post:
         waiting, pause = set(tickets), SHORTEST
         while waiting:
             some = False
-            for ticket, answer in self.look(waiting):
+            for ticket, answer in self.pull(waiting):
                 waiting.discard(ticket)
                 some = True
                 yield ticket, answer
