@@ -109,7 +109,7 @@ def status(
     For a federation: how far it is, and who was left out. For a device: what it has. Changes nothing.
     """
     _need_flower()
-    from moiety.deploy.look import read_status
+    from moiety.deploy.folders import read_status
 
     _show(*read_status(folder))
 
@@ -131,7 +131,7 @@ def export(
     """
     _need_flower()
     from moiety.cli.output import say
-    from moiety.deploy.look import load_app, write_model
+    from moiety.deploy.folders import load_app, write_model
 
     count = write_model(load_app(app), device, target, config)
     say(f"Wrote {count} parameters to {target}")

@@ -66,7 +66,7 @@ class Trial(LocalFederation):
         workers = f"{node}-worker"
 
         def is_in() -> bool:
-            if node in self.processes.running and self.processes.ended(node):
+            if node in self.processes.running and self.processes.has_ended(node):
                 self.processes.stop(node, workers)
             if node not in self.processes.running:
                 self.seen = len(self.processes.log(node))
@@ -87,11 +87,13 @@ class Trial(LocalFederation):
         if self.proxy is not None:
             self.proxy.mend()
         for name, start in ((LINK, self.start_link), (EXECUTOR, self.start_executor)):
-            if name not in self.processes.running or self.processes.ended(name):
+            if name not in self.processes.running or self.processes.has_ended(name):
                 self.processes.stop(name)
                 start()
         for node in self.nodes:
-            if any(name not in self.processes.running or self.processes.ended(name) for name in parts if node in name):
+            if any(
+                name not in self.processes.running or self.processes.has_ended(name) for name in parts if node in name
+            ):
                 self.processes.stop(node, f"{node}-worker")
                 self.bring_back(node)
 

@@ -75,7 +75,7 @@ def _device_status(folder: Path) -> Status:
             received = journal.read_received()
             last = "none" if received is None else str(received[1])
             counted = "none" if received is None or received[2] < 0 else str(received[2])
-            rows.append([place.name, str(journal.member()["name"]), last, counted, str(len(journal.turns()))])
+            rows.append([place.name, str(journal.read_member()["name"]), last, counted, str(len(journal.list_turns()))])
     count = f"{len(rows)} {'run' if len(rows) == 1 else 'runs'}"
     return Status(f"{folder}: a device that has joined {count}", head, rows)
 
@@ -103,7 +103,7 @@ def open_device(app: App, folder: Path, config: str = "") -> Device:
     with report_errors("node-config", "as in 'partition-id=0 data=\"visits.csv\"'"):
         given: Mapping[str, Any] = parse_config_args([config] if config else None)
     journals = [Journal(folder, place.name) for place in sorted((folder / "runs").glob("*"))]
-    names = {str(journal.member()["name"]) for journal in journals if journal.is_member()}
+    names = {str(journal.read_member()["name"]) for journal in journals if journal.is_member()}
     must(len(names) > 0, "device", "one that has joined a run", f"none in {folder}")
     must(len(names) == 1 or "name" in given, "node-config", "one with a name", ", ".join(sorted(names)))
     return app.device({"name": min(names), **given, "folder": str(folder)})

@@ -11,8 +11,9 @@ import httpx
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from moiety.deploy.letters import Letter, read_message, write_record
-from moiety.errors import MoietyError, must
+from moiety.deploy.answers import pull_answers
+from moiety.deploy.letters import LONGEST_HEAD, Letter, read_message, write_record
+from moiety.errors import MoietyError, must, tell_error
 
 TYPES = {
     "hello": "query.hello",
@@ -25,6 +26,8 @@ TYPES = {
 """The kinds of letters, and Flower's types of messages that carry them."""
 SHORTEST, LONGEST = 0.02, 0.25
 """Seconds between two looks for answers; they grow while nothing comes."""
+SPARE = 1 << 20
+"""Bytes that Flower adds to a letter, and many more."""
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds before each new call of a SuperLink that could not answer."""
 
@@ -32,8 +35,8 @@ log = logging.getLogger("moiety")
 T = TypeVar("T")
 
 
-class Post:
-    """Sends letters to nodes and collects their answers, none of which may be larger than ``largest`` bytes."""
+class Mailbox:
+    """Sends letters to nodes and collects their answers, whose body may have at most ``largest`` bytes."""
 
     def __init__(self, grid: Grid, largest: int) -> None:
         self.grid, self.largest = grid, largest
@@ -65,24 +68,26 @@ class Post:
         must(len(tickets) == len(messages), "message", "one that the SuperLink takes", f"one of {size} bytes")
         return tickets
 
-    def look(self, tickets: Iterable[str]) -> Iterator[tuple[str, Letter | MoietyError]]:
+    def pull(self, tickets: Iterable[str]) -> Iterator[tuple[str, Letter | MoietyError]]:
         """The answers that are there now, or why one cannot be used."""
-        wanted = set(tickets)
-        for message in self._call(lambda: self.grid.pull_messages(wanted)) if wanted else ():
-            ticket = message.metadata.reply_to_message_id
+        wanted, most = set(tickets), self.largest + LONGEST_HEAD + SPARE
+        for ticket, answer in self._call(lambda: list(pull_answers(self.grid, wanted, most))) if wanted else ():
             if ticket not in wanted:
                 continue
+            if isinstance(answer, MoietyError):
+                yield ticket, answer
+                continue
             try:
-                yield ticket, read_message(message, self.largest)
-            except MoietyError as error:
-                yield ticket, error
+                yield ticket, read_message(answer, self.largest)
+            except Exception as error:  # whatever a node sends, the others go on
+                yield ticket, error if isinstance(error, MoietyError) else MoietyError(tell_error(error))
 
     def collect(self, tickets: Iterable[str], until: float) -> Iterator[tuple[str, Letter | MoietyError]]:
         """Answers as they come, until all are there or the moment (of ``time.monotonic``) has passed."""
         waiting, pause = set(tickets), SHORTEST
         while waiting:
             some = False
-            for ticket, answer in self.look(waiting):
+            for ticket, answer in self.pull(waiting):
                 waiting.discard(ticket)
                 some = True
                 yield ticket, answer
