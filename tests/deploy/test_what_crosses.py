@@ -48,7 +48,10 @@ def serialise(message: Message | RecordDict) -> list[bytes]:
 
 
 def personal_bytes(algorithm: str, rounds: int) -> list[bytes]:
-    """Every personal tensor after every round, from simulations, which devices equal to the bit; and all features."""
+    """Every personal tensor after every round, from simulations, which devices equal to the bit; and all features.
+
+    None has a zero: windows of zeros are not looked for.
+    """
     model, method, split = site_app.make_parts(algorithm)
     data = site_app.make_data()
     values: list[bytes] = [np.ascontiguousarray(data.columns["x"]).tobytes()]
@@ -57,6 +60,7 @@ def personal_bytes(algorithm: str, rounds: int) -> list[bytes]:
         # The schedule of the rates is constant, so a shorter run is the beginning of a longer one.
         for state in run._loop.progress.store.get(range(len(data))):
             values += [each.numpy().tobytes() for each in tree.leaves(state).values()]
+    assert all((np.frombuffer(each, np.float32) != 0).all() for each in values)
     return values
 
 

@@ -10,13 +10,17 @@ import signal
 import time
 
 import pytest
+import site_app
 from harness import LONG, NODES, Trial, check_equals_simulation, kill_server_process, rounds_of
 from night import NIGHTLY
 from proxy import Proxy
+from site_app import LARGE, LIES
 
+from moiety.clients.cohorts import uniform_cohort
 from moiety.deploy.commands import Link, node_command
 from moiety.deploy.keys import make_keys
 from moiety.deploy.processes import free_ports
+from moiety.run.folder import read_history, read_id
 
 LAST, PARTED = NODES[3], NODES[2]
 LEAST = 2
@@ -117,13 +121,33 @@ def test_strangers_are_refused_and_nobody_notices(trial, tmp_path):
     assert not (tmp_path / "device").exists()
 
 
+def test_a_node_that_lies_is_left_out_and_the_others_go_on(trial):
+    """It sends rubbish, an old round, its first answer again, NaN, and 300 MB; then the truth, which counts."""
+    rounds, client = 7, NODES.index(LAST)
+    asked = [t for t in range(rounds) if client in uniform_cohort(len(NODES), 3, seed=5, round=t)]
+    assert len(asked) == len(LIES) + 1
+    trial.hold(LAST, "lie")
+    out = trial.submit("liar", **patient(rounds=rounds, deadline=120.0))
+    trial.finish(out)
+    cohorts = check_equals_simulation(out, trial.folder, "fedalt", rounds, LEAST)
+    assert [t for t, cohort in enumerate(cohorts) if client in cohort] == asked[-1:]
+    assert [len(cohort) for cohort in cohorts] == [2, 2, 2, 2, 3, 2, 3]
+    why = [reason for row in read_history(out) for reason in row["dropped_reasons"]]
+    told = ["safetensors", "`round` must be 1", "`round` must be 2", "not finite", f"got {LARGE}"]
+    assert len(why) == len(told)
+    assert all(word in reason for word, reason in zip(told, why, strict=True)), why
+
+
 @pytest.mark.skipif(not NIGHTLY, reason="a minute each: Flower lets a killed node back in after that")
-@pytest.mark.parametrize("phase", ["idle", "before-storing", "after-storing"])
+@pytest.mark.parametrize(
+    "phase", ["idle", "joining", "before-storing", "after-storing", "pushing", "evaluating", "ending"]
+)
 def test_a_node_that_is_killed_in_any_phase_comes_back(phase, trial):
     rounds = 8
     if phase != "idle":
         trial.hold(LAST, phase)
-    out = trial.submit(f"killed-{phase}", **patient(rounds=rounds))
+    share = "per_client" if phase == "evaluating" else "none"
+    out = trial.submit(f"killed-{phase}", **patient(rounds=rounds, share_metrics=share))
     if phase == "idle":
         trial.wait_round(out, 1)
     else:
@@ -133,6 +157,10 @@ def test_a_node_that_is_killed_in_any_phase_comes_back(phase, trial):
     trial.bring_back(LAST)
     trial.finish(out)
     check_equals_simulation(out, trial.folder, "fedalt", rounds, LEAST)
+    # Whatever it was killed in, it has a model and predicts without the server.
+    device = site_app.make_app("fedalt").device({"name": LAST, "folder": str(trial.folder / "devices" / LAST)})
+    data = site_app.make_data()
+    assert device.own_run(read_id(out)).predict(LAST, data.columns["x"][:5]).shape == (5,)
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="a clock that is behind is in the gate, without Flower's own checks")
