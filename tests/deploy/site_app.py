@@ -134,7 +134,7 @@ LIES: tuple[Callable[[Letter, Letter], Letter], ...] = (
     lambda honest, first: Letter({**honest.head, "round": honest.head["round"] - 1}, honest.body),
     lambda honest, first: first,
     lambda honest, first: Letter(honest.head, pack({name: p * torch.nan for name, p in unpack(honest.body).items()})),
-    lambda honest, first: Letter(honest.head, bytes(LARGE)),
+    lambda honest, first: Letter(honest.head, os.urandom(10**6) * (LARGE // 10**6)),
 )
 """What a node that lies says in its turns, one after another, from what it would have said now and at first."""
 

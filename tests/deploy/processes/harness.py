@@ -171,7 +171,7 @@ def list_cohorts(out: Path, rounds: int, least: int = 1) -> tuple[list[list[int]
     names = site_app.make_data().ids
     absent = set()
     for row in read_history(out):
-        pairs = zip(row["dropped"], row["dropped_reasons"], strict=True)
+        pairs = zip(row["dropped"], row.get("dropped_reasons", ()), strict=True)
         absent |= {place for place, why in pairs if not why.startswith("not evaluated")}
     asked, used = [], []
     for t in range(rounds):
