@@ -181,11 +181,16 @@ def list_cohorts(out: Path, rounds: int, least: int = 1) -> tuple[list[list[int]
     return asked, used
 
 
-def check_equals_simulation(out: Path, folder: Path, algorithm: str, rounds: int, least: int = 1) -> list[list[int]]:
-    """Server and devices ended, to the bit, as a simulation of those who took part; the clients of each round."""
+def check_equals_simulation(
+    out: Path, folder: Path, algorithm: str, rounds: int, least: int = 1, cohorts: list[list[int]] | None = None
+) -> list[list[int]]:
+    """Server and devices ended, to the bit, as a simulation of those who took part; the clients of each round.
+
+    The history says who took part where devices were asked three at a time; ``cohorts`` says it otherwise.
+    """
     model, method, split = site_app.make_parts(algorithm)
     data = site_app.make_data()
-    _, cohorts = list_cohorts(out, rounds, least)
+    cohorts = list_cohorts(out, rounds, least)[1] if cohorts is None else cohorts
 
     def take_part(clients: int, size: int, *, seed: int, round: int) -> np.ndarray:
         return np.array(cohorts[round], dtype=np.int64)

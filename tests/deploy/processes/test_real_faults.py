@@ -5,8 +5,10 @@ After each, server and devices must be, to the bit, what a simulation of those w
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
+import subprocess
 import time
 
 import pytest
@@ -19,7 +21,8 @@ from site_app import LARGE, LIES
 from moiety.clients.cohorts import uniform_cohort
 from moiety.deploy.commands import Link, node_command
 from moiety.deploy.keys import make_keys
-from moiety.deploy.processes import free_ports
+from moiety.deploy.processes import free_ports, wait_until
+from moiety.deploy.roster import load_roster
 from moiety.run.folder import read_history, read_id
 
 LAST, PARTED = NODES[3], NODES[2]
@@ -199,3 +202,55 @@ def test_a_worker_that_slept_for_a_minute_takes_part_again(trial):
     assert sleeper.poll() is None
     cohorts = check_equals_simulation(out, trial.folder, "fedalt", rounds, LEAST)
     assert any(3 in cohort for cohort in cohorts[asleep:])
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="a minute: Flower lets a killed node back in after that")
+def test_a_node_that_comes_during_the_run_is_onboarded(trial):
+    """Three devices begin, all are asked in every round; the fourth joins, and trains as any client from then on."""
+    trial.kill_node(LAST)
+    out = trial.submit("newcomer", **patient(rounds=ENDLESS, clients=3, cohort=None))
+    trial.wait_round(out, 2)
+    before = len(load_roster(out, read_id(out)).members)
+    trial.bring_back(LAST)
+    wait_until(lambda: len(load_roster(out, read_id(out)).members) == 4, LONG, "a fourth device")
+    trial.wait_round(out, rounds_of(out) + 3)
+    kill_server(trial)
+    rounds = end_run(trial, out)
+    assert before == 3
+    assert [member.name for member in load_roster(out, read_id(out)).members] == NODES
+    rows = {row["round"]: row for row in read_history(out)}
+    answers = [
+        rows[t]["client_updates"] - (rows[t - 1]["client_updates"] if t > 1 else 0) for t in range(1, rounds + 1)
+    ]
+    absent = {place for row in rows.values() for place in row["dropped"]}
+    cohorts = [[0, 1, 2, 3][: count if f"{t}:{LAST}" not in absent else 3] for t, count in enumerate(answers, 1)]
+    assert {place.partition(":")[2] for place in absent} <= {LAST}
+    assert sorted(map(len, cohorts)) == list(map(len, cohorts))
+    assert len(cohorts[0]) == 3 < len(cohorts[-1])
+    check_equals_simulation(out, trial.folder, "fedalt", rounds, LEAST, cohorts)
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="needs root; every write of a device fails in turn in the gate")
+def test_a_disk_that_is_full_costs_a_device_rounds_and_nothing_else(trial):
+    """The device's folder is on a file system of 2 MB, which somebody fills and empties again."""
+    place = trial.folder / "devices" / LAST
+    place.mkdir(parents=True, exist_ok=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "tmpfs", place], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        out = trial.submit("full", **patient(rounds=ENDLESS))
+        trial.wait_part(out, LAST)
+        filler = place / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        trial.wait_part(out, LAST, taken=False)
+        assert "No space left" in trial.processes.log(f"{LAST}-worker")
+        filler.unlink()
+        trial.wait_part(out, LAST)
+        kill_server(trial)
+        rounds = end_run(trial, out)
+        check_equals_simulation(out, trial.folder, "fedalt", rounds, LEAST)
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
