@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.parquet
 import pytest
 from local_grid import LocalGrid, federation, make_app, nodes_of, serve_here, small_model
 
@@ -33,7 +35,17 @@ def test_a_device_predicts_offline_what_its_client_predicts_in_the_simulation(tm
             assert path.stat().st_mode & 0o077 == 0, path
 
 
-def test_tables_agree_by_sums_and_names_on_what_all_rows_together_give(tmp_path: Path) -> None:
+def write_parquet(table: pa.Table, path: Path) -> None:
+    """As others write it: dictionaries for words, in several groups of rows."""
+    place = table.schema.get_field_index("ward")
+    coded = table.set_column(place, "ward", table["ward"].dictionary_encode())
+    pa.parquet.write_table(coded, path, row_group_size=7)
+
+
+@pytest.mark.parametrize(("ending", "write"), [("csv", pa.csv.write_csv), ("parquet", write_parquet)])
+def test_tables_agree_by_sums_and_names_on_what_all_rows_together_give(
+    ending: str, write: Callable[[pa.Table, Path], None], tmp_path: Path
+) -> None:
     draw = np.random.default_rng(0)
     parts = []
     for k, words in enumerate((["a", "b"], ["b", "c"], ["a", "c"])):
@@ -50,7 +62,7 @@ def test_tables_agree_by_sums_and_names_on_what_all_rows_together_give(tmp_path:
                 }
             )
         )
-        pa.csv.write_csv(parts[-1].drop_columns(["site"]), tmp_path / f"s{k}.csv")
+        write(parts[-1].drop_columns(["site"]), tmp_path / f"s{k}.{ending}")
     options = {"target": "outcome", "standardise": True, "test": "held"}
     central = mo.data.from_frame(pa.concat_tables(parts), client="site", **options)
     model = mo.models.mlp(4, 3, hidden=(5,), seed=3)
@@ -64,7 +76,7 @@ def test_tables_agree_by_sums_and_names_on_what_all_rows_together_give(tmp_path:
         share_metrics="per_client",
     )
     nodes = {
-        10 + k: {"name": f"s{k}", "folder": str(tmp_path / f"d{k}"), "data": str(tmp_path / f"s{k}.csv")}
+        10 + k: {"name": f"s{k}", "folder": str(tmp_path / f"d{k}"), "data": str(tmp_path / f"s{k}.{ending}")}
         for k in (2, 0, 1)
     }
     run = serve_here(app, LocalGrid(app, nodes))

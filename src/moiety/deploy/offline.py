@@ -62,7 +62,7 @@ def make_own_run(
 ) -> Run:
     """A run of one client, of the shared model that the device received and a state of its own."""
     first = ready.problem.first_state(ready.algorithm)
-    if used < 0 and tree.leaves(first):
+    if used < 0 and ready.algorithm.stateful and tree.leaves(first):  # where clients keep none, the run makes it itself
         state = onboard(ready, received, round)
     # What the server sends is all that the device has of the server.
     algorithm = replace(ready.algorithm, broadcast=lambda server: server)
