@@ -74,8 +74,32 @@ def test_curves_are_flat_where_they_are_said_to_be():
     assert ffgg_stages.find_flat(stuck, 0.005) is None
 
 
-def test_the_best_rate_is_taken_and_of_equals_the_smallest():
-    assert ffgg_stages.choose({0.3: {"score": 0.5}, 0.1: {"score": 0.5}, 1.0: {"score": 0.4}}) == 0.1
+def test_the_smallest_rate_near_the_best_is_taken_if_it_fails_on_no_pilot_seed():
+    rows = {0.1: (0.5, 0.5), 0.3: (0.5, 0.508), 1.0: (0.4, 0.4)}
+    rows = {lr: [{"score": score} for score in own] for lr, own in rows.items()}
+    assert ffgg_stages.choose(rows, 0.005) == 0.1  # 50% and 50.4%: less than half a point apart
+    assert ffgg_stages.choose(rows, 0.003) == 0.3
+    failed = {0.1: (0.5, 0.3), 0.3: (0.9, 0.04), 1.0: (0.4, 0.3)}
+    failed = {lr: [{"score": score} for score in own] for lr, own in failed.items()}
+    # 0.3 has the best mean, 47%, and 4% where the best has 30%. Then 0.1 has 40%, and 1 has less than half of 90%.
+    assert ffgg_stages.choose(failed, 0.005) == 0.1
+
+
+def test_the_first_pilot_seed_tries_all_rates_and_the_next_its_best():
+    sizes = ffgg_stages.Sizes(("digits",), 1, 4, 2, rates=(0.1, 0.2, 0.4), kept=2, pilots=(7, 8))
+    step = ffgg_stages.Step("digits", FEDAVG, "nothing", 4, lambda lr: mo.fedavg(shared=lr))
+    score = {(7, 0.1): 0.2, (7, 0.2): 0.5, (7, 0.4): 0.6, (8, 0.2): 0.3, (8, 0.4): 0.1}
+    steps = ffgg_stages.try_rates(sizes, [step])
+    asked, cells = [], next(steps)
+    with pytest.raises(StopIteration) as end:
+        while True:
+            pairs = [(cell.key[1], float(cell.key[3].split(", ")[1])) for cell in cells]
+            asked.append(pairs)
+            cells = steps.send([{"score": score[pair], "course": [(1, 0.0), (4, score[pair])]} for pair in pairs])
+    assert asked == [[(7, 0.1), (7, 0.2), (7, 0.4)], [(8, 0.2), (8, 0.4)]]
+    ((rate, course),) = end.value.value
+    assert rate == 0.2  # 0.4 fails on seed 8
+    assert course == [(1, 0.0), (4, pytest.approx(0.4))]
 
 
 def scores(values):
