@@ -17,7 +17,8 @@ from typing import Any
 
 import moiety as mo
 from moiety.experiments import FAILS, HOLDS, Row
-from moiety_recipes.fedalt_night_page import PLAN, show_needed, show_rule
+from moiety_recipes.claims import show_needed
+from moiety_recipes.fedalt_night_page import PLAN, show_rule
 from moiety_recipes.fedalt_questions import OWN_SPLIT, QUESTIONS, Each, Question, average_labels
 from moiety_recipes.pages import show_mean
 

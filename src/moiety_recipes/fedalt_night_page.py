@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import moiety as mo
 from moiety.experiments import Page, Results, Row, Section
+from moiety_recipes.claims import show_needed
 from moiety_recipes.fedalt_claims import BASELINES, COLUMNS, Comparison, summarise_step
 from moiety_recipes.fedalt_night import Pilot, stages_of, sweep_steps
 from moiety_recipes.fedalt_page import (
@@ -146,13 +147,6 @@ def show_claims(claims: Sequence[Row]) -> Iterator[Row]:
 def show_rule(above: float, within: float | None) -> str:
     """The rule in points or in clients of a hundred."""
     return f"> {100 * above:g}" if within is None else f"within ±{100 * within:g}"
-
-
-def show_needed(row: Row) -> str:
-    """How many seeds an undecided claim would take."""
-    if not str(row["verdict"]).startswith("not decided"):
-        return ""
-    return "more than 1,000" if row["needed"] is None else f"{row['needed']:,}"
 
 
 def _show_longer(table: Row, comparison: Comparison) -> Iterator[Row]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import moiety as mo
 from moiety.experiments import FAILS, HOLDS, Row
+from moiety_recipes.claims import show_needed
 
 
 def list_headlines(table: Row) -> Iterable[Row]:
@@ -60,7 +61,6 @@ class Holds:
         ends, unit = row["interval"], f" {row['unit']}" if row["unit"] else ""
         rule = f"within {row['within']:g}" if row.get("within") is not None else f"above {row.get('above', 0.0):g}"
         interval = "" if ends is None else f" [{ends[0]:+.3g}, {ends[1]:+.3g}]"
-        open_ = HOLDS not in row["verdict"] and FAILS not in row["verdict"]
         return {
             "of": f"[{self.titles.get(row['recipe'], row['recipe'])}](../{row['recipe']}/README.md)",
             "claim": row["row"],
@@ -68,7 +68,7 @@ class Holds:
             "ours": f"{row['ours']:+.3g}{interval}{unit}",
             "rule": rule,
             "verdict": f"**{row['verdict'].replace(' at this scale', '')}**",
-            "seeds needed": (row["needed"] or "over 1,000") if open_ else "-",
+            "seeds needed": show_needed(row),
         }
 
     def main(self, words: Sequence[str] | None = None) -> int:

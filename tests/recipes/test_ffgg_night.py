@@ -89,15 +89,21 @@ def test_the_first_pilot_seed_tries_all_rates_and_the_next_its_best():
     sizes = ffgg_stages.Sizes(("digits",), 1, 4, 2, rates=(0.1, 0.2, 0.4), kept=2, pilots=(7, 8))
     step = ffgg_stages.Step("digits", FEDAVG, "nothing", 4, lambda lr: mo.fedavg(shared=lr))
     score = {(7, 0.1): 0.2, (7, 0.2): 0.5, (7, 0.4): 0.6, (8, 0.2): 0.3, (8, 0.4): 0.1}
-    steps = ffgg_stages.try_rates(sizes, [step])
-    asked, cells = [], next(steps)
-    with pytest.raises(StopIteration) as end:
+    asked = []
+
+    def answer(steps):
+        """Runs the cells as a recipe would, and gives what the steps return."""
+        cells = next(steps)
         while True:
             pairs = [(cell.key[1], float(cell.key[3].split(", ")[1])) for cell in cells]
             asked.append(pairs)
-            cells = steps.send([{"score": score[pair], "course": [(1, 0.0), (4, score[pair])]} for pair in pairs])
+            try:
+                cells = steps.send([{"score": score[pair], "course": [(1, 0.0), (4, score[pair])]} for pair in pairs])
+            except StopIteration as end:
+                return end.value
+
+    ((rate, course),) = answer(ffgg_stages.try_rates(sizes, [step]))
     assert asked == [[(7, 0.1), (7, 0.2), (7, 0.4)], [(8, 0.2), (8, 0.4)]]
-    ((rate, course),) = end.value.value
     assert rate == 0.2  # 0.4 fails on seed 8
     assert course == [(1, 0.0), (4, pytest.approx(0.4))]
 
@@ -110,7 +116,7 @@ def test_the_claims_of_table_1_are_differences_of_scores_by_seed():
     plan = ffgg_splits.plan("ci")
     results = {}
     for seed in (0, 1):
-        base = {FEDAVG: 0.5, COMMUNICATION: 0.52, COMPUTATION: 0.55 + 0.01 * seed}
+        base = {FEDAVG: 0.5 - 0.001 * seed, COMMUNICATION: 0.52, COMPUTATION: 0.55 + 0.01 * seed}
         for arm in ffgg_splits.ARMS:
             base[arm.name] = 0.5
             base[f"{arm.name}, then finetuning"] = 0.6 if arm.split == "adapter" else 0.53
@@ -143,14 +149,14 @@ def test_the_advice_is_compared_with_the_best_split():
     for seed in (0, 1):
         final = {"input": 0.4, "output": 0.6, "adapter": 0.57, "everything": 0.3}
         results |= scores({(seed, "digits", f"{split}, then finetuning"): value for split, value in final.items()})
-        results |= scores({(seed, "digits", COMMUNICATION): 0.35})
+        results |= scores({(seed, "digits", COMMUNICATION): 0.35 + 0.001 * seed})
         advice = {"best": "output" if seed == 0 else "adapter", "best_that_shares": None}
         results[seed, "digits", "advice"] = dict.fromkeys(ffgg_diagnosis.SOLVERS, advice)
     rows = {row["row"]: row for row in ffgg_diagnosis.judge(plan, (0, 1), results)}
     row = rows["the best on validation rows, by SGD, is within 1 point of the best split"]
     assert row["each"] == {"digits": pytest.approx([0.0, -3.0])}
     row = rows["the best of those that leave something to share, by SGD, is within 1 point of the best split"]
-    assert row["ours"] == pytest.approx(-25.0)  # no split is named: nothing is personal
+    assert row["ours"] == pytest.approx(-24.95)  # no split is named: nothing is personal
     assert row["verdict"] == "does not hold"
 
 
