@@ -12,6 +12,7 @@ from moiety_recipes import ffgg_byzantine, ffgg_diagnosis, ffgg_holds, ffgg_spee
 from moiety_recipes import ffgg_theorem8 as theorem8
 from moiety_recipes.claims import decide_claim
 from moiety_recipes.ffgg_stages import COMMUNICATION, COMPUTATION, FEDAVG
+from moiety_recipes.holds import Drawing, Holds
 
 SMALL = theorem8.Plan(clients=10, rows=60, shared=3, personal=2, rounds=10, seeds=2, points=5)
 
@@ -179,11 +180,42 @@ def test_what_holds_is_made_from_headlines(tmp_path, capsys):
     (tmp_path / "table.json").write_text(json.dumps(table))
     assert ffgg_holds.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     page = (tmp_path / "out/README.md").read_text()
-    assert "Of the headlines below 1 hold, 0 do not, 1 are not decided; of all 3 claims on the pages 2 hold" in page
+    assert "Of 2 headlines 1 hold, 0 do not, 1 are not decided; of all 3 claims on the pages 2 hold" in page
     assert "| three |" not in page
     assert "[Table 1](../ffgg-splits/README.md) | one |" in page
     assert ffgg_holds.main([str(tmp_path / "nothing"), "--out", str(tmp_path)]) == 2
     assert "`runs` must be folders with a table.json" in capsys.readouterr().err
+
+
+def test_what_holds_has_figures_and_folds_the_rest(tmp_path):
+    """A claim that is alone is drawn setting by setting: b has 2 +- 9.9248 (a printed table) / sqrt(3)."""
+    single = decide_claim(
+        "A beats B, pooled", {"a": [1.0, 1.1, 1.2], "b": [1.0, 2.0, 3.0]}, unit="points", headline=True
+    )
+    several = [decide_claim(f"{name}: loses", {"a": [1.0, 1.1, 1.2]}, unit="points") for name in ("mean", "krum")]
+    rest = decide_claim("once more", {"a": [1.0, 1.1, 1.2]}, headline=True)
+    drawings = {
+        "one.png": Drawing("some", "A beats B, pooled", "One"),
+        "two.png": Drawing("some", "(.*): loses", "Two"),
+        "none.png": Drawing("other", "(.*): loses", "Of another recipe"),
+    }
+    words = {"program": "holds", "about": "", "paper": "a paper", "plan": "a plan", "titles": {"some": "Table 1"}}
+    paper = Holds(**words, folded="once.*", drawings=drawings)
+    table = {"recipe": "some", "command": "moiety run", "date": "today", "rows": [single, *several, rest]}
+    page, _, figures = paper.make_page([table])
+    assert set(figures) == {"one.png", "two.png"}
+    own = figures["one.png"][1]
+    assert [row["row"] for row in own] == ["a", "b", "all"]
+    assert own[1]["high"] == pytest.approx(2 + 9.9248 / np.sqrt(3), abs=1e-4)
+    assert (own[2]["mean"], own[2]["low"]) == (single["mean"], single["low"])
+    assert [row["row"] for row in figures["two.png"][1]] == ["mean", "krum"]
+    shown, _, folded = page.partition("<details")
+    assert ("A beats B" in shown, "once more" in shown) == (True, False)
+    assert folded.startswith(" markdown><summary>1 more headlines</summary>")
+    assert "| once more |" in folded.partition("</details>")[0]
+    (tmp_path / "table.json").write_text(json.dumps(table))
+    assert paper.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"README.md", "one.png", "two.png"}
 
 
 def test_readings_are_joined_to_a_line_each():
