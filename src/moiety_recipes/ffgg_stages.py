@@ -134,7 +134,7 @@ def work(sizes: Sizes, lr: float, epochs: int = 1) -> Any:
 
 def fedavg(sizes: Sizes, lr: float, *, first: bool = False) -> mo.Algorithm:
     """One epoch a round; in the ``first`` stage the server has momentum."""
-    server = {"server": mo.server.sgd(momentum=sizes.momentum)} if first else {}
+    server: Row = {"server": mo.server.sgd(momentum=sizes.momentum)} if first else {}
     return mo.fedavg(shared=work(sizes, lr), **server)
 
 
@@ -219,9 +219,9 @@ class Step:
 
     def cell(self, sizes: Sizes, seed: int, lr: float) -> Cell:
         """The run of a seed and rate."""
-        start = {} if self.start is None else {"start": self.start(seed)}
-        args = (self.setting, seed, self.build(lr), self.split, self.rounds)
-        return build_cell(sizes, self.key(seed, lr), *args, **start, **self.more)
+        how: Row = {"start": self.start(seed) if self.start else None, **self.more}
+        algorithm, key = self.build(lr), self.key(seed, lr)
+        return build_cell(sizes, key, self.setting, seed, algorithm, self.split, self.rounds, **how)
 
 
 def try_rates(sizes: Sizes, steps: Sequence[Step]) -> Steps:
