@@ -108,7 +108,7 @@ def test_the_page_of_uncertainty_and_its_numbers(recipe_run):
     assert {path.name for path in run.folder.glob("*.png")} == {"reliability-digits.png", "entropy-digits.png"}
 
     def kept(seed, method, regime, measure):
-        file = run.folder / f"seed-{seed}" / "digits" / f"{method}, {regime}.json"
+        file = run.folder / f"seed-{seed}/digits/{method}-{regime.replace(chr(32), chr(95))}.json"
         return json.loads(file.read_text())["result"]["scores"][measure]
 
     rows = [row for row in run.table["rows"] if row["verdict"] is None]
