@@ -30,6 +30,7 @@ from moiety.experiments import (
 )
 from moiety_recipes import fedpop_images as images
 from moiety_recipes.claims import RULE, decide_claim, show_claims
+from moiety_recipes.fedpop_full import PAPER as PRINTED
 from moiety_recipes.fedpop_full import TABLE2
 from moiety_recipes.fedpop_images import DIGITS, FEDSOUL, Deal, Scarce, deal_cifar10, fit_options
 from moiety_recipes.fedpop_small import METHODS as FEW
@@ -220,7 +221,9 @@ def compare(text: str, deals: Sequence[Deal], other: str, regime: str, seeds: Se
         for deal in deals
     }
     headline = len(deals) > 1 and regime == WORK
-    return decide_claim(text, gains, scale=100, unit="points", headline=headline)
+    printed = [PRINTED[d.name][FEDSOUL] - PRINTED[d.name][other] for d in deals if d.name in PRINTED]
+    paper = f"{fmean(printed):+.1f}" if printed else None
+    return decide_claim(text, gains, scale=100, unit="points", paper=paper, headline=headline)
 
 
 def describe(plan: Plan, chosen: Mapping[str, Row], *, score: str = "accuracy", scale: float = 100.0) -> Iterator[Row]:
