@@ -229,7 +229,8 @@ def show_claims(claims: Sequence[Row]) -> Section:
 
 VALIDATED = (
     "A departure from the rules of these pages: rates are chosen on validation rows of the partitions that are"
-    " reported, not on partitions of their own. Test rows choose nothing, and every method has as many rates to choose from."
+    " reported, not on partitions of their own. Test rows choose nothing, and every method has as many rates to choose"
+    " from."
 )
 
 
