@@ -256,8 +256,8 @@ take('search', () => { search.value = 'site-9'; search.dispatchEvent(new Event('
 take('sort', () => document.querySelector('#client-table [data-key=name]').click());
 take('page', () => document.querySelector('#client-table .pages button:last-child').click());
 take('select', () => document.querySelector('#client-table tbody input').click());
-take('hover', () => { for (let k = 0; k < 100; k += 1)
-  canvas.dispatchEvent(new PointerEvent('pointermove', { clientX: room.left + 60 + 8 * k, clientY: room.top + 200 })); });
+const move = (x) => new PointerEvent('pointermove', { clientX: room.left + x, clientY: room.top + 200 });
+take('hover', () => { for (let k = 0; k < 100; k += 1) canvas.dispatchEvent(move(60 + 8 * k)); });
 return made;
 """
 
