@@ -2,8 +2,8 @@
 // An upright line that leaves out the words above each row.
 function drawUpright(svg, kind, x, places, bottom) {
   places.forEach((y, at) => {
-    const end = at + 1 < places.length ? y + 18 : bottom;
-    svg.append(vector("line", { class: kind, x1: x, x2: x, y1: y - 8, y2: end }));
+    const end = at + 1 < places.length ? y + 16 : bottom;
+    svg.append(vector("line", { class: kind, x1: x, x2: x, y1: y - 7, y2: end }));
   });
 }
 
@@ -18,7 +18,7 @@ function drawSpread() {
   if (DATA.metric.percent) range = [Math.max(0, range[0]), Math.min(1, range[1])];
   const x = scale(...range, box.left + 4, box.right - 4, false);
   const places = rows.map((_, at) => 46 + 46 * at);
-  for (const value of ticks(x.low, x.high, Math.max(2, width / 110))) {
+  for (const value of ticks(x.low, x.high, Math.max(2, width / 75))) {
     drawUpright(svg, "grid", x(value), places, box.bottom);
     const text = DATA.metric.percent ? `${plain(100 * value)}%` : plain(value);
     svg.append(vector("text", { x: x(value), y: box.bottom + 18, "text-anchor": "middle" }, text));
@@ -78,7 +78,7 @@ function drawPairs() {
   if (DATA.metric.percent) range = [Math.max(-1, range[0]), Math.min(1, range[1])];
   const x = scale(...range, box.left + 6, box.right - 6, false);
   const places = rows.map((_, at) => 38 + 44 * at);
-  for (const value of ticks(x.low, x.high, Math.max(2, width / 110))) {
+  for (const value of ticks(x.low, x.high, Math.max(2, width / 75))) {
     drawUpright(svg, "grid", x(value), places, box.bottom);
     svg.append(vector("text", { x: x(value), y: box.bottom + 18, "text-anchor": "middle" }, showGain(value)));
   }
