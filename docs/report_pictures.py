@@ -115,7 +115,7 @@ if __name__ == "__main__":
         browser.prefer("light")
         browser.size(1000, 900)
         browser.open(page)
-        take(browser, PICTURES / "report-top.png", 0, edge(browser, "#plot-pairs", "bottom") + 8)
+        take(browser, PICTURES / "report-top.png", 0, edge(browser, "#runs .scroll", "bottom") + 8)
         take(browser, PICTURES / "report.png", 0, edge(browser, "#curves", "bottom"))
         browser.prefer("dark")
         browser.open(page)
