@@ -1,9 +1,9 @@
 # %% [markdown]
 # # From simulation to devices
 #
-# Four hospitals have a CSV file each. First we simulate their federation on one machine. Then we declare it for devices:
-# each hospital reads its own file, and no other process does. In the end we train between real processes, a server and
-# four nodes, and kill one of them. This needs the extra `flower`.
+# Four hospitals have a CSV file each. First we simulate their federation on one machine. Then we declare it for
+# devices: each hospital reads its own file, and no other process does. In the end we train between real processes, a
+# server and four nodes, and kill one of them. This needs the extra `flower`.
 
 # %%
 import csv

@@ -63,10 +63,10 @@ for name in ("FedAlt", "FedSim"):
 # %% [markdown]
 # ## A paper's experiment
 #
-# The experiments of whole papers are recipes. A recipe trains all methods of a table or figure, puts the paper's numbers
-# beside ours where there are some, and judges each claim by a rule that was fixed before. We take a small one, from the
-# appendix of "Global and Local Learning for Distributed Personalization": two methods should find the best pair of a
-# shared and a personal model, and fictitious play should get stuck.
+# The experiments of whole papers are recipes. A recipe trains all methods of a table or figure, puts the paper's
+# numbers beside ours where there are some, and judges each claim by a rule that was fixed before. We take a small one,
+# from the appendix of "Global and Local Learning for Distributed Personalization": two methods should find the best
+# pair of a shared and a personal model, and fictitious play should get stuck.
 
 # %%
 import subprocess
@@ -85,7 +85,8 @@ assert "| does not hold |" in tables
 
 # %% [markdown]
 # The third claim is about fictitious play, and that it does not hold is what the paper says too. `moiety run
-# fedalt-speech` and the other recipes work the same way, and take longer: [Results](../results/README.md) has the pages.
+# fedalt-speech` and the other recipes work the same way, and take longer: [Results](../results/README.md) has their
+# pages.
 #
 # ## A method of your own
 #
