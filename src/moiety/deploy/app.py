@@ -171,6 +171,13 @@ def app(
 
     Returns:
         An object with ``client`` and ``server``, for the ``[tool.flwr.app.components]`` of a Flower app.
+
+    >>> import moiety as mo
+    >>> from moiety import deploy
+    >>> data = deploy.table(target="outcome", standardise=True)
+    >>> method, model = mo.fedavg(shared=0.5), mo.models.linear(4, 2)
+    >>> federation = deploy.app(model, method, data=data, rounds=10, clients=4)
+    >>> client, server = federation.client, federation.server
     """
     given = Settings() if settings is None else settings
     return App(

@@ -118,6 +118,8 @@ def gaussian(
         insecure_seed: for tests: draws that follow from this number. Whoever knows it can take the noise off again. By
             default draws come from the operating system's generator.
 
+    >>> import moiety as mo
+    >>> settings = mo.Settings(privacy=mo.privacy.gaussian(clip=1.0, noise=1.0, delta=1e-5))  # for fit
     >>> gaussian(clip=1.0, noise=1.0, epsilon=2.0, delta=1e-5)
     Traceback (most recent call last):
     moiety.errors.MoietyError: `noise` must be given, or epsilon, not both, got 1.0 and 2.0.
