@@ -1,10 +1,13 @@
-"""``python -m benchmarks.recommend --out DIR``: what ``mo.recommend`` picks against an exhaustive run, on real data.
+"""What ``mo.recommend`` picks against an exhaustive run, on real data.
+
+    python -m benchmarks.recommend --out DIR                                  # resumable: a file for each set
+    python -m benchmarks.recommend --out DIR --page docs/results/recommend    # from a complete run
 
 The rule, fixed before the sets of the test were run. Both get the same candidates, rates, lengths and seed. The
 exhaustive run trains every candidate with every rate at full length, takes each one's best rate by validation rows, and
 scores test rows of that run. The pick is right where its mean on test rows, in the exhaustive run, is within one point
 of the best candidate's, whichever that is. The cost of both is counted in gradient evaluations, the exhaustive one with
-the same final comparison. The search was developed on the sets of ``DEVELOPMENT``; the six sets of the test are others.
+the same final comparison. The interval of the difference between the two is over clients, of that one run. The search was developed on the sets of ``DEVELOPMENT``; the six sets of the test are others.
 """
 
 from __future__ import annotations
@@ -14,14 +17,18 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 import moiety as mo
+from benchmarks.harm import scale
 from moiety.analysis.candidates import list_candidates, list_splits
+from moiety.analysis.contrast import contrast
 from moiety.analysis.recommendation import ONE
 from moiety.analysis.versus import average
-from moiety.experiments.halving import RATES, Plan, make_plan, start_lengths
+from moiety.experiments.halving import RATES, Plan, longest_run, make_plan, start_lengths
+from moiety.experiments.page import find_commit
 from moiety.experiments.search import Search, Trial, failures
 from moiety_recipes import fedalt_settings
 from moiety_recipes.fedalt_settings import perceptron
@@ -38,7 +45,7 @@ def load(name: str) -> tuple[nn.Module, mo.FederatedData]:
     """A set and its small perceptron."""
     if name in DEVELOPMENT:
         how = mo.data.dirichlet(0.3)
-        fed = mo.data.load(name, clients=40, per_client=45, partition=how, validation=0.25, seed=SEED)
+        fed = scale(mo.data.load(name, clients=40, per_client=45, partition=how, validation=0.25, seed=SEED))
     elif name == "isolet":
         fed = mo.data.load("isolet", test=0.3, validation=0.2, seed=SEED)
     else:
@@ -48,8 +55,8 @@ def load(name: str) -> tuple[nn.Module, mo.FederatedData]:
     return perceptron(fed.columns["x"].shape[1], int(fed.classes or 0), seed=SEED), fed
 
 
-def run_all(search: Search, plan: Plan, tell: Callable[[str], None]) -> tuple[dict[str, dict[str, float]], float]:
-    """Validation and test means of every candidate at its best rate, at full length; and the evaluations it took."""
+def run_all(search: Search, plan: Plan, tell: Callable[[str], None]) -> tuple[dict[str, dict[str, Any]], float]:
+    """Validation and test rows of every candidate at its best rate, at full length; and the evaluations it took."""
     start, tuning = start_lengths(plan.full)
     candidates = list_candidates(search.model, search.data, WORK, list_splits(search.model), loss=search.loss)
     rates = {}
@@ -64,10 +71,11 @@ def run_all(search: Search, plan: Plan, tell: Callable[[str], None]) -> tuple[di
             search._count(candidate, trial)
             with failures() as row:
                 run, _ = search._train(candidate, trial)
-                row |= {"score": average(run.clients), "test": average(run.evaluate("test"))}
-            rows.append({"score": row["score"] or -1.0, "test": row.get("test", -1.0), "rate": rate})
+                tested = run.evaluate("test")
+                row |= {"score": average(run.clients), "test": average(tested), "clients": tested}
+            rows.append({"test": -1.0, "clients": [], **row, "score": row["score"] or -1.0, "rate": rate})
         table[candidate.name] = max(rows, key=lambda row: row["score"])
-        tell(f"{candidate.name}: {table[candidate.name]}")
+        tell(f"{candidate.name}: {table[candidate.name]['test']:.4f}")
     final = plan.seeds * 2.5 * plan.full * search.rows
     return table, search.spent + final
 
@@ -82,10 +90,11 @@ def judge(name: str, out: Path) -> dict[str, object]:
     search_seconds, clock = time.process_time() - clock, time.process_time()
     search = _check(model, fed, WORK, COHORT, SEED, None, None, None, ROUNDS, RATES)
     every = list_candidates(model, fed, WORK, list_splits(model), loss=search.loss)
-    plan = make_plan(every, budget=BUDGET, most=ROUNDS, rates=len(RATES), rows=search.rows)
+    plan = make_plan(every, budget=BUDGET, most=longest_run(ROUNDS), rates=len(RATES), rows=search.rows)
     table, evaluations = run_all(search, plan, lambda text: print("   ", text, flush=True))
     best = max(table, key=lambda each: table[each]["test"])
     loss = table[best]["test"] - table[answer.best]["test"]
+    apart = contrast([table[best]["clients"]], [table[answer.best]["clients"]], higher_is_better=True)
     row = {
         "set": name,
         "pick": answer.best,
@@ -97,13 +106,18 @@ def judge(name: str, out: Path) -> dict[str, object]:
         "best_test": table[best]["test"],
         "best_by_validation": max(table, key=lambda each: table[each]["score"]),
         "loss": loss,
+        "interval": [apart.low, apart.high],
         "right": loss <= MARGIN,
+        "final": [answer.contrast.low, answer.contrast.mean, answer.contrast.high],
+        "rival": answer.rival,
+        "budget": BUDGET,
         "evaluations": answer.evaluations,
         "exhaustive": evaluations,
         "ratio": answer.evaluations / evaluations,
         "seconds": [search_seconds, time.process_time() - clock],
         "rounds": plan.full,
-        "table": table,
+        "commit": find_commit(),
+        "table": {each: {key: row[key] for key in ("score", "test", "rate")} for each, row in table.items()},
     }
     (out / f"{name}.json").write_text(json.dumps(row, indent=1))
     return row

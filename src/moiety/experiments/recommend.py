@@ -25,7 +25,7 @@ from moiety.data import FederatedData
 from moiety.data.sources.provenance import note_files
 from moiety.errors import SEED, MoietyError, kind, must, positive, whole
 from moiety.experiments.contest import Contest
-from moiety.experiments.halving import RATES, SEEDS, START, make_plan, read_budget, read_steps
+from moiety.experiments.halving import RATES, SEEDS, longest_run, make_plan, read_budget, read_steps
 from moiety.experiments.records import Row, Watch, watch_nothing
 from moiety.experiments.runner import Runner
 from moiety.experiments.search import Search, check_data, read_scores
@@ -137,7 +137,7 @@ def recommend(
         search.runner = Runner(folder, files=files, watch=watch, id=begin_folder(folder, "recommend", question))
         number = search.measure(amount, _pick_example(every))["budget"]
         measured = "" if isinstance(amount, int) else f" ({budget})"
-        full = max(1, round(rounds / (1 + START)))
+        full = longest_run(rounds)
         plan = make_plan(every, budget=number, most=full, rates=len(rates), rows=search.rows, measured=measured)
         limit = None if isinstance(amount, int) else amount
         contest = Contest(search, plan, list(rates), on_result, limit, given)
