@@ -33,7 +33,7 @@ from moiety.experiments.search import Search, Trial, failures
 from moiety_recipes import fedalt_settings
 from moiety_recipes.fedalt_settings import perceptron
 
-BUDGET, COHORT, ROUNDS, SEED = 6_000_000, 10, 1000, 0
+BUDGET, COHORT, ROUNDS, SEED = 3_000_000, 10, 1000, 0
 WORK = mo.sgd(0.1, batch_size=16)
 DEVELOPMENT = ("digits", "pendigits", "letter", "satimage", "usps")
 """Other sets, for development."""

@@ -6,6 +6,7 @@ rule for new clients makes a model from the other folds. New clients have folds 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,6 +43,10 @@ FOLDS = 5
 RIGHT_OR_WRONG = ("accuracy", "binary_accuracy", "token_accuracy")
 LIKELIHOODS = ("cross_entropy", "binary_cross_entropy", "next_token")
 """Losses that are minus the logarithm of a probability."""
+PARTIAL = (
+    "Clients choose between their personal model and the shared part of {}, which may be worse than one model for all:"
+    " give a run of fedavg, as in run.safeguard(one_model=...)."
+)
 MOST_TURNS = 20
 """At most how often the rule for new clients is applied to stand in for the turns of a trained client."""
 
@@ -289,6 +294,8 @@ def choose_models(chooser: Chooser, alpha: float) -> Safeguard:
     """Let each client choose; the population's numbers come from all of them."""
     problem, algorithm = chooser.problem, chooser.loop.algorithm
     check_choice(problem, algorithm)
+    if chooser.one_model is None and not problem.shares_whole_model(algorithm, chooser.received()):
+        warnings.warn(PARTIAL.format(algorithm.name), UserWarning, stacklevel=4)
     names = [str(name) for name in problem.data.ids]
     evidence = chooser.gather(range(len(names)))
     population = describe_population(evidence)
