@@ -214,8 +214,19 @@ def read_cells(folder: Path, names: Sequence[str]) -> tuple[list[Cell], float]:
                 raise SystemExit(f"{file} is missing: the page is written from complete runs only.")
             table = json.loads(file.read_text())
             seconds += table["seconds"]
-            cells += [Cell(name, seed, rows) for rows in table["methods"].values()]
+            cells += [Cell(name, seed, method, rows) for method, rows in table["methods"].items()]
     return cells, seconds
+
+
+def shorten(cell: Cell) -> dict[str, Any]:
+    """A cell as columns over clients: rows, weight of the personal model, accuracies, and who is hurt beyond noise."""
+    columns: dict[str, Any] = {"set": cell.set, "seed": cell.seed, "method": cell.method}
+    for key in ("n", "share", *BASELINES, *MODELS):
+        columns[key] = [round(row[key], 4) for row in cell.clients]
+    for name, against in product(MODELS, BASELINES):
+        key = f"{name} against {against}"
+        columns[f"beyond noise, {key}"] = [i for i, row in enumerate(cell.clients) if row[key]["beyond"]]
+    return columns
 
 
 def main() -> None:
@@ -231,6 +242,7 @@ def main() -> None:
     if given.page is not None:
         cells, seconds = read_cells(given.out, names)
         given.page.mkdir(parents=True, exist_ok=True)
+        (given.page / "runs.json").write_text("\n".join(json.dumps(shorten(cell)) for cell in cells) + "\n")
         (given.page / "README.md").write_text(write_page(cells, seconds, (given.out / "commit").read_text().strip()))
         return
     torch.set_num_threads(1)

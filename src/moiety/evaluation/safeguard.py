@@ -23,9 +23,9 @@ probability that this is a loss.
 none, take the shared model. With few rows a client goes with the population, with many it decides by itself.
 
 **Bounds.** If the population is as described, at most a share alpha of the clients that leave the shared model is worse
-off over 200 more rows, and fewer in truth, for e^2 > v. Without the population's numbers each candidate is tested by itself at level alpha / candidates (the exact
-test of McNemar for right and wrong, else Student's t): then a client for which no candidate is better leaves the shared
-model with probability at most alpha, whatever the population.
+off over 200 more rows, and fewer in truth, for e^2 > v. Without the population's numbers each candidate is tested by
+itself at level alpha / candidates (the exact test of McNemar for right and wrong, else Student's t): then a client for
+which no candidate is better leaves the shared model with probability at most alpha, whatever the population.
 """
 
 from __future__ import annotations

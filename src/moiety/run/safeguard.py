@@ -42,11 +42,6 @@ MIXTURES = ("predictions", "parameters")
 FOLDS = 5
 RIGHT_OR_WRONG = ("accuracy", "binary_accuracy", "token_accuracy")
 LIKELIHOODS = ("cross_entropy", "binary_cross_entropy", "next_token")
-"""Losses that are minus the logarithm of a probability."""
-PARTIAL = (
-    "Clients choose between their personal model and the shared part of {}, which may be worse than one model for all:"
-    " give a run of fedavg, as in run.safeguard(one_model=...)."
-)
 MOST_TURNS = 20
 """At most how often the rule for new clients is applied to stand in for the turns of a trained client."""
 
@@ -295,7 +290,10 @@ def choose_models(chooser: Chooser, alpha: float) -> Safeguard:
     problem, algorithm = chooser.problem, chooser.loop.algorithm
     check_choice(problem, algorithm)
     if chooser.one_model is None and not problem.shares_whole_model(algorithm, chooser.received()):
-        warnings.warn(PARTIAL.format(algorithm.name), UserWarning, stacklevel=4)
+        text = (
+            f"Clients are compared with the shared part of {algorithm.name}, which may be worse than one model for all"
+        )
+        warnings.warn(f"{text}: give a run of fedavg, run.safeguard(one_model=...).", UserWarning, stacklevel=4)
     names = [str(name) for name in problem.data.ids]
     evidence = chooser.gather(range(len(names)))
     population = describe_population(evidence)
