@@ -214,5 +214,6 @@ class Contest:
         self.ended += 1
         if self.on_result is not None:
             runs = sum(rung.rates * (rung.rivals + 1) for rung in self.plan.rungs)
-            total = 2 * self.plan.steps[-1] + runs + len(self.rates) * (1 + any(each.alone for each in self.candidates))
+            kinds = 1 + (not self.candidates or any(each.alone for each in self.candidates))  # none are listed at first
+            total = 2 * self.plan.steps[-1] + runs + len(self.rates) * kinds
             self.on_result(name, {"part": "validation", "metric": self.search.metric_name, **row}, self.ended, total)
