@@ -206,8 +206,8 @@ def _judge_harm(comparison: Comparison, partly: str) -> Iterator[Row]:
         hurt, train = comparison.shares_hurt(step), comparison.shares_hurt(step, "train")
         yield _settle(f"some clients are hurt ({_split(step)})", hurt, all(hurt), some)
         yield _settle(f"no client is worse on its training rows ({_split(step)})", train, not any(train), none)
-    torn = mo.analysis.hurt_when(comparison.changes(partly))["sometimes"]
-    share = len(torn) / len(comparison.steps["fedavg"]["clients"])
+    sometimes = mo.analysis.hurt_when(comparison.changes(partly))["sometimes"]
+    share = len(sometimes) / len(comparison.steps["fedavg"]["clients"])
     yield _settle(f"whether a client is hurt depends on the seed ({_split(partly)})", [share], share > 0, some)
     for sweep in comparison.setting.stages.sweeps:
         before, *others = [comparison.shares_hurt(step) for step in comparison.sweep_steps(sweep).values()]

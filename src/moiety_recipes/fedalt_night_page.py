@@ -198,12 +198,12 @@ def _show_stateless(table: Row, comparison: Comparison) -> Iterator[Row]:
 
 
 def _show_theory(table: Row) -> Iterator[Row]:
-    for split, told in table["theory"].items():
+    for split, advice in table["theory"].items():
         yield {
             "personal part": split,
-            "better bound": told["better"],
-            "FedSim's leading term / FedAlt's": f"{told['factor']:.2f} [{told['low']:.2f}, {told['high']:.2f}]",
-            "chi": f"{told['chi']:.2f}",
+            "better bound": advice["better"],
+            "FedSim's leading term / FedAlt's": f"{advice['factor']:.2f} [{advice['low']:.2f}, {advice['high']:.2f}]",
+            "chi": f"{advice['chi']:.2f}",
         }
 
 

@@ -215,9 +215,9 @@ def _ask_harm(comparison: Comparison, best: str) -> dict[str, Each]:
     step = f"{best}-fedalt-final"
     changes = change_against(comparison, step, LONGER)
     answers = {"hurt-train": {best: [-share for share in comparison.shares_hurt(step, "train")]}}
-    torn = split_halves(changes)
-    if torn:
-        answers["hurt-some"] = {best: torn}
+    halves = split_halves(changes)
+    if halves:
+        answers["hurt-some"] = {best: halves}
     sizes = {str(row["client"]): float(row["n"]) for row in changes[0]}
     if max(sizes.values()) >= 1.5 * min(sizes.values()):
         answers["hurt-small"] = {best: [share_below(rows, sizes) for rows in changes]}

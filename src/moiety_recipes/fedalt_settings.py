@@ -273,9 +273,9 @@ def _load_counting_letters(seed: int) -> mo.FederatedData:
 
     rng = mo.random.generator(seed, "made-up letters")
     client = np.repeat(np.arange(1, 5), 30)
-    said = (rng.integers(12, size=(len(client), 1)) + client[:, None] * np.arange(CONTEXT + 1)) % 12
-    x = np.eye(12, dtype=np.float32)[said[:, :-1]].reshape(len(client), -1)
-    return mo.data.from_arrays({"x": x, "y": said[:, -1]}, client, test=0.2, validation=0.16, seed=seed)
+    letters = (rng.integers(12, size=(len(client), 1)) + client[:, None] * np.arange(CONTEXT + 1)) % 12
+    x = np.eye(12, dtype=np.float32)[letters[:, :-1]].reshape(len(client), -1)
+    return mo.data.from_arrays({"x": x, "y": letters[:, -1]}, client, test=0.2, validation=0.16, seed=seed)
 
 
 def _load_roles(seed: int) -> mo.FederatedData:

@@ -83,7 +83,7 @@ def _audiomnist(paper: bool) -> Setting:
     few: dict[str, Any] = {"rounds": 60, "cohort": 10, "batch_size": 16, "personal_rounds": 10, "finetune_epochs": 2}
     stages = _table9() if paper else _laptop(**few, lr=(0.3, 0.6), finetune_lr=(0.03, 0.1))
     image, width = ((1, 32, 32), 64) if paper else ((1, 16, 16), 8)
-    alone = "The paper tells no single words apart, so there are no numbers of it beside these."
+    no_paper = "The paper tells no single words apart, so there are no numbers of it beside these."
     network = (
         f"ResNet-18 with group normalisation, {width} channels in the first stage, on {image[1]} mel bands x {image[2]}"
         " frames."
@@ -98,7 +98,7 @@ def _audiomnist(paper: bool) -> Setting:
         stages=stages,
         paper=NO_SUCH_TASK,
         margin=0.01,
-        notes=partial(_notes, [alone, network, *rates]),
+        notes=partial(_notes, [no_paper, network, *rates]),
     )
 
 

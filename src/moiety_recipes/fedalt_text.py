@@ -72,12 +72,12 @@ def _load_counting_words(seed: int) -> mo.FederatedData:
     words, length, unknown, padding, begin, end = 12, 6, 12, 13, 14, 15
     client = np.repeat(np.arange(1, 5), 25)[:, None]
     place = np.arange(1, length + 1)
-    said = (rng.integers(words, size=(len(client), 1)) + client * place) % words
-    said = np.where(rng.random(said.shape) < 0.1, unknown, said)
+    spoken = (rng.integers(words, size=(len(client), 1)) + client * place) % words
+    spoken = np.where(rng.random(spoken.shape) < 0.1, unknown, spoken)
     count = rng.integers(2, length + 1, size=(len(client), 1))
-    said = np.where(place <= count, said, np.where(place == count + 1, end, padding))
-    x = np.concatenate([np.full_like(client, begin), said[:, :-1]], axis=1)
-    columns = {"x": x, "y": np.where(said == padding, -100, said), "counted": said < words}
+    spoken = np.where(place <= count, spoken, np.where(place == count + 1, end, padding))
+    x = np.concatenate([np.full_like(client, begin), spoken[:, :-1]], axis=1)
+    columns = {"x": x, "y": np.where(spoken == padding, -100, spoken), "counted": spoken < words}
     return mo.data.from_arrays(columns, client[:, 0], test=0.2, validation=0.16, seed=seed)
 
 

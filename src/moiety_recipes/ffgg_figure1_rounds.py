@@ -55,11 +55,11 @@ def _run_ffgg(problem: Quadratics, step: float, find_w: Callable[[np.ndarray], n
     top, cross, inner, own, w_star = _blocks(problem)
     theta = np.zeros(problem.d)
     while True:
-        away = theta - own
-        right = _times(inner, w_star) - _times(cross.transpose(0, 2, 1), away)
+        gap = theta - own
+        right = _times(inner, w_star) - _times(cross.transpose(0, 2, 1), gap)
         w = find_w(right)
         yield theta, _each(theta, w)
-        slope = _times(top, away) + _times(cross, w - w_star)
+        slope = _times(top, gap) + _times(cross, w - w_star)
         theta = theta - step * slope.mean(0)
 
 

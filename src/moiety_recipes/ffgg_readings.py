@@ -131,11 +131,11 @@ def _least_loss(problem: Quadratics) -> float:
     """The mean loss at the theta where F is 0, each client with its best w for it."""
     import numpy as np
 
-    away = problem.theta - problem.stars()[:, : problem.d]
-    return float(np.einsum("mi,mij,mj->m", away, problem.operators(), away).mean() / 2)
+    gap = problem.theta - problem.stars()[:, : problem.d]
+    return float(np.einsum("mi,mij,mj->m", gap, problem.operators(), gap).mean() / 2)
 
 
-def late(line: Row, measure: str) -> float:
+def mean_of_last(line: Row, measure: str) -> float:
     """The mean decimal logarithm over the last quarter of the points: L2GD's coin makes a single one luck."""
     values = line[measure]
     return fmean(_log(value) for value in values[-max(1, len(values) // 4) :])
@@ -188,7 +188,7 @@ def judge(plan: Plan, seeds: Sequence[int], lines: Any, draw: str, measure: str)
 
     def compare(text: str, low: str, high: str, **options: Any) -> Row:
         """How many decades ``low`` is below ``high`` at the end."""
-        each = [late(lines[s, draw][high], measure) - late(lines[s, draw][low], measure) for s in seeds]
+        each = [mean_of_last(lines[s, draw][high], measure) - mean_of_last(lines[s, draw][low], measure) for s in seeds]
         return decide_claim(f"{head}: {text}", {draw: each}, unit="decades", **options)
 
     least, most = plan.inner[0], plan.inner[-2:]

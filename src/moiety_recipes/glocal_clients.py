@@ -155,10 +155,10 @@ def decide_all(plan: Plan, points: Mapping[str, Mapping[int, Row]]) -> Iterator[
         for other in ("independent", "central")
     }
     yield from _decide(f"Glocal beats Central with {many} clients", best["central"], paper="+")
-    alone = best["independent"]
-    weak = {s: each for s, each in alone.items() if plan.divided and s in WEAK}
+    independent = best["independent"]
+    weak = {s: each for s, each in independent.items() if plan.divided and s in WEAK}
     yield from _decide(
-        f"Glocal beats Indep with {many} clients", {s: e for s, e in alone.items() if s not in weak}, paper="+"
+        f"Glocal beats Indep with {many} clients", {s: e for s, e in independent.items() if s not in weak}, paper="+"
     )
     if weak:
         text = f"Glocal is close to Indep with {many} clients (within {plan.margin:g})"

@@ -137,16 +137,16 @@ def _judge_levels(plan: Plan, methods: Methods) -> Iterator[Row]:
     for source in low:
         yield decide_claim(f"{text}, {source}", {source: more[source]}, scale=100, unit="points")
     for rule in RULES:
-        away = {
+        gaps = {
             source: [100 * value - PAPER[source][2] for value in methods[rule][source]["glocal"]["each"]]
             for source in low
             if source in PAPER
         }
-        if away:
+        if gaps:
             text = f"{RULES[rule]}: Glocal has the paper's level, within {plan.margin:g}"
             same: dict[str, Any] = {"within": plan.margin, "unit": "points", "paper": "0"}
-            yield decide_claim(f"{text}, pooled", away, headline=True, **same)
-            for source, each in away.items():
+            yield decide_claim(f"{text}, pooled", gaps, headline=True, **same)
+            for source, each in gaps.items():
                 yield decide_claim(f"{text}, {source}", {source: each}, **same)
 
 

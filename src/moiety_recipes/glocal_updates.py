@@ -20,8 +20,8 @@ class Update(Protocol):
 
         Args:
             gradient: as the parameters, [..., features, outputs]; its memory may be used.
-            x: the examples that it is of, [..., examples, features].
-            past: 1, or 0 where there were none yet, [..., 1, 1].
+            x: the examples of this gradient, [..., examples, features].
+            past: 1, or 0 before the first examples, [..., 1, 1].
             lr: the learning rate, [..., 1, 1].
         """
         ...
@@ -62,7 +62,7 @@ class Normalised:
         self.w.sub_(rates.mul_(gradient).mul_(length * usual))
 
     def grow(self, largest: Tensor) -> None:
-        """Take up new scales, and shrink the parameters as much. Soon there are none."""
+        """Take up larger scales and shrink the parameters by as much. After some rounds scales no longer grow."""
         if bool((largest > self.scale).any()):
             new = torch.maximum(self.scale, largest)
             self.w.mul_(torch.where(self.scale > 0, _divide(self.scale, new), 1.0)[..., None])

@@ -91,7 +91,7 @@ def average_pixels(fed: mo.FederatedData) -> mo.FederatedData:
 
 
 def choose_clients(fed: mo.FederatedData, *, least: int, count: int | None = None) -> mo.FederatedData:
-    """The first so many clients that have at least so many rows to train and validate on."""
+    """The first ``count`` clients that have at least ``least`` rows to train and validate on."""
     import numpy as np
 
     kept = np.flatnonzero(fed.sizes("train") + fed.sizes("validation") >= least)[:count]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from moiety.reports.ended import Result
 from moiety.reports.groups import Group
+from moiety.reports.result import Result
 
 LEDGER = {
     "rounds": 2,

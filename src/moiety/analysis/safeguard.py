@@ -52,8 +52,8 @@ class HarmReport:
             ]
             for row in self.rows
         ]
-        found = self.discoveries
-        words = f"Held-out rows show personal models better for {found['better']}, worse for {found['worse']} clients"
+        counts = self.discoveries
+        words = f"Held-out rows show personal models better for {counts['better']}, worse for {counts['worse']} clients"
         return f"{print_plain(table(heads, body, text=(0, 1, 2)))}\n{words} (false discovery rate 5%)."
 
 
@@ -101,11 +101,11 @@ def report_harm(
         for name in MODELS
     ]
     choices = run.choices.values()
-    found = {
+    discoveries = {
         "better": len(find_discoveries([each.p_better for each in choices])),
         "worse": len(find_discoveries([each.p_worse for each in choices])),
     }
-    return HarmReport(metric.name, rows, found)
+    return HarmReport(metric.name, rows, discoveries)
 
 
 def summarise_harm(

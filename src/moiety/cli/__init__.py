@@ -71,8 +71,8 @@ def _run(argv: list[str]) -> int:
             raise
         context = getattr(error, "ctx", None)
         where = context.command_path if context else "moiety"
-        told = error.format_message().rstrip(".")
-        return _fail(f"{told}{'' if told.endswith('?') else '.'} See {where} --help.")
+        message = error.format_message().rstrip(".")
+        return _fail(f"{message}{'' if message.endswith('?') else '.'} See {where} --help.")
     if code == INTERRUPTED:
         return _fail("interrupted", INTERRUPTED)
     return code if isinstance(code, int) else 0

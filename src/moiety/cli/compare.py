@@ -12,8 +12,8 @@ from moiety.cli.output import say, show
 from moiety.cli.results import read_result
 from moiety.errors import must
 from moiety.reports.console import table
-from moiety.reports.ended import Result
 from moiety.reports.groups import Group, check_alike, group_results
+from moiety.reports.result import Result
 from moiety.reports.summary import SHARED_ALONE, count_changes, name_hurt, unit
 from moiety.reports.versus import column, higher_is_better, versus
 from moiety.reports.words import format_amount, format_count, format_gain, format_metric, make_printable

@@ -67,8 +67,8 @@ def keys(
     from moiety.deploy.init import KEYS, name_nodes
     from moiety.deploy.keys import make_keys
 
-    there = (folder / KEYS).is_dir()
-    must(there, "DIR", "a folder of moiety deploy init with keys", folder, "Run moiety deploy init.")
+    has_keys = (folder / KEYS).is_dir()
+    must(has_keys, "DIR", "a folder of moiety deploy init with keys", folder, "Run moiety deploy init.")
     new = make_keys(folder / KEYS, address or _ask_address(), name_nodes(nodes))
     say(f"Made {', '.join(str(each) for each in new)}" if new else "All keys are there; nothing was changed.")
 
@@ -148,9 +148,9 @@ def _show(sentence: str, head: list[str], rows: list[list[str]]) -> None:
 
 def _need_flower() -> None:
     """Say how to install Flower where it is not there."""
-    there = all(importlib.util.find_spec(name) is not None for name in ("flwr", "cryptography"))
+    installed = all(importlib.util.find_spec(name) is not None for name in ("flwr", "cryptography"))
     hint = "As in: pip install 'moiety[flower]'."
-    must(there, "deploy", "used where flwr and cryptography are installed", "an environment without", hint)
+    must(installed, "deploy", "used where flwr and cryptography are installed", "an environment without", hint)
 
 
 def _ask_address() -> list[str]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def show_log(wanted: bool) -> Iterator[None]:
-    """Write the messages of the logger ``moiety`` to stderr meanwhile, if that is wanted."""
+    """While this is open, write the messages of the logger ``moiety`` to stderr, if ``wanted``."""
     if not wanted:
         yield
         return
@@ -20,7 +20,7 @@ def show_log(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def tell_messages(name: str, tell: Callable[[str], None]) -> Iterator[None]:
-    """Give the messages of a logger to ``tell`` meanwhile."""
+    """While this is open, give the messages of a logger to ``tell``."""
     import logging  # here, so that the command's help need not load it
 
     handler, logger = logging.Handler(logging.INFO), logging.getLogger(name)

@@ -7,13 +7,13 @@ from rich.table import Table
 from moiety.reports.console import console, on_terminal, print_plain
 
 
-def show(made: Table) -> None:
+def show(table: Table) -> None:
     """Print a table; where it is not a terminal, without the blanks that fill its lines."""
     out = console()
     if out.is_terminal:
-        out.print(made)
+        out.print(table)
     else:
-        say(print_plain(made))
+        say(print_plain(table))
 
 
 def show_page(text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from moiety.errors import is_real, must
 from moiety.evaluation import Row
-from moiety.reports.ended import Result
+from moiety.reports.result import Result
 from moiety.run import folder
 
 _SECTIONS = ("data", "split", "algorithm", "run")
@@ -38,8 +38,8 @@ def read_result(path: Path, name: str) -> Result:
     history, lost = folder.read_history_until(path, run, ledger["rounds"], config["run"])
     notes = folder.read_notes(path, run)
     for round in (ledger["rounds"], notes.get("restored", ledger["rounds"])):  # those of the models that it ended with
-        there = any(row["round"] == round for row in history)
-        must(there, "history.jsonl", f"whole in its row of round {round}", f"none in {path}")
+        complete = any(row["round"] == round for row in history)
+        must(complete, "history.jsonl", f"whole in its row of round {round}", f"none in {path}")
     folder.warn_of_lost_rows(path, lost)
     history = _check_rows("history.jsonl", path, history, _HISTORY)
     clients = _check_rows("clients.parquet", path, rows, _CLIENT)

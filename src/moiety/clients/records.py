@@ -1,10 +1,10 @@
 """Records of one length, one per client, in files that notice damage and survive a kill at any moment.
 
-``states.bin`` has two slots for each client, ``index.bin`` an entry: the round of the checkpoint that it is of, the
-slot, and a CRC-32 of the record (quick, and certain to notice any flipped bit and any damage of up to 32 bits in a
-row). The index is as of the last checkpoint. A record that is written since then goes to the other slot at once, so
-what the index names is never written over; only its entry is kept in memory (``pending``). A checkpoint holds the
-entries that changed; when it is in place they are written to the index, and writing them twice does no harm.
+``states.bin`` has two slots for each client. ``index.bin`` has an entry for each: the round of its checkpoint, the slot
+and a CRC-32 of the record, which is quick and notices any flipped bit and any damage of up to 32 bits in a row. The
+index describes the last checkpoint. A newer record goes to the other slot at once, so it never overwrites what the
+index names; its entry stays in memory (``pending``). The next checkpoint holds the entries that changed. Once it is in
+place they are written to the index, and writing them twice does no harm.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Records:
     def _check_lengths(self) -> None:
         for name, length in file_lengths(self.clients, self.size).items():
             path = self.folder / name
-            here = path.stat().st_size if path.exists() else 0
-            must(here == length, "clients", f"whole ({length} bytes of {name})", f"{here} bytes in {path}")
+            size = path.stat().st_size if path.exists() else 0
+            must(size == length, "clients", f"whole ({length} bytes of {name})", f"{size} bytes in {path}")
 
     def entry(self, client: int) -> Entry:
         """What the index says of a client, as of the last checkpoint."""

@@ -23,9 +23,9 @@ from moiety.types import Recorded
 
 Value = TypeVar("Value", int, float)
 Names = Sequence[str] | np.ndarray
-"""Of all clients, in their order."""
+"""The names of all clients, in their order."""
 Draw = Callable[[np.random.Generator, float, int], float]
-"""From a generator, a client's own number of seconds and the count of its turns to the seconds of this turn."""
+"""Takes a generator, a client's own seconds and the count of its turns; returns the seconds of this turn."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Times(Recorded):
     spread: float = 0.0
     traced: Mapping[str, tuple[float, ...]] | None = None
     digest: str = ""
-    """Of the file that the times were read from; empty where there is none."""
+    """The digest of the file that the times were read from; empty where there is none."""
 
     def of(self, seed: int, what: str, client: int, name: str, turn: int) -> float:
         """The seconds of one turn of a client, counted from 0."""

@@ -79,7 +79,7 @@ class DiskStore(Store):
     def __init__(
         self, first: Callable[[], Tree], folder: Path, clients: int, run: str = "", *, resumed: bool = False
     ) -> None:
-        """Make the files for the run of that id, or open those which are there; a ``resumed`` run must have them."""
+        """Create the files of the run with that id, or open existing ones; a ``resumed`` run must have them."""
         super().__init__(first)
         self.example, self.folder, self.run = first(), folder, run
         kinds = tree.leaves(self.example)

@@ -195,10 +195,10 @@ def _read_table(
         return _read_columns(list(first), lambda name: [item[name] for item in items], columns, where, keep)
     if not isinstance(first, tuple | list):
         refuse("datasets", f"items that are tuples or dicts{where}", type(first).__name__, "As in (x, y).")
-    chosen = list(columns) if columns is not None else ["x", "y"]
-    fits = len(chosen) == len(first)
-    must(fits, "columns", f"{len(first)} names, one for each entry of an item{where}", chosen)
-    return {name: _as_array(name, [item[k] for item in items], where) for k, name in enumerate(chosen)}
+    names = list(columns) if columns is not None else ["x", "y"]
+    fits = len(names) == len(first)
+    must(fits, "columns", f"{len(first)} names, one for each entry of an item{where}", names)
+    return {name: _as_array(name, [item[k] for item in items], where) for k, name in enumerate(names)}
 
 
 def _read_columns(

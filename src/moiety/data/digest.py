@@ -98,21 +98,21 @@ def open_mapped(path: Path, column: Array, bounds: Array, *, read_all: bool = Fa
     With ``read_all`` it is always a new one, which is not kept.
     """
     edges = block_edges(bounds, len(column))
-    state, beside = _file_state(path), path.with_name(f"{path.name}.digest")
-    known = None if read_all else _read_beside(beside, state, _hash(edges))
+    state, note = _file_state(path), path.with_name(f"{path.name}.digest")
+    known = None if read_all else _read_beside(note, state, _hash(edges))
     if known is not None:
         return MappedFile(column, path, state, known)
     entry: dict[str, Any] = {"state": state, "read": time.time_ns(), "digest": digest_column(column, edges)}
     if not read_all and _file_state(path) == state:
         with contextlib.suppress(MoietyError):  # the folder may be read-only: then all is read at every start
-            write_json(beside, {**entry, "check": fingerprint_of(entry)}, private=False)
+            write_json(note, {**entry, "check": fingerprint_of(entry)}, private=False)
     return MappedFile(column, path, state, entry["digest"])
 
 
-def _read_beside(beside: Path, state: list[int], edges: str) -> Digest | None:
+def _read_beside(note: Path, state: list[int], edges: str) -> Digest | None:
     """The digest that was kept beside a file, if it is whole and the file is as it was then."""
     try:
-        entry = read_json(beside, ("state", "read", "digest", "check"))
+        entry = read_json(note, ("state", "read", "digest", "check"))
     except MoietyError:
         return None
     if fingerprint_of({key: value for key, value in entry.items() if key != "check"}) != entry["check"]:

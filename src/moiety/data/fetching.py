@@ -104,10 +104,10 @@ def _find_own(row: DataSet, original: Original, originals: str | Path | None) ->
     place = None if originals is None else Path(originals)
     if place is not None and place.is_dir() and place.name != original.name:
         place = place / original.name
-    there = place is not None and (place.is_dir() if original.folder else place.is_file())
+    exists = place is not None and (place.is_dir() if original.folder else place.is_file())
     if place is not None and len(row.originals) > 1:  # one file is not all of them
-        there = there and place.name == original.name
-    if place is None or not there:
+        exists = exists and place.name == original.name
+    if place is None or not exists:
         what = "folder" if original.folder else "file"
         hint = f"{row.note} See {row.page}. Then: {row.command}"
         must(bool(original.addresses), "--from", f"a folder that holds the {what} {original.name}", originals, hint)

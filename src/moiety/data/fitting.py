@@ -56,13 +56,13 @@ class Fitter:
     def add(self, columns: Mapping[str, pa.Array], place: Place) -> None:
         """Take in a block of training rows."""
         may = self.missing is not None
-        found = [read_numbers(each.name, columns[each.name], place, missing=may) for each in self.numbers]
-        rows = np.stack(found, axis=1) if found else np.zeros((0, 0))
-        for each, values in zip(self.numbers, found, strict=True):
+        numbers = [read_numbers(each.name, columns[each.name], place, missing=may) for each in self.numbers]
+        rows = np.stack(numbers, axis=1) if numbers else np.zeros((0, 0))
+        for each, values in zip(self.numbers, numbers, strict=True):
             self.absent[each.name] += int(np.isnan(values).sum())
-        if found and self.sums is None:  # the first block gives the point that all sums are around
+        if numbers and self.sums is None:  # the first block gives the point that all sums are around
             self.sums = sum_rows(rows, sum_rows(rows).mean)
-        elif found and self.sums is not None:
+        elif numbers and self.sums is not None:
             self.sums = add_sums([self.sums, sum_rows(rows, self.sums.around)])
         if self.missing == "median":
             self.values[:, self.rows : self.rows + len(rows)] = rows.T
@@ -114,8 +114,8 @@ class Fitter:
 
     def _finish_number(self, feature: Feature, k: int) -> Feature:
         assert self.sums is not None  # there is a training row
-        there, absent = self.sums.rows[k], self.absent[feature.name]
-        if there == 0:
+        present, absent = self.sums.rows[k], self.absent[feature.name]
+        if present == 0:
             _refuse_empty(feature.name)
         column = Sums(*(part[k : k + 1] for part in self.sums))
         fill = None
@@ -198,9 +198,9 @@ DATED = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T].*)?")
 
 def check_spaces(table: Table, name: str, labels: Sequence[str]) -> None:
     """Refuse names that differ in spaces alone: they are meant to be one."""
-    ways: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for label in labels:
-        first = ways.setdefault(" ".join(label.split()), label)
+        first = spellings.setdefault(" ".join(label.split()), label)
         if first != label:
             got = f"{first!r} and {label!r} at {find_row(table, name, label)}"
             refuse(f"column {name!r}", "of names that differ in more than spaces", got, "Make them alike.")

@@ -145,7 +145,7 @@ def open_rows(data: Any, options: Mapping[str, Any]) -> Opened:
     empty = all(pa.types.is_null(each) or name in table.as_written for name, each in table.types.items())
     must(not empty, "data", "at least one row", "none")
     used = check_roles(table, {role: name for role, name in roles.items() if name is not None or role in NEEDED})
-    chosen = _choose_features(table, used, features, drop, categories)
+    inputs = _choose_features(table, used, features, drop, categories)
     rows = read_roles(table, used, options["task"])
     if by_row and not isinstance(test, str):
         held = np.asarray(test)
@@ -154,7 +154,7 @@ def open_rows(data: Any, options: Mapping[str, Any]) -> Opened:
         must(fits, "test", f"a share, a column, or {len(rows.owner)} booleans", got)
         rows = rows._replace(test=held)
     placed = _place_rows(rows, test=test, validation=validation, unseen=unseen, seed=seed)
-    return Opened(table, chosen, rows, placed, list(categories) if isinstance(categories, Mapping) else [])
+    return Opened(table, inputs, rows, placed, list(categories) if isinstance(categories, Mapping) else [])
 
 
 def apply_recipe(opened: Opened, recipe: Preprocessing, *, on_disk: bool | None = None) -> FederatedData:
@@ -255,14 +255,14 @@ def _choose_features(
     names = list(table.types) if features is None else list(features)
     names = [name for name in names if name not in taken and name not in drop]
     must(len(names) > 0, "features", "at least one column besides client and target", "none")
-    chosen = []
+    inputs = []
     for name in names:
         sort = "category" if name in forced else check_feature(name, table.types[name])
         default = categories if isinstance(categories, str) else "one-hot"
-        chosen.append(Feature(name, sort, forced.get(name, default) if sort == "category" else ""))
+        inputs.append(Feature(name, sort, forced.get(name, default) if sort == "category" else ""))
     for name in forced:
         must(name in names, "categories", "for columns that are features", repr(name))
-    return chosen
+    return inputs
 
 
 def _place_rows(rows: Rows, *, test: Any, validation: float, unseen: float, seed: int) -> _Placed:

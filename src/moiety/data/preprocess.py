@@ -194,11 +194,11 @@ def sum_rows(rows: Any, around: Any = 0.0) -> Sums:
     """The sums of one client's rows [rows, columns]; NaN is a value that is not there."""
     values = np.asarray(rows, dtype=np.float64)
     point = np.broadcast_to(np.asarray(around, dtype=np.float64), values.shape[1:])
-    there = ~np.isnan(values)
-    count = there.sum(axis=0).astype(np.float64)
-    distance = np.where(there, values - point, 0.0)
+    present = ~np.isnan(values)
+    count = present.sum(axis=0).astype(np.float64)
+    distance = np.where(present, values - point, 0.0)
     total = distance.sum(axis=0)
-    rest = np.where(there, distance - total / np.maximum(count, 1), 0.0)
+    rest = np.where(present, distance - total / np.maximum(count, 1), 0.0)
     # The second term is 0 but for the rounding of the mean, which it takes out.
     squares = (rest * rest).sum(axis=0) - rest.sum(axis=0) ** 2 / np.maximum(count, 1)
     return Sums(count, total, squares, point)

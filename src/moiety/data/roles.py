@@ -182,9 +182,9 @@ def _read_written(given: list[str], name: str, table: Table) -> list[object]:
         odd = next((text for text in given if not text.strip("+-").isdecimal()), None)
         if odd is not None:
             refuse(f"column {name!r}", NAMES, f"{odd!r} at {find_row(table, name, odd)}", "Write 1 and not 1.0.")
-    ways: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for text in filter(str.isdecimal, given):
-        first = ways.setdefault(text.lstrip("0"), text)
+        first = spellings.setdefault(text.lstrip("0"), text)
         if first != text:
             got = f"{first!r} and {text!r} at {find_row(table, name, text)}"
             refuse(f"column {name!r}", "of clients that are written in one way", got, "Write them alike.")

@@ -107,6 +107,6 @@ def _split(chain: np.ndarray) -> np.ndarray:
 def _autocovariances(halves: np.ndarray) -> np.ndarray:
     """The autocovariance of each half at each lag, [2, lags, ...]; sums are divided by the number of draws."""
     count = halves.shape[1]
-    away = halves - halves.mean(1, keepdims=True)
-    waves = np.fft.rfft(away, n=2 * count, axis=1)
+    deviations = halves - halves.mean(1, keepdims=True)
+    waves = np.fft.rfft(deviations, n=2 * count, axis=1)
     return np.asarray(np.fft.irfft(np.abs(waves) ** 2, n=2 * count, axis=1)[:, :count] / count)

@@ -72,7 +72,7 @@ class Evidence(NamedTuple):
 
     @property
     def finite(self) -> bool:
-        """Whether it says anything: not where a model diverged."""
+        """Whether all gains are finite. They are not where a model diverged."""
         return math.isfinite(self.hint) and bool(np.isfinite(self.joint).all())
 
 

@@ -186,8 +186,8 @@ def _check_stages(config: Config) -> None:
     must(len(config.tables["stage"]) > 0, "stage", "at least one table [[stage]]", "none")
     for section in ("algorithm", "split"):
         hint = f"Each [[stage]] has its own {section}."
-        there = section in config.tables
-        must(not there, section, "left out where there are stages", f"a section [{section}]", hint)
+        present = section in config.tables
+        must(not present, section, "left out where there are stages", f"a section [{section}]", hint)
     check_stage_options(config.options, "run.")
 
 

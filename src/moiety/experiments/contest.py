@@ -98,14 +98,14 @@ class Contest:
 
     @property
     def _cost_of_seed(self) -> int:
-        """Of one seed of the final comparison, in rounds of FedAvg."""
+        """What one seed of the final comparison costs, in rounds of FedAvg."""
         kinds = 1 + any(each.alone for each in self.candidates)
         return kinds * self.plan.start + 2 * self.plan.full
 
     def _has_room(self, at: int, done: int, cost: float) -> bool:
-        """Whether one more step is done in a rung (the final comparison is the last), after so many.
+        """Whether a rung has room for one more step after ``done`` of them. The final comparison is the last rung.
 
-        By the clock it is where the search would end in time with it, if all that can be left out then were.
+        A search with a time limit takes the step if it can still end in time with the shortest later rungs.
         """
         if self.given is not None:
             return done < self.given[at]

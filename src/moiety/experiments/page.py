@@ -78,15 +78,15 @@ def find_commit() -> str | None:
 
     A repository that holds an environment in which moiety is installed is not meant: it does not track this file.
     """
-    here = Path(__file__)
+    source = Path(__file__)
 
     def ask(*words: str) -> str:
-        answer = subprocess.run(["git", *words], cwd=here.parent, capture_output=True, text=True, check=True)
+        answer = subprocess.run(["git", *words], cwd=source.parent, capture_output=True, text=True, check=True)
         return answer.stdout.strip()
 
     try:
-        ask("ls-files", "--error-unmatch", here.name)
-        changes = ask("status", "--porcelain", "--untracked-files=no", "--", str(here.parents[2]))
+        ask("ls-files", "--error-unmatch", source.name)
+        changes = ask("status", "--porcelain", "--untracked-files=no", "--", str(source.parents[2]))
         return ask("rev-parse", "--short=12", "HEAD") + (" and changes" if changes else "")
     except (OSError, subprocess.CalledProcessError):
         return None

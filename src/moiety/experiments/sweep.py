@@ -202,11 +202,11 @@ def keep_scores(run: Run) -> Row:
     """
     data, deciding = run._loop.problem.data, run._loop.problem.task.deciding
     part = run.history[-1]["part"]
-    chosen = run.clients if part == "validation" else None
-    if chosen is None and data.sizes("validation").any():
-        chosen = run.evaluate("validation")
+    validation = run.clients if part == "validation" else None
+    if validation is None and data.sizes("validation").any():
+        validation = run.evaluate("validation")
     row = {"metric": deciding.name, "higher_is_better": deciding.higher_is_better, "part": part}
-    return {**row, "score": _score(run.clients), "validation": None if chosen is None else _score(chosen)}
+    return {**row, "score": _score(run.clients), "validation": None if validation is None else _score(validation)}
 
 
 def _score(clients: Sequence[Row]) -> float | None:

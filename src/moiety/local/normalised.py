@@ -55,14 +55,14 @@ def describe_features(work: Work, model: Params, gradient: Params, batches: Sequ
                 x = torch.where(real, x, 0)
                 squares[name] = squares[name] + (share * x.square()).to(x.dtype)
                 largest[name] = torch.maximum(largest[name], x.abs())
-    beside = {f"{SQUARES}{n}": q for n, q in squares.items()} | {f"{LARGEST}{n}": m for n, m in largest.items()}
-    return {**gradient, **beside, WEIGHT: work.examples.new_ones((), dtype=_type(gradient))}
+    scales = {f"{SQUARES}{n}": q for n, q in squares.items()} | {f"{LARGEST}{n}": m for n, m in largest.items()}
+    return {**gradient, **scales, WEIGHT: work.examples.new_ones((), dtype=_type(gradient))}
 
 
 def declare_features(params: Params) -> Params:
     """The layout of what ``describe_features`` gives."""
-    beside = {f"{prefix}{n}": torch.zeros_like(p) for prefix in (SQUARES, LARGEST) for n, p in params.items()}
-    return {**params, **beside, WEIGHT: torch.ones((), dtype=_type(params))}
+    scales = {f"{prefix}{n}": torch.zeros_like(p) for prefix in (SQUARES, LARGEST) for n, p in params.items()}
+    return {**params, **scales, WEIGHT: torch.ones((), dtype=_type(params))}
 
 
 def init_normalised(params: Params) -> Params:

@@ -141,8 +141,8 @@ def _location_scale(
         return (log_shape((z - beta["mean"]) * (-log_scale).exp()) - log_scale).sum()
 
     def hyper(beta: Params) -> Tensor:
-        away = beta["log_scale"] - math.log(1.0 if scale is None else scale)
-        return -(mean_decay * beta["mean"].square().sum() + scale_decay * away.square().sum()) / 2
+        distance = beta["log_scale"] - math.log(1.0 if scale is None else scale)
+        return -(mean_decay * beta["mean"].square().sum() + scale_decay * distance.square().sum()) / 2
 
     def project(beta: Params) -> Params:
         return {**beta, "log_scale": beta["log_scale"].clamp(math.log(least), math.log(most))}

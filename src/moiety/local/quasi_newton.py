@@ -68,14 +68,14 @@ def begin(point: Tensor, value: Tensor, gradient: Tensor, memory: int) -> Search
 def _apply_inverse_hessian(gradient: Tensor, moves: Tensor, bends: Tensor) -> Tensor:
     """The inverse Hessian of L-BFGS times the gradient, in two loops; pairs that are all 0 are not there yet."""
     products = (moves * bends).sum(1)
-    there = products > 0
-    rho = torch.where(there, 1 / torch.where(there, products, 1), 0)
+    filled = products > 0
+    rho = torch.where(filled, 1 / torch.where(filled, products, 1), 0)
     q, weights = gradient, []
     for k in reversed(range(len(moves))):
         weights.append(rho[k] * (moves[k] @ q))
         q = q - weights[-1] * bends[k]
     squared = bends[-1] @ bends[-1]
-    q = q * torch.where(there[-1], products[-1] / torch.where(there[-1], squared, 1), 1)
+    q = q * torch.where(filled[-1], products[-1] / torch.where(filled[-1], squared, 1), 1)
     for k, weight in enumerate(reversed(weights)):
         q = q + (weight - rho[k] * (bends[k] @ q)) * moves[k]
     return q

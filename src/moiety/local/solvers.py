@@ -127,8 +127,8 @@ def lbfgs(*, steps: int, memory: int = 10) -> Solver:
         values: list[Tensor] = []
         for batch in batches:
             point = to_vector(start) if search is None else search.trial
-            found, value, changed = work.gradient(_objective(work, loss_of, model, batch), {W: point})
-            search = begin(point, value, found[W], memory) if search is None else search.next(value, found[W])
+            gradient, value, changed = work.gradient(_objective(work, loss_of, model, batch), {W: point})
+            search = begin(point, value, gradient[W], memory) if search is None else search.next(value, gradient[W])
             model = {**model, **changed}
             values.append(search.value)
         if search is None:
@@ -149,13 +149,13 @@ def _newton(
             start = {name: model[name] for name in work.personal}
             point = to_vector(start)
             gradient = torch.func.grad_and_value(_objective(work, work.task.loss, model, batch), has_aux=True)
-            found, backward, (value, changed) = torch.func.vjp(gradient, {W: point}, has_aux=True)  # type: ignore[misc]
+            slope, backward, (value, changed) = torch.func.vjp(gradient, {W: point}, has_aux=True)  # type: ignore[misc]
 
             def curvature(vector: Tensor, backward: Any = backward) -> Tensor:
                 # The Hessian is symmetric, so the product from the left is the product.
                 return backward({W: vector})[0][W]  # type: ignore[no-any-return]
 
-            solution = from_vector(point + step(found[W], curvature), start)
+            solution = from_vector(point + step(slope[W], curvature), start)
             model, loss = {**model, **changed, **solution}, value.double()
         return model, loss
 

@@ -197,9 +197,9 @@ class Exchange:
 
     def _leave_device(self, arrival: Arrival, private: PrivacyState | None) -> ClientUpdate:
         """What leaves the device: with local privacy, the upload clipped and with noise."""
-        privacy, here = self.options.privacy, arrival.size is None  # else the device has done it
+        privacy, simulated = self.options.privacy, arrival.size is None  # else the device has done it
         finite = math.isfinite(arrival.largest)
-        if privacy is None or private is None or not privacy.local or not finite or not here:
+        if privacy is None or private is None or not privacy.local or not finite or not simulated:
             return arrival.update
         return privatise_update(privacy, private, arrival.update, private.sums, arrival.client)
 
@@ -240,10 +240,10 @@ class Exchange:
 
     def _part(self, upload: Params) -> tuple[Params, Params]:
         """What the codec leaves as it is, and the rest."""
-        plain = {name: p for name, p in upload.items() if self._uncompressed(name)}
+        plain = {name: p for name, p in upload.items() if self._is_plain(name)}
         return plain, {name: p for name, p in upload.items() if name not in plain}
 
-    def _uncompressed(self, name: str) -> bool:
+    def _is_plain(self, name: str) -> bool:
         """Whether a codec leaves a tensor as it is: where the algorithm says so, and running statistics."""
         return name in self.problem.first_shared()[1] or self.plain(name)
 

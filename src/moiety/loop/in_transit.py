@@ -44,7 +44,7 @@ class InTransit:
     turns: dict[int, int] = field(default_factory=dict)
     """How many turns clients have had."""
     staleness: list[int] = field(default_factory=list)
-    """Of the uploads that arrived since the last evaluation."""
+    """The staleness of each upload that arrived since the last evaluation."""
     time: float = 0.0
     count: int = 0
     """How many messages were sent."""
@@ -68,13 +68,13 @@ class InTransit:
         self.turns[client] = self.turns.get(client, 0) + 1
 
     def copy(self) -> InTransit:
-        """What to go back to where a round comes to nothing. Turns are counted only for rounds that do not."""
+        """A copy to go back to if the round fails. Turns stay: only a round that succeeds counts them."""
         messages, versions, staleness = list(self.messages), dict(self.versions), list(self.staleness)
         return replace(self, messages=messages, versions=versions, staleness=staleness)
 
 
 FILES = ("in_transit.safetensors", "working.safetensors")
-"""What crosses or has crossed, and what stays on clients."""
+"""The first file has what crosses or has crossed, the second what stays on clients."""
 NUMBERS = ("time", "count", "steps")
 
 

@@ -43,7 +43,7 @@ def console(*, stderr: bool = False) -> Console:
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, text: Sequence[int] = (0,)) -> Table:
     """A table without lines at its sides; columns hold numbers, to the right, but for those of ``text``."""
     gap = 2 if not any(headers) else 0 if console().width < NARROW else 1
-    made = Table(
+    result = Table(
         box=box.SIMPLE_HEAD if any(headers) else None,
         padding=(0, gap, 0, 0),
         show_header=any(headers),
@@ -51,15 +51,15 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, text: Sequen
         show_edge=False,
     )
     for at, header in enumerate(headers):
-        made.add_column(header, justify="left" if at in text else "right", overflow="fold")
+        result.add_column(header, justify="left" if at in text else "right", overflow="fold")
     for row in rows:
-        made.add_row(*row)
-    return made
+        result.add_row(*row)
+    return result
 
 
-def print_plain(made: Table) -> str:
+def print_plain(table: Table) -> str:
     """A table as text, without the blanks that fill its lines."""
     out = Console(color_system=None, width=PLAIN_WIDTH, markup=False, highlight=False, emoji=False, no_color=True)
     with out.capture() as captured:
-        out.print(made)
+        out.print(table)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())

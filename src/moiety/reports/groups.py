@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moiety.errors import MoietyError, must
-from moiety.reports.ended import Result
+from moiety.reports.result import Result
 from moiety.reports.words import list_names
 
 ANY = ("seed", "engine", "engine_reason", "workers", "worker_timeout", "on_divergence")

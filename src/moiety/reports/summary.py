@@ -9,7 +9,7 @@ from rich.table import Table
 
 from moiety.evaluation.per_client import SHARED
 from moiety.reports.console import print_plain, table
-from moiety.reports.ended import Result
+from moiety.reports.result import Result
 from moiety.reports.versus import Versus, column, higher_is_better, mean, versus
 from moiety.reports.words import (
     format_amount,

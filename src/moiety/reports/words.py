@@ -40,14 +40,14 @@ def format_gain(number: float, metric: str) -> str:
     return shown if float(shown) else shown[1:]
 
 
-def list_names(found: Sequence[str], limit: int = 10) -> str:
+def list_names(names: Sequence[str], limit: int = 10) -> str:
     """The first few names, and how many more there are.
 
     >>> list_names(["3", "14", "15"]), list_names(["3", "14", "15"], limit=2)
     ('3, 14, 15', '3, 14 and 1 more')
     """
-    shown = ", ".join(make_printable(name) for name in found[:limit])
-    return shown if len(found) <= limit else f"{shown} and {len(found) - limit} more"
+    shown = ", ".join(make_printable(name) for name in names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
 def make_printable(name: str) -> str:

@@ -12,8 +12,8 @@ from moiety.errors import MoietyError, must
 from moiety.evaluation import Row
 from moiety.evaluation.calibration import reliability
 from moiety.evaluation.paired import measure_change
-from moiety.reports.ended import Result
 from moiety.reports.noise import ENDS
+from moiety.reports.result import Result
 from moiety.run.folder import read_calibration
 from moiety.run.identity import environment
 from moiety.run.predict import draw_client, input_columns, predict_draws, predicting_state

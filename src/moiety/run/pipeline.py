@@ -311,8 +311,8 @@ def stage_from(number: int, table: Spec) -> Stage:
 
 def read_stages(tables: Any, given: Sequence[Stage] | None, path: Path) -> list[Stage]:
     """The stages that a folder describes, or the given ones where they are the same."""
-    there = isinstance(tables, list) and bool(tables) and all(isinstance(each, dict) for each in tables)
-    must(there, PIPELINE, "one with tables [[stage]]", f"none in {path}")
+    has_stages = isinstance(tables, list) and bool(tables) and all(isinstance(each, dict) for each in tables)
+    must(has_stages, PIPELINE, "one with tables [[stage]]", f"none in {path}")
     if given is not None:
         same = [stage_table(each) for each in check_stages(given)] == tables
         must(same, "stages", "as the pipeline began with", "others", "Begin another pipeline for those.")

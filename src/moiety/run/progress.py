@@ -15,7 +15,7 @@ from rich.table import Column
 from moiety.errors import MoietyError, kind
 from moiety.evaluation import Row
 from moiety.reports.console import NARROW, console, in_notebook, on_terminal
-from moiety.reports.ended import part_name
+from moiety.reports.result import part_name
 from moiety.reports.words import format_metric, format_score, make_printable
 from moiety.run.protocol import Callback
 from moiety.seals import PIPELINE

@@ -102,8 +102,8 @@ def prepare_examples(data: FederatedData, examples: Any) -> Any:
     columns = {"x": recipe.transform(_read_features(recipe, source))}
     columns["y"] = np.concatenate([_encode(recipe, column, recipe.target) for column in _read(source, recipe.target)])
     if recipe.weights:
-        found = [read_numbers(recipe.weights, each, "row {}".format) for each in _read(source, recipe.weights)]
-        columns["weight"] = (np.concatenate(found) / recipe.weight_mean).astype(recipe.dtype)
+        weights = [read_numbers(recipe.weights, each, "row {}".format) for each in _read(source, recipe.weights)]
+        columns["weight"] = (np.concatenate(weights) / recipe.weight_mean).astype(recipe.dtype)
     return columns
 
 

@@ -21,9 +21,9 @@ from moiety.files import lock_folder
 from moiety.loop.evaluate import Evaluation, choose_evaluated
 from moiety.loop.round import Loop, Progress
 from moiety.reports.curves import draw_history
-from moiety.reports.ended import Result
 from moiety.reports.groups import Group
 from moiety.reports.page import write_report
+from moiety.reports.result import Result
 from moiety.reports.summary import html_of, summarise_end
 from moiety.run import folder as files
 from moiety.run.examine import examine, measure_calibration
@@ -170,9 +170,9 @@ class Run(Serving):
         chooser = Chooser.of(self._loop, self._loss, self._guard)
         scores = {}
         with one_thread():
-            for at in self._evaluated():
+            for at in self._list_evaluated():
                 if data.sizes(part)[at]:
-                    pair, weight = self._chosen(at)
+                    pair, weight = self._get_chosen(at)
                     scores[str(data.ids[at])] = pair.score(
                         chooser.columns(at, part), 0.0 if shared else 1.0 if personal else weight
                     )
@@ -217,7 +217,7 @@ class Run(Serving):
         notes = {"stopped": self.stopped, "restored": self.restored, files.CALIBRATION: measure_calibration(self)}
         files.write_results(self.folder, self.clients, self.ledger, self._loop.progress.run, self.unseen, notes)
 
-    def _evaluated(self) -> list[int]:
+    def _list_evaluated(self) -> list[int]:
         """The positions of the clients that the run evaluates."""
         loop = self._loop
         return [int(i) for i in choose_evaluated(loop.problem.data, self.config["run"], loop.problem.seed)]

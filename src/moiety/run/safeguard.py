@@ -167,13 +167,13 @@ class Chooser:
         """The run's problem."""
         return self.loop.problem
 
-    def received(self) -> Params:
-        """What clients receive now."""
+    def broadcast(self) -> Params:
+        """What the server sends to clients now."""
         return self.problem.broadcast(self.loop.algorithm, self.loop.progress.server)
 
     def pair(self, state: Tree) -> Pair:
         """The models of a client with that state."""
-        received, algorithm = self.received(), self.loop.algorithm
+        received, algorithm = self.broadcast(), self.loop.algorithm
         shared = self.one_model or self.problem.shared_model(algorithm, received)
         personal = self.problem.compose(*algorithm.personal_model(received, state))
         return Pair(self.problem.task, self.loss, self.mix, shared, personal)
@@ -200,7 +200,7 @@ class Chooser:
     def _fold_clients(self, clients: Sequence[int]) -> dict[int, list[np.ndarray]]:
         """Gains of training rows by client, each with a model that was made without it."""
         loop, problem, algorithm = self.loop, self.problem, self.loop.algorithm
-        engine, received = loop.get_engine(), self.received()
+        engine, received = loop.get_engine(), self.broadcast()
         folds = {at: self._deal(problem.data.rows(at, "train"), at) for at in clients}
         gains: dict[int, list[np.ndarray]] = {at: [] for at in clients}
         for k in range(FOLDS):

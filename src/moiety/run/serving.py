@@ -58,7 +58,7 @@ class Serving:
         """
         loop = self._loop
         self._need_data(unless=loop.algorithm.stateful)
-        pair, weight = self._chosen(loop.problem.data.index(client))
+        pair, weight = self._get_chosen(loop.problem.data.index(client))
         return _copies(pair.parameters(weight))
 
     def shared_parameters(self) -> Params:
@@ -88,7 +88,7 @@ class Serving:
         if client is None:
             return self._wrap(self._finish(self.shared_parameters(), merge))
         self._need_data(unless=self._loop.algorithm.stateful)
-        return self._export_chosen(*self._chosen(self._loop.problem.data.index(client)), merge)
+        return self._export_chosen(*self._get_chosen(self._loop.problem.data.index(client)), merge)
 
     def _export_chosen(self, pair: Pair, weight: float, merge: bool = False) -> nn.Module:
         """The model that a client chose; with a mixture of predictions both models are in it."""
@@ -229,7 +229,7 @@ class Serving:
         """
         return calibration_rows(predict_part(self, part, draws=draws, fresh=fresh), bins=bins)
 
-    def _chosen(self, at: int) -> tuple[Pair, float]:
+    def _get_chosen(self, at: int) -> tuple[Pair, float]:
         """The two models of the client at a position, and how much of its own it uses."""
         chooser = Chooser.of(self._loop, self._loss, self._guard)
         return chooser.pair_of(at), weight_of(self._guard, self._loop.problem.data.ids[at])

@@ -140,8 +140,8 @@ class MLflow(Callback):
         """Begin a run, or go on with the one that this run began earlier."""
         self.client = import_tracker("mlflow", "mlflow").MlflowClient(tracking_uri=self.uri)
         self.histograms = {}
-        found = self.client.get_experiment_by_name(self.experiment)
-        experiment = found.experiment_id if found else self.client.create_experiment(self.experiment)
+        known = self.client.get_experiment_by_name(self.experiment)
+        experiment = known.experiment_id if known else self.client.create_experiment(self.experiment)
         own = run._loop.progress.run
         tagged = f"tags.moiety = '{own}'"
         earlier = self.client.search_runs([experiment], filter_string=tagged) if own else []

@@ -107,7 +107,7 @@ def _stop(run: Run, train_loss: float, seconds: float, identity: dict[str, Any],
 
 
 def _log_dropped(record: RoundRecord) -> None:
-    """Leave word of the clients whose updates were dropped."""
+    """Log the clients whose updates were dropped, and why."""
     if record.dropped:
         what = "; ".join(f"{name} ({why})" for name, why in zip(record.dropped, record.reasons, strict=True))
         log.info("round %d: %d of %d updates dropped: %s", record.round, len(record.dropped), len(record.cohort), what)

@@ -56,27 +56,27 @@ def _weiszfeld(vectors: Tensor, tolerance: float, iterations: int) -> Tensor:
     nu, at, before = tolerance * scale, torch.zeros_like(centre), centre
     for i in range(iterations):
         pull = distances.clamp(min=nu).reciprocal()
-        there: Tensor = pull @ spread / pull.sum()
-        gradient = (there - at).norm() * pull.mean()
+        step: Tensor = pull @ spread / pull.sum()
+        gradient = (step - at).norm() * pull.mean()
         if bool(gradient * _bound_distance(distances, nu) <= nu / 2):
-            return centre + there
-        after = _extrapolate(before, at, there, spread, nu) if i % 2 == 1 else there
+            return centre + step
+        after = _extrapolate(before, at, step, spread, nu) if i % 2 == 1 else step
         before, at, distances = at, after, (spread - after).norm(dim=1)
     text = f"geometric_median: tolerance {tolerance} is not certified after {iterations} iterations; the last is taken."
     warnings.warn(text, stacklevel=2)
     return centre + at
 
 
-def _extrapolate(before: Tensor, at: Tensor, there: Tensor, spread: Tensor, nu: float) -> Tensor:
-    """Where the steps from ``before`` to ``at`` and ``there`` lead, or ``there`` itself if no such point is lower."""
-    first, bend = at - before, there - 2 * at + before
+def _extrapolate(before: Tensor, at: Tensor, step: Tensor, spread: Tensor, nu: float) -> Tensor:
+    """Where the steps from ``before`` to ``at`` and ``step`` lead, or ``step`` itself if no such point is lower."""
+    first, bend = at - before, step - 2 * at + before
     factor = min(float(first.norm() / bend.norm()), 1e6)
     while factor > 1.5:
         jump = before + 2 * factor * first + factor**2 * bend
-        if bool(_measure_rise(there, jump, spread, nu) <= 0):
+        if bool(_measure_rise(step, jump, spread, nu) <= 0):
             return jump
         factor /= 2
-    return there
+    return step
 
 
 def _smooth_distances(distances: Tensor, nu: float) -> Tensor:

@@ -227,12 +227,12 @@ def _match_targets(
     modules: Mapping[str, M], targets: Patterns, matches: Callable[[str, str], bool], described: str
 ) -> dict[str, M]:
     """The modules that the globs match, each once; raise where a glob matches none."""
-    found: dict[str, M] = {}
+    layers: dict[str, M] = {}
     for pattern in as_list("targets", targets):
         some = {name: module for name, module in modules.items() if matches(name, pattern)}
         must(bool(some), "targets", f"globs that each match {described}", repr(pattern), near(pattern, modules))
-        found |= some
-    return found
+        layers |= some
+    return layers
 
 
 def _get_output_width(name: str, module: nn.Module) -> int:

@@ -129,8 +129,8 @@ def mask_highest(score: Tensor, count: int | Tensor) -> Tensor:
     if flat.is_floating_point():  # NaN counts as higher than any number, and as equal to itself
         above = above | (flat.isnan() & ~lowest.isnan())
         equal = equal | (flat.isnan() & lowest.isnan())
-    chosen = above | (equal & (equal.cumsum(0) <= count - above.sum()))
-    return chosen.view(score.shape)
+    mask = above | (equal & (equal.cumsum(0) <= count - above.sum()))
+    return mask.view(score.shape)
 
 
 def _find_lowest(flat: Tensor, count: int | Tensor) -> Tensor:

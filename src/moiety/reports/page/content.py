@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from moiety.evaluation.per_client import worst_decile
-from moiety.reports.ended import Result
 from moiety.reports.groups import Group
 from moiety.reports.intervals import Interval, interval
 from moiety.reports.noise import HELPED, HURT, UNKNOWN, bound_gains, judge_gains, read_ends
+from moiety.reports.result import Result
 from moiety.reports.versus import changes, higher_is_better
 
 CLIENTS, POINTS, ROUNDS, GROUPS, NAME = 10_000, 30_000, 120, 8, 48
@@ -130,13 +130,13 @@ def _align(group: Group) -> Scores:
     tables = [{str(row["client"]): row for row in result.clients} for result in results]
 
     def take(key: str) -> np.ndarray:
-        return np.array([[_tested(table[name], key) for name in names] for table in tables])
+        return np.array([[_read_tested(table[name], key) for name in names] for table in tables])
 
     n, n_test = (np.array([int(row.get(key) or 0) for row in rows]) for key in ("n", "n_test"))
     return Scores(names, n, n_test, take("metric"), take("shared_metric"))
 
 
-def _tested(row: Mapping[str, Any], key: str) -> float:
+def _read_tested(row: Mapping[str, Any], key: str) -> float:
     return float(row[key]) if row.get("weight", row["n_test"]) > 0 else np.nan
 
 
@@ -213,12 +213,12 @@ def _follow(group: Group) -> dict[str, Any]:
         points = [_summarise([_read(history[t], key) for history in histories if t in history]) for t in rounds]
         if any(point[0] is not None for point in points):
             columns[key] = points
-    if all(result.config.get("algorithm") and _same(result) for result in results):
+    if all(result.config.get("algorithm") and _scores_equal(result) for result in results):
         columns.pop("shared_metric", None)
     return {"name": group.name, "seeds": len(results), "columns": columns}
 
 
-def _same(result: Result) -> bool:
+def _scores_equal(result: Result) -> bool:
     """Whether the shared model alone scored as the personal models did, all along."""
     return all(row.get("metric") == row.get("shared_metric") for row in result.history)
 

@@ -8,10 +8,10 @@ from statistics import median
 from typing import Any
 
 from moiety.evaluation.calibration import calibration_error
-from moiety.reports.ended import Result
 from moiety.reports.page.content import Content
 from moiety.reports.page.data import is_drawn
 from moiety.reports.page.document import escape, figure, paragraph, section, table
+from moiety.reports.result import Result
 from moiety.reports.versus import mean
 from moiety.reports.words import format_amount, format_count, list_names, make_printable
 

@@ -70,8 +70,8 @@ def _cut(view: View, shown: np.ndarray) -> dict[str, Any]:
 
 def count_gains(view: View) -> dict[str, Any]:
     """How many clients are hurt beyond noise, worse, the same, better, helped beyond noise."""
-    told, gains = np.array(view.verdicts), view.gains
-    hurt, helped = told == HURT, told == HELPED
+    verdicts, gains = np.array(view.verdicts), view.gains
+    hurt, helped = verdicts == HURT, verdicts == HELPED
     kinds = [hurt, (gains < 0) & ~hurt, gains == 0, (gains > 0) & ~helped, helped]
     return {"label": view.label, "counts": [int(kind.sum()) for kind in kinds]}
 

@@ -160,9 +160,9 @@ def _write_helped(content: Content) -> str:
 def _count(view: View) -> list[object]:
     gains = view.gains
     known = [bool(part) for part in gains == gains]
-    told = UNKNOWN not in {word for word, there in zip(view.verdicts, known, strict=True) if there}
+    judged = UNKNOWN not in {word for word, is_known in zip(view.verdicts, known, strict=True) if is_known}
     sides = [int((gains > 0).sum()), int((gains == 0).sum()), int((gains < 0).sum())]
-    return [sum(known), view.count(HELPED) if told else "-", *sides, view.count(HURT) if told else "-"]
+    return [sum(known), view.count(HELPED) if judged else "-", *sides, view.count(HURT) if judged else "-"]
 
 
 def _mean(view: View) -> float:

@@ -1,4 +1,4 @@
-"""What an ended run says, whether it is in memory or was read from its folder."""
+"""The result of a run that has ended, from memory or from its folder."""
 
 from __future__ import annotations
 
