@@ -113,10 +113,7 @@ class Pair:
         return self.task.score_outputs(self.predict(batch, weight), batch)
 
     def measure_gains(self, columns: Batch) -> np.ndarray:
-        """The gain of each row with each mixture over the shared model, [measures, mixtures, rows].
-
-        The first measure is the metric; where rows are right or wrong, the second is how probable the right answer is.
-        """
+        """The gains of rows over the shared model [measures, mixtures, rows]: metric, and where it fits likelihood."""
         before, sign = self.score(columns, 0), 1 if self.task.metric.higher_is_better else -1
         share = before.weight / max(float(before.weight.mean()), 1e-30) if len(before.weight) else before.weight
         after = [self.score(columns, w) for w in self.weights()]
