@@ -286,7 +286,7 @@ def choose_models(chooser: Chooser, alpha: float) -> Safeguard:
     """Let each client choose; the population's numbers come from all of them."""
     problem, algorithm = chooser.problem, chooser.loop.algorithm
     check_choice(problem, algorithm)
-    if chooser.one_model is None and not problem.shares_whole_model(algorithm, chooser.received()):
+    if chooser.one_model is None and not problem.shares_whole_model(algorithm, chooser.broadcast()):
         text = (
             f"Clients are compared with the shared part of {algorithm.name}, which may be worse than one model for all"
         )
