@@ -11,6 +11,7 @@ import contextlib
 import pickle
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from scipy.special import ndtr
 import moiety as mo
 from benchmarks.harm import PERSONAL_ROUNDS, ROUNDS, scale
 from moiety.evaluation import worst_decile
-from moiety.evaluation.safeguard import ALPHA, WEIGHTS, Evidence, conclude, describe_population
+from moiety.evaluation.safeguard import AHEAD, ALPHA, WEIGHTS, Evidence, conclude, describe_population
 from moiety.run import safeguard
 from moiety.run.safeguard import Chooser, take_one_model
 from moiety_recipes.pictures import average_pixels, choose_clients
@@ -100,7 +101,7 @@ def train(load: Load, seed: int) -> list[Clients]:
 
 
 def gather(run: mo.Run, one: mo.Run) -> Clients:
-    """Gains on validation rows and on folds, hints, and test accuracy of the one model and of each mixture."""
+    """Gains on validation rows and on folds [measures, mixtures, rows], hints, and test accuracy of each mixture."""
     loop = run._loop
     chooser, data = Chooser(loop, run._loss, "predictions", take_one_model(loop.problem, one)), loop.problem.data
     clients = []
@@ -110,7 +111,7 @@ def gather(run: mo.Run, one: mo.Run) -> Clients:
             pair, rows = chooser.pair_of(at), chooser.columns(at, "test")
             if data.sizes("test")[at]:
                 client = {"val": pair.measure_gains(chooser.columns(at, "validation"))}
-                client["fold"] = np.concatenate([np.zeros((len(MIXTURES), 0)), *folds[at]], axis=1)
+                client["fold"] = np.concatenate([client["val"][..., :0], *folds[at]], axis=2)
                 client["hint"] = pair.measure_hint(chooser.columns(at, "train"))
                 client["test"] = np.array([pair.score(rows, weight).metric.mean() for weight in (0.0, *MIXTURES)])
                 clients.append(client)
@@ -118,10 +119,10 @@ def gather(run: mo.Run, one: mo.Run) -> Clients:
 
 
 def find_offsets(clients: Clients) -> np.ndarray:
-    """How much more clients gain on validation rows than on folds, by mixture; nearer to 0 where it is not certain."""
-    some = [each for each in clients if each["val"].shape[1] and each["fold"].shape[1]]
-    apart = np.array([each["val"].mean(1) - each["fold"].mean(1) for each in some])
-    weight = np.array([1 / (1 / each["val"].shape[1] + 1 / each["fold"].shape[1]) for each in some])[:, None]
+    """How much more clients gain on validation rows than on folds, by measure and mixture; shrunk where uncertain."""
+    some = [each for each in clients if each["val"].shape[2] and each["fold"].shape[2]]
+    apart = np.array([each["val"].mean(2) - each["fold"].mean(2) for each in some])
+    weight = np.array([1 / (1 / each["val"].shape[2] + 1 / each["fold"].shape[2]) for each in some])[:, None, None]
     mean = (weight * apart).sum(0) / weight.sum()
     error = ((weight * (apart - mean)) ** 2).sum(0) / weight.sum() ** 2
     signal = np.maximum(mean**2 - error, 0)
@@ -133,47 +134,59 @@ def apply_rule(
     *,
     weights: Sequence[float] = WEIGHTS,
     alpha: float = ALPHA,
-    offset: bool = False,
+    measures: tuple[int, ...] = (0, 1),
+    ahead: float = AHEAD,
+    averse: float = 1.0,
+    offset: float = 0.0,
     times: int = 1,
-    largest: bool = False,
-    folds: bool = True,
 ) -> np.ndarray:
-    """What each client chooses. Validation rows may count ``times``, and folds be moved by an offset or left out."""
+    """What each client chooses.
+
+    ``measures`` are right or wrong (0) and the probability of the right answer (1); a loss counts over ``ahead`` rows,
+    and ``averse`` is the weight of the error. Validation rows may count ``times``, and folds be moved by an offset.
+    """
     at = [MIXTURES.index(weight) for weight in weights]
-    move = find_offsets(clients)[at, None] if offset else 0.0
-    evidence = [
-        Evidence(np.concatenate([each["val"][at]] * times + [each["fold"][at] + move] * folds, axis=1), each["hint"])
-        for each in clients
-    ]
+    move = offset * find_offsets(clients) if offset else np.zeros(clients[0]["val"].shape[:2])
+    evidence = []
+    for each in clients:
+        held = np.concatenate([each["val"]] * times + [each["fold"] + move[..., None]], axis=2)
+        evidence.append(Evidence(held[list(measures)].mean(0)[at], each["hint"]))
     population = describe_population(evidence)
     assert population is not None
     choices = []
-    for each in evidence:
-        gain, variance = conclude(each, population)
-        allowed = (ndtr(-gain / np.sqrt(variance)) <= alpha) & (gain > 0)
-        best = np.flatnonzero(allowed)[-1] if largest and allowed.any() else np.where(allowed, gain, -np.inf).argmax()
+    for one in evidence:
+        gain, variance, row_variance = conclude(one, population)
+        error = np.sqrt(variance + row_variance / ahead)
+        allowed = (ndtr(-gain / error) <= alpha) & (gain > 0)
+        best = np.where(allowed, gain - averse * error, -np.inf).argmax()
         choices.append(weights[best] if allowed.any() else 0.0)
     return np.array(choices)
 
 
 def apply_simple_rule(clients: Clients) -> np.ndarray:
     """The personal model where it is better on validation rows."""
-    return np.array([float(each["val"].shape[1] > 0 and each["val"][-1].mean() > 0) for each in clients])
+    return np.array([float(each["val"].shape[2] > 0 and each["val"][0, -1].mean() > 0) for each in clients])
 
 
+EARLIER: dict[str, Any] = {"measures": (0,), "ahead": np.inf, "averse": 0.0}
 RULES: dict[str, Callable[[Clients], np.ndarray]] = {
     "simple rule": apply_simple_rule,
     "as it is": apply_rule,
-    "alpha 0.05": lambda clients: apply_rule(clients, alpha=0.05),
-    "folds moved by an offset": lambda clients: apply_rule(clients, offset=True),
-    "folds moved, alpha 0.05": lambda clients: apply_rule(clients, offset=True, alpha=0.05),
-    "validation rows twice": lambda clients: apply_rule(clients, times=2),
-    "validation rows three times": lambda clients: apply_rule(clients, times=3),
-    "no folds": lambda clients: apply_rule(clients, folds=False),
-    "no folds, alpha 0.25": lambda clients: apply_rule(clients, folds=False, alpha=0.25),
-    "mixtures of 1/8 and 7/8 too": lambda clients: apply_rule(clients, weights=MIXTURES),
-    "a half or all": lambda clients: apply_rule(clients, weights=(0.5, 1.0)),
-    "the largest weight allowed": lambda clients: apply_rule(clients, largest=True),
+    "the earlier rule": partial(apply_rule, **EARLIER),
+    "the earlier rule, alpha 0.05": partial(apply_rule, **EARLIER, alpha=0.05),
+    "right or wrong alone": partial(apply_rule, measures=(0,)),
+    "probabilities alone": partial(apply_rule, measures=(1,)),
+    "risk of a true loss, alpha 0.03": partial(apply_rule, ahead=np.inf, alpha=0.03),
+    "risk over 100 rows": partial(apply_rule, ahead=100),
+    "risk over 100 rows, alpha 0.15": partial(apply_rule, ahead=100, alpha=0.15),
+    "the largest gain, error not counted": partial(apply_rule, averse=0.0),
+    "alpha 0.05": partial(apply_rule, alpha=0.05),
+    "alpha 0.15": partial(apply_rule, alpha=0.15),
+    "folds moved by half an offset": partial(apply_rule, offset=0.5),
+    "folds moved by an offset": partial(apply_rule, offset=1.0),
+    "validation rows twice": partial(apply_rule, times=2),
+    "mixtures of 1/8 and 7/8 too": partial(apply_rule, weights=MIXTURES),
+    "a half or all": partial(apply_rule, weights=(0.5, 1.0)),
 }
 
 

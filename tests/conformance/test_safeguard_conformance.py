@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,8 @@ import moiety as mo
 from moiety import tree
 
 CLIENTS = 4
+PARTIAL = ("fedalt", "fedsim", "fedper", "fedrep", "lg_fedavg", "ffgg", "local_ffgg", "glocal_sgd")
+"""Those whose server trains a part of the model alone, with a split. FedPop's server has a centre of the other part."""
 
 
 def draw_clients():
@@ -43,7 +47,11 @@ def test_clients_are_served_what_they_chose(row):
         with pytest.raises(mo.MoietyError, match="`safeguard` must be left out for an algorithm without a personal"):
             train(safeguard=True)
         return
-    guarded = train(safeguard=True)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        guarded = train(safeguard=True)
+    told = [each for each in heard if "which may be worse than one model for all" in str(each.message)]
+    assert bool(told) == (row.name in PARTIAL)
     choices = guarded.choices
     assert set(choices) == set(map(str, FED.ids))
     for at, (client, each) in enumerate(choices.items()):

@@ -36,7 +36,8 @@ def make(folder: Path, share: str) -> tuple[mo.FederatedData, Any, Any, LocalGri
     options = {**OPTIONS, "split": mo.split.output_layer(model), "safeguard": True}
     method = mo.fedalt(shared=mo.sgd(0.3, batch_size=8), personal=mo.sgd(0.5, batch_size=8))
     app = make_app(model, data, method, folder, **options, share_metrics=share)
-    simulated = mo.fit(model, data, method, engine="sequential", **options)
+    with pytest.warns(UserWarning, match="shared part of fedalt"):
+        simulated = mo.fit(model, data, method, engine="sequential", **options)
     return data, simulated, app, LocalGrid(app, nodes_of(data, folder)), options
 
 

@@ -19,6 +19,7 @@ from moiety.evaluation.safeguard import (
     conclude,
     describe_population,
     find_discoveries,
+    summarise,
 )
 
 KNOWN = Candidate((0.1, 0.02), (0.001, 0.0, 0.0), 0.04, 0.2)
@@ -31,11 +32,12 @@ def test_the_posterior_by_hand():
     enters by its share of the prior.
     """
     population = Population((1.0, 0.5, 0.0, 3.0), (KNOWN,))
-    mean, variance = conclude(Evidence(np.array([[1.0, 0.0]]), 2.0), population)
+    mean, variance, of_a_row = conclude(Evidence(np.array([[1.0, 0.0]]), 2.0), population)
     assert mean[0] == pytest.approx((25 * 0.14 + 8.8 * 0.5) / 33.8)
     assert variance[0] == pytest.approx(1 / 33.8 + (25 / 33.8) ** 2 * 0.001)
     chosen = choose(Evidence(np.array([[1.0, 0.0]]), 2.0), population, alpha=0.2, weights=(1.0,))
-    assert chosen.risk == pytest.approx(norm.cdf(-mean[0] / math.sqrt(variance[0])))
+    assert of_a_row[0] == pytest.approx(2.5 / 11)
+    assert chosen.risk == pytest.approx(norm.cdf(-mean[0] / math.sqrt(variance[0] + 2.5 / 11 / 200)))
     assert (chosen.weight, chosen.rows) == (1.0, 2)
 
 
@@ -51,24 +53,43 @@ def test_a_client_without_rows_goes_with_the_population_and_hints_beyond_it_do_n
     assert choose(Evidence(none, 1.0), against, weights=(1.0,)).weight == 0
 
 
-def test_the_largest_gain_among_those_that_are_safe():
-    """Posteriors N(0.1, 0.01) with risk 0.16, N(0.05, 0.0004) with risk 0.006, N(0.04, 0.0001) with risk 0.00003."""
-    settled = [
-        Candidate((gain, 0.0), (0.0, 0.0, 0.0), spread, 1.0)
-        for gain, spread in ((0.04, 0.0001), (0.05, 0.0004), (0.1, 0.01))
-    ]
-    population, evidence = Population((0.0, 1.0, -1.0, 1.0), tuple(settled)), Evidence(np.zeros((3, 0)), 0.0)
+def test_the_largest_gain_less_its_error_among_those_that_are_safe():
+    """Means 0.04, 0.05, 0.1 with errors 0.01, 0.015, 0.06: they differ by 0.03, 0.035, 0.04; risks 3e-5, 4e-4, 0.05.
+
+    An error is that of the mean of 200 rows to come: the posterior's variance and a 200th of that of a row.
+    """
+
+    def settle(*pairs, row=0.002):
+        known = [Candidate((gain, 0.0), (0.0, 0.0, 0.0), error**2 - row / 200, row) for gain, error in pairs]
+        return Population((0.0, 1.0, -1.0, 1.0), tuple(known))
+
+    population, evidence = settle((0.04, 0.01), (0.05, 0.015), (0.1, 0.06)), Evidence(np.zeros((3, 0)), 0.0)
     weights = (0.25, 0.5, 1.0)
-    assert [choose(evidence, population, alpha=a, weights=weights).weight for a in (0.2, 0.1, 0.001, 1e-6)] == [
+    assert [choose(evidence, population, alpha=a, weights=weights).weight for a in (0.2, 0.01, 0.0001, 1e-6)] == [
         1.0,
         0.5,
         0.25,
         0.0,
     ]
+    assert choose(evidence, population, alpha=0.2, weights=weights).risk == pytest.approx(norm.cdf(-0.1 / 0.06))
+    unsure = settle((0.04, 0.01), (0.05, 0.015), (0.1, 0.08))  # the last differs by 0.02 only
+    assert choose(evidence, unsure, alpha=0.2, weights=weights).weight == 0.5
     with pytest.raises(MoietyError, match="`alpha` must be > 0 and < 1, got 1"):
         choose(evidence, population, alpha=1, weights=weights)
     with pytest.raises(MoietyError, match="`evidence` must be of 4 candidates, got 3"):
         choose(evidence, population)
+
+
+def test_how_probable_right_answers_are_counts_as_much_as_whether_they_are_given():
+    """Rows that are right or wrong decide p-values alone; the posterior is of the mean of both."""
+    right, likely = np.array([[1.0, 0.0, 0.0]]), np.array([[0.5, 0.1, -0.3]])
+    both, mean = Evidence(right, 0.2, likely), Evidence(np.array([[0.75, 0.05, -0.15]]), 0.2)
+    population = Population((1.0, 0.5, 0.0, 3.0), (KNOWN,))
+    assert summarise(both).means == pytest.approx((0.65 / 3,))
+    for ours, theirs in zip(conclude(both, population), conclude(mean, population), strict=True):
+        assert ours == pytest.approx(theirs)
+    assert choose(both, population, weights=(1.0,)).p_better == choose(Evidence(right, 0.2), weights=(1.0,)).p_better
+    assert not Evidence(right, 0.2, np.full((1, 3), np.nan)).finite
 
 
 @pytest.mark.parametrize("rows", [8, 30])

@@ -14,6 +14,7 @@ from moiety.evaluation import worst_decile
 
 UNEVEN = mo.data.dirichlet(0.3, balanced=False, min_examples=12)
 DIGITS = mo.data.load("digits", clients=12, partition=UNEVEN, validation=0.2, seed=0)
+PARTIAL = "the shared part of fedalt, which may be worse than one model for all"
 ALGORITHM = mo.fedalt(shared=0.1, personal=mo.sgd(0.1, batch_size=8))
 
 
@@ -94,10 +95,12 @@ def test_a_folder_keeps_choices_and_a_resumed_run_chooses_again(tmp_path, one_mo
 
 
 def test_fit_can_be_told(tmp_path):
-    run = train(safeguard=True, out=tmp_path / "run")
+    with pytest.warns(UserWarning, match=PARTIAL):
+        run = train(safeguard=True, out=tmp_path / "run")
     assert run.config["run"]["safeguard"] is True
     own = train()
-    own.safeguard()
+    with pytest.warns(UserWarning, match=PARTIAL):
+        own.safeguard()
     assert own._guard.choices == run._guard.choices == mo.load(tmp_path / "run")._guard.choices
     assert {row["client"] for row in run.clients} == set(run._guard.choices)
 
@@ -115,7 +118,8 @@ def test_a_new_client_chooses_on_folds_of_its_rows(guarded):
 
 def test_mixtures_of_parameters_and_one_line_errors(one_model):
     run = train()
-    guard = run.safeguard(mix="parameters", alpha=0.4)
+    with pytest.warns(UserWarning, match=PARTIAL):
+        guard = run.safeguard(mix="parameters", alpha=0.4)
     plain = train()
     for client, each in guard.choices.items():
         got, own, shared = run.parameters(client), plain.parameters(client), plain.shared_parameters()

@@ -1,6 +1,8 @@
 """``recommend``: planted answers, the same answer twice and after a stop, the winner's file, and what it refuses."""
 
+import re
 import tomllib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import moiety as mo
 from moiety import MoietyError
 from moiety.analysis.recommendation import NO_DIFFERENCE, PERSONAL, SHARED
 from moiety.experiments.config import check_tables, make_parts
+from moiety.experiments.contest import Contest
 from moiety.experiments.search import Search
 
 
@@ -168,3 +171,40 @@ def test_the_planted_answer_is_recommended(kind):
 def test_clients_that_differ_in_nothing_get_one_model():
     verdicts = [find_answer("nothing", seed).verdict for seed in SEEDS["nothing"]]
     assert sum(verdict in (NO_DIFFERENCE, SHARED) for verdict in verdicts) >= 19, verdicts
+
+
+def test_a_line_is_printed_for_each_run_that_has_ended(answer, capsys):
+    """Counted by hand: starts of both kinds at one rate, the runs of the rungs, and two for each seed of the end."""
+    again = ask(answer.folder, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    rungs = sum(rivals + 1 for rivals in again.steps[:3])
+    assert len(lines) == 2 + rungs + 2 * again.steps[3]
+    assert [line.split()[0] for line in lines] == [f"{i}/{len(lines)}" for i in range(1, len(lines) + 1)]
+    assert re.fullmatch(r" 1/\d+  common start, rate 0.3: validation accuracy \d+\.\d%", lines[0])
+    assert lines[-1].endswith(f"final comparison, {again.rival}, seed {again.steps[3]}")
+    assert {row["name"] for row in again.rows} == {
+        re.split(r", rate", line.split("  ", 1)[1])[0] for line in lines if ", rate" in line and "start" not in line
+    }
+    ask(answer.folder, progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_ties_of_the_mean_go_to_the_better_worst_tenth_and_then_to_fewer_hurt():
+    """Clients have 0.5 with one model. All rivals have the mean 0.6, but for the first."""
+
+    def rows(*metrics):
+        clients = [{"client": str(i), "n_test": 10, "metric": m} for i, m in enumerate(metrics)]
+        return {"score": float(np.mean(metrics)), "clients": clients}
+
+    best = {
+        "one model": rows(0.5, 0.5, 0.5, 0.5),
+        "better mean": rows(0.1, 0.9, 0.9, 0.9),
+        "bad tail": rows(0.3, 0.7, 0.7, 0.7),
+        "two hurt": rows(0.45, 0.45, 0.75, 0.75),
+        "one hurt": rows(0.45, 0.65, 0.65, 0.65),
+    }
+    best |= {name: {**row, "score": 0.6} for name, row in best.items() if name not in ("one model", "better mean")}
+    search = SimpleNamespace(higher_is_better=True)
+    rivals = [SimpleNamespace(name=name) for name in ("bad tail", "two hurt", "one hurt", "better mean")]
+    ranked = Contest._rank(SimpleNamespace(search=search, best=best), rivals)
+    assert [each.name for each in ranked] == ["better mean", "one hurt", "two hurt", "bad tail"]

@@ -20,7 +20,7 @@ Ends = tuple[float, float]
 
 @dataclass(frozen=True)
 class Contrast:
-    """How much better one way is than another on the same rows: the ``mean`` gain with its 95% interval.
+    """How much better one way is than another on the same rows: the ``mean`` gain with its interval at ``level``.
 
     ``gains`` has the gain of each client, the mean over seeds. More is better, whatever the metric.
     """
@@ -30,6 +30,7 @@ class Contrast:
     high: float
     gains: Mapping[str, float]
     seeds: int
+    level: float = 0.95
 
     @property
     def beyond_chance(self) -> bool:
@@ -73,7 +74,7 @@ def contrast(new: Sequence[Rows], old: Sequence[Rows], *, higher_is_better: bool
 
     parts = [(over_clients, count - 1), (over_seeds, max(1, seeds - 1))]
     half = math.sqrt(sum(variance * float(t.ppf((1 + level) / 2, freedom)) ** 2 for variance, freedom in parts))
-    return Contrast(mean, mean - half, mean + half, dict(zip(clients, by_client.tolist(), strict=True)), seeds)
+    return Contrast(mean, mean - half, mean + half, dict(zip(clients, by_client.tolist(), strict=True)), seeds, level)
 
 
 def _weights(rows: Rows, clients: Sequence[str]) -> np.ndarray:

@@ -159,7 +159,7 @@ def word_answer(
     """
     unit = " points" if is_percentage(metric) else ""
     low, high = (format_gain(end, metric) for end in (result.low, result.high))
-    span = f"difference {format_gain(result.mean, metric)}{unit}, 95% interval {low} to {high}"
+    span = f"difference {format_gain(result.mean, metric)}{unit}, {result.level:.0%} interval {low} to {high}"
     mine, theirs = format_metric(ours, metric), format_metric(shared, metric)
     rival = title[0].lower() + title[1:] if not title.startswith("LoRA") else title
     if verdict == SHARED:

@@ -68,6 +68,18 @@ class Problem:
         """The model of a client without personal values: the server's part, and the first personal part."""
         return self.compose(*self.shared_parts(algorithm)(received))
 
+    def shares_whole_model(self, algorithm: Algorithm, received: Params) -> bool:
+        """Whether the server trains all of that model: it moves where what is received moves.
+
+        A server that trains nothing leaves the model that the run was given as it is, which counts as whole.
+        """
+        if algorithm.aggregator is None:
+            return True
+        other = {name: p + 1 if p.is_floating_point() else p for name, p in received.items()}
+        now, moved = self.shared_model(algorithm, received), self.shared_model(algorithm, other)
+        trained = (*self.split.trained_shared, *self.split.trained_personal)
+        return all(not torch.equal(now[name], moved[name]) for name in trained)
+
     def shared_parts(self, algorithm: Algorithm) -> Callable[[Params], tuple[Params, Params]]:
         """From a broadcast to the two parts of that model. It holds nothing of the data, and can be sent."""
         split, first = self.split, self.first_state(algorithm)

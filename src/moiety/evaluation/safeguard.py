@@ -5,7 +5,8 @@ A candidate k gives the client's own model a weight w_k > 0 and the shared model
 - the gains d_j of rows that its model was not trained on: the metric with the candidate minus that with the shared
   model, on the same row, signed such that more is better. They are of validation rows, and of training rows that were
   held out fold by fold. The latter speak a little against personal models, because these had fewer rows, and the shared
-  model had seen them: the rule errs on the side of the shared model;
+  model had seen them: the rule errs on the side of the shared model. Where rows are right or wrong, d_j is the mean of
+  that gain and of the gain in the probability of the right answer, which says more of a single row;
 - a hint h: how much lower the loss of its personal model is on its training rows. It flatters, but it tells clients
   that differ much from others apart from those that do not.
 
@@ -13,15 +14,18 @@ The population says how gains are distributed: client i's true gain is normal, N
 its n rows is N(gain, s_i^2 / n) around that (Fay and Herriot 1979). b, tau and the variance of a row are estimated from
 all clients, once for each candidate: 32 numbers that the server sends. What a client concludes is the posterior
 
-    gain_i | rows ~ N(m, v),   risk = P(gain_i < 0 | rows).
+    gain_i | rows ~ N(m, v),
 
-**Rule**: among the candidates whose risk is at most alpha, take the one with the largest m; if there is none, take the
-shared model. With few rows a client goes with the population, with many it decides by itself.
+and with it what its next 200 rows will show: their mean gain is N(m, e^2), e^2 = v + s_i^2 / 200. The risk is the
+probability that this is a loss.
+
+**Rule**: among the candidates with m > 0 and a risk of at most alpha, take the one with the largest m - e; if there is
+none, take the shared model. With few rows a client goes with the population, with many it decides by itself.
 
 **Bounds.** If the population is as described, at most a share alpha of the clients that leave the shared model is worse
-off in truth. Without the population's numbers each candidate is tested by itself at level alpha / candidates (the exact
-test of McNemar for right and wrong, else Student's t): then a client for which no candidate is better leaves the shared
-model with probability at most alpha, whatever the population.
+off over 200 more rows, and fewer in truth, for e^2 > v. Without the population's numbers each candidate is tested by
+itself at level alpha / candidates (the exact test of McNemar for right and wrong, else Student's t): then a client for
+which no candidate is better leaves the shared model with probability at most alpha, whatever the population.
 """
 
 from __future__ import annotations
@@ -39,6 +43,8 @@ WEIGHTS = (0.25, 0.5, 0.75, 1.0)
 """How much of the personal model each candidate has."""
 ALPHA = 0.1
 """How likely a client may be to lose by its choice."""
+AHEAD = 200
+"""Over how many rows to come a loss counts as one."""
 FEWEST_CLIENTS = 8
 """From how many clients with held-out rows a population is estimated."""
 PRIOR_ROWS = 10
@@ -51,16 +57,23 @@ class Evidence(NamedTuple):
     """What one client knows of the candidates.
 
     ``gains`` are those of its held-out rows [candidates, rows], multiplied by the row's weight over the mean weight;
-    ``hint`` is the gain of the personal model in the mean loss of training rows.
+    ``hint`` is the gain of the personal model in the mean loss of training rows. ``likely`` are the gains of the same
+    rows in the probability of the right answer, where there is one.
     """
 
     gains: np.ndarray
     hint: float
+    likely: np.ndarray | None = None
+
+    @property
+    def joint(self) -> np.ndarray:
+        """What the population is estimated from."""
+        return self.gains if self.likely is None else (self.gains + self.likely) / 2
 
     @property
     def finite(self) -> bool:
         """Whether all gains are finite. They are not where a model diverged."""
-        return math.isfinite(self.hint) and bool(np.isfinite(self.gains).all())
+        return math.isfinite(self.hint) and bool(np.isfinite(self.joint).all())
 
 
 class Candidate(NamedTuple):
@@ -122,8 +135,8 @@ def summarise(evidence: Evidence) -> Summary | None:
     rows = evidence.gains.shape[1]
     if not rows or not evidence.finite:
         return None
-    means = tuple(float(gains.mean()) for gains in evidence.gains)
-    variances = tuple(float(gains.var(ddof=1)) if rows > 1 else 0.0 for gains in evidence.gains)
+    means = tuple(float(gains.mean()) for gains in evidence.joint)
+    variances = tuple(float(gains.var(ddof=1)) if rows > 1 else 0.0 for gains in evidence.joint)
     return Summary(means, variances, rows, evidence.hint)
 
 
@@ -183,24 +196,24 @@ def _estimate(gains: np.ndarray, error: np.ndarray, design: np.ndarray, row_vari
     return Candidate((float(b[0]), float(b[1])), covariance, spread, row_variance)
 
 
-def conclude(evidence: Evidence, population: Population) -> tuple[np.ndarray, np.ndarray]:
-    """The posterior mean and variance of a client's gain with each candidate."""
+def conclude(evidence: Evidence, population: Population) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The posterior mean and variance of a client's gain with each candidate, and the variance of a row."""
     mean, deviation, low, high = population.hint
     hint = (min(max(evidence.hint, low), high) - mean) / deviation  # no client is told apart by extrapolation
     rows = evidence.gains.shape[1]
-    means, variances = [], []
-    for gains, known in zip(evidence.gains, population.candidates, strict=True):
+    means, variances, row_variances = [], [], []
+    for gains, known in zip(evidence.joint, population.candidates, strict=True):
         (b_0, b_1), (v_00, v_01, v_11) = known.coefficients, known.covariance
         centre = b_0 + b_1 * hint
         uncertain = v_00 + 2 * v_01 * hint + v_11 * hint**2
-        precision, prior = 0.0, 1 / known.spread
-        if rows:
-            own = float(gains.var(ddof=1)) if rows > 1 else 0.0
-            precision = rows / float(_join_variances(own, rows, known.row_variance))
+        own = float(gains.var(ddof=1)) if rows > 1 else 0.0
+        row_variance = float(_join_variances(own, rows, known.row_variance))
+        precision, prior = rows / row_variance, 1 / known.spread
         total = prior + precision
         means.append((prior * centre + precision * (gains.mean() if rows else 0.0)) / total)
         variances.append(1 / total + (prior / total) ** 2 * uncertain)
-    return np.array(means), np.array(variances)
+        row_variances.append(row_variance)
+    return np.array(means), np.array(variances), np.array(row_variances)
 
 
 def choose(
@@ -215,7 +228,7 @@ def choose(
     Args:
         evidence: what the client knows.
         population: what the server sent; without it the client tests each candidate by itself.
-        alpha: how likely the client may be to lose by its choice.
+        alpha: how likely the client may be to lose by its choice, over its next rows.
         weights: how much of the personal model each candidate has; the last is the personal model itself.
 
     >>> row = np.array([1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0])
@@ -232,16 +245,17 @@ def choose(
     better, worse = compute_p_value(evidence.gains[-1]), compute_p_value(-evidence.gains[-1])
     if population is None:
         gain = evidence.gains.mean(1) if rows else np.zeros(len(weights))
-        risk = np.array([compute_p_value(gains) for gains in evidence.gains])
+        risk, error = np.array([compute_p_value(gains) for gains in evidence.gains]), np.zeros(len(weights))
         allowed = risk <= alpha / len(weights)
     else:
         from scipy.special import ndtr
 
-        gain, variance = conclude(evidence, population)
-        risk = ndtr(-gain / np.sqrt(variance))
+        gain, variance, row_variance = conclude(evidence, population)
+        error = np.sqrt(variance + row_variance / AHEAD)
+        risk = ndtr(-gain / error)
         allowed = risk <= alpha
     allowed &= gain > 0
-    best = int(np.where(allowed, gain, -np.inf).argmax()) if allowed.any() else len(weights) - 1
+    best = int(np.where(allowed, gain - error, -np.inf).argmax()) if allowed.any() else len(weights) - 1
     weight = float(weights[best]) if allowed.any() else 0.0
     return Choice(weight, float(gain[best]), float(risk[best]), rows, better, worse)
 

@@ -6,14 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 
+import numpy as np
+
 from moiety.algorithms import fedavg, local_only
 from moiety.analysis.candidates import Candidate, Own, list_candidates
 from moiety.analysis.recommendation import ONE
 from moiety.errors import must
+from moiety.evaluation.per_client import worst_decile
 from moiety.experiments.halving import LEAST_RIVALS, LEAST_SEEDS, Plan
 from moiety.experiments.records import Row
 from moiety.experiments.search import Search, Trial, name_start
 from moiety.experiments.sweep import OnResult
+from moiety.reports.versus import changes, column
 from moiety.run.pipeline import Stage
 from moiety.split import Split
 
@@ -188,9 +192,18 @@ class Contest:
         return row
 
     def _rank(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """The best score first; of equal ones the one that was listed first."""
-        sign = -1 if self.search.higher_is_better else 1
-        return sorted(candidates, key=lambda each: sign * self.best[each.name]["score"])
+        """The best score first; of equal ones the better worst tenth, then fewer hurt, then the one listed first."""
+        higher, shared = self.search.higher_is_better, column(self.best[ONE]["clients"])
+        sign = -1 if higher else 1
+
+        def judge(each: Candidate) -> tuple[float, float, float]:
+            values = column(self.best[each.name]["clients"])
+            gains = changes(values, shared, higher_is_better=higher).values()
+            worst = worst_decile(np.array(list(values.values())), higher_is_better=higher)
+            hurt = sum(gain < 0 for gain in gains) / max(1, len(gains))
+            return sign * self.best[each.name]["score"], sign * worst, hurt
+
+        return sorted(candidates, key=judge)
 
     def _sort(self, rows: Sequence[Row]) -> list[Row]:
         """The best score first, and runs that failed last."""
@@ -201,5 +214,6 @@ class Contest:
         self.ended += 1
         if self.on_result is not None:
             runs = sum(rung.rates * (rung.rivals + 1) for rung in self.plan.rungs)
-            total = 2 * self.plan.steps[-1] + runs + len(self.rates) * (1 + any(each.alone for each in self.candidates))
+            kinds = 1 + (not self.candidates or any(each.alone for each in self.candidates))  # none are listed at first
+            total = 2 * self.plan.steps[-1] + runs + len(self.rates) * kinds
             self.on_result(name, {"part": "validation", "metric": self.search.metric_name, **row}, self.ended, total)

@@ -128,6 +128,11 @@ def count_evaluations(full: int, candidates: Sequence[Candidate], rates: int, ro
     return math.ceil(rows * (total + seeds * (kinds * start + full + dearest)))
 
 
+def longest_run(rounds: int) -> int:
+    """The longest full run besides its start, where both together have at most so many rounds."""
+    return max(1, round(rounds / (1 + START)))
+
+
 def start_lengths(full: int) -> tuple[int, int]:
     """The length of the start, and of the runs that tell its learning rate."""
     return max(1, round(START * full)), max(1, round(TUNING * START * full))

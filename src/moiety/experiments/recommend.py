@@ -25,7 +25,7 @@ from moiety.data import FederatedData
 from moiety.data.sources.provenance import note_files
 from moiety.errors import SEED, MoietyError, kind, must, positive, whole
 from moiety.experiments.contest import Contest
-from moiety.experiments.halving import RATES, SEEDS, START, make_plan, read_budget, read_steps
+from moiety.experiments.halving import RATES, SEEDS, longest_run, make_plan, read_budget, read_steps
 from moiety.experiments.records import Row, Watch, watch_nothing
 from moiety.experiments.runner import Runner
 from moiety.experiments.search import Search, check_data, read_scores
@@ -45,6 +45,8 @@ from moiety.spec import spec_of, table_of
 from moiety.split.base import fingerprint
 
 ROUNDS = 1000
+LEVEL = 0.9
+"""Of the interval of the final comparison: where clients differ in nothing, one search in twenty lies above 0."""
 log = logging.getLogger("moiety.cells")
 OWN = "# No file can name your own {}: give `answer.stages` to mo.pipeline in Python, or add what is missing here.\n"
 
@@ -75,9 +77,10 @@ def recommend(
     Candidates are one model for all, each client alone, finetuning, Ditto, FedPop where clients have few rows, and
     personal parts by FedAlt and FedSim: the output layer, the input layer, norms, adapters, LoRA, each group of layers.
     All but local training continue from one model trained by FedAvg, with as many gradient evaluations and learning
-    rates each. Short runs drop most of them, by their mean metric on validation rows. The best is then trained again
+    rates each. Short runs drop most of them, by their mean metric on validation rows (of equal ones, by the worst tenth
+    of the clients, then by the share of clients hurt). The best is then trained again
     with new seeds (five, or three in a small budget) and compared with one model for all on test rows, once. Something
-    personal is recommended only where that difference is beyond chance.
+    personal is recommended only where that difference is beyond chance: the whole 90% interval lies above 0.
 
     A search that was stopped goes on when it is called again with the same folder.
 
@@ -137,7 +140,7 @@ def recommend(
         search.runner = Runner(folder, files=files, watch=watch, id=begin_folder(folder, "recommend", question))
         number = search.measure(amount, _pick_example(every))["budget"]
         measured = "" if isinstance(amount, int) else f" ({budget})"
-        full = max(1, round(rounds / (1 + START)))
+        full = longest_run(rounds)
         plan = make_plan(every, budget=number, most=full, rates=len(rates), rows=search.rows, measured=measured)
         limit = None if isinstance(amount, int) else amount
         contest = Contest(search, plan, list(rates), on_result, limit, given)
@@ -204,7 +207,8 @@ def _conclude(
     search, rival = contest.search, contest.rival
     higher, name = search.higher_is_better, search.metric_name
     ours, shared = contest.finals[rival.name], contest.finals[ONE]
-    result = contrast([row["clients"] for row in ours], [row["clients"] for row in shared], higher_is_better=higher)
+    tables = [[row["clients"] for row in rows] for rows in (ours, shared)]
+    result = contrast(*tables, higher_is_better=higher, level=LEVEL)
     verdict = decide(result, ahead=contest.is_ahead(rival))
     judged = [
         judge_clients(read_scores(a), read_scores(b), higher_is_better=higher)

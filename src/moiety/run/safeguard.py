@@ -6,6 +6,7 @@ rule for new clients makes a model from the other folds. New clients have folds 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +40,8 @@ from moiety.types import Algorithm, Batch, Params, Task, Tree
 
 MIXTURES = ("predictions", "parameters")
 FOLDS = 5
+RIGHT_OR_WRONG = ("accuracy", "binary_accuracy", "token_accuracy")
+LIKELIHOODS = ("cross_entropy", "binary_cross_entropy", "next_token")
 MOST_TURNS = 20
 """At most how often the rule for new clients is applied to stand in for the turns of a trained client."""
 
@@ -110,14 +113,24 @@ class Pair:
         return self.task.score_outputs(self.predict(batch, weight), batch)
 
     def measure_gains(self, columns: Batch) -> np.ndarray:
-        """The gain of each row with each mixture over the shared model, [mixtures, rows]."""
+        """The gains of rows over the shared model [measures, mixtures, rows]: metric, and where it fits likelihood."""
         before, sign = self.score(columns, 0), 1 if self.task.metric.higher_is_better else -1
         share = before.weight / max(float(before.weight.mean()), 1e-30) if len(before.weight) else before.weight
-        return np.stack([sign * share * (self.score(columns, w).metric - before.metric) for w in self.weights()])
+        after = [self.score(columns, w) for w in self.weights()]
+        gains = [np.stack([sign * share * (each.metric - before.metric) for each in after])]
+        if self.task.metric.name in RIGHT_OR_WRONG and self.loss in LIKELIHOODS:
+            gains.append(np.stack([share * (np.exp(-each.loss) - np.exp(-before.loss)) for each in after]))
+        return np.stack(gains)
 
     def measure_hint(self, columns: Batch) -> float:
         """How much lower the personal model's loss is on training rows."""
         return float(self.score(columns, 0).loss.mean() - self.score(columns, 1).loss.mean())
+
+
+def _join(gains: Sequence[np.ndarray], hint: float) -> Evidence:
+    """The evidence of several sets of held-out rows."""
+    joined = np.concatenate(gains, axis=2)
+    return Evidence(joined[0], hint, joined[1] if len(joined) > 1 else None)
 
 
 def _cut(columns: Batch) -> Iterator[Batch]:
@@ -178,7 +191,7 @@ class Chooser:
         for at in clients:
             pair = self.pair_of(at)
             held = [pair.measure_gains(self.columns(at, "validation")), *folds[at]]
-            evidence.append(Evidence(np.concatenate(held, axis=1), pair.measure_hint(self.columns(at, "train"))))
+            evidence.append(_join(held, pair.measure_hint(self.columns(at, "train"))))
         return evidence
 
     def _fold_clients(self, clients: Sequence[int]) -> dict[int, list[np.ndarray]]:
@@ -218,13 +231,13 @@ class Chooser:
     def gather_newcomer(self, data: Mapping[str, Any], state: Tree, passes: int) -> Evidence:
         """The evidence of a client never seen, whose model with that state is made from ``data``."""
         rows = {name: np.asarray(column) for name, column in data.items()}
-        pair, gains = self.pair(state), []
+        pair = self.pair(state)
+        gains = [pair.measure_gains(self._as_tensors({name: column[:0] for name, column in rows.items()}))]
         for held in self._deal((0, len(next(iter(rows.values())))), -1):
             others = {name: np.delete(column, held, axis=0) for name, column in rows.items()}
             without = self.pair(newcomer_state(self.loop, self.loss, others, passes))
             gains.append(without.measure_gains(self._as_tensors({name: column[held] for name, column in rows.items()})))
-        empty = np.zeros((len(pair.weights()), 0))
-        return Evidence(np.concatenate([empty, *gains], axis=1), pair.measure_hint(self._as_tensors(rows)))
+        return _join(gains, pair.measure_hint(self._as_tensors(rows)))
 
     def weigh_newcomer(
         self, guard: Safeguard | None, data: Mapping[str, Any] | None, state: Tree, passes: int
@@ -273,6 +286,11 @@ def choose_models(chooser: Chooser, alpha: float) -> Safeguard:
     """Let each client choose; the population's numbers come from all of them."""
     problem, algorithm = chooser.problem, chooser.loop.algorithm
     check_choice(problem, algorithm)
+    if chooser.one_model is None and not problem.shares_whole_model(algorithm, chooser.broadcast()):
+        text = (
+            f"Clients are compared with the shared part of {algorithm.name}, which may be worse than one model for all"
+        )
+        warnings.warn(f"{text}: give a run of fedavg, run.safeguard(one_model=...).", UserWarning, stacklevel=4)
     names = [str(name) for name in problem.data.ids]
     evidence = chooser.gather(range(len(names)))
     population = describe_population(evidence)

@@ -42,7 +42,8 @@ def test_devices_choose_as_the_clients_of_a_simulation(trial):
     trial.finish(out)
     model, method, split = site_app.make_parts("fedalt")
     options = {"split": split, "rounds": 2, "cohort": 4, "seed": 5, "engine": "sequential", "safeguard": True}
-    simulated = mo.fit(model, site_app.make_data(), method, **options)
+    with pytest.warns(UserWarning, match="shared part of fedalt"):
+        simulated = mo.fit(model, site_app.make_data(), method, **options)
     assert len(simulated.choices) == 4
     for name, choice in simulated.choices.items():
         folder = trial.folder / "devices" / name / "runs" / read_id(out)
