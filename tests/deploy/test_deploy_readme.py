@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from moiety.cli import main
 from moiety.deploy import worker
 from moiety.deploy.app import read_run_config
-from moiety.deploy.look import load_app
+from moiety.deploy.folders import load_app
 
 NODE, WORKER = "python -m moiety.deploy.worker node", "python -m moiety.deploy.worker"
 
