@@ -245,6 +245,7 @@ def test_a_disk_that_is_full_costs_a_device_rounds_and_nothing_else(trial):
         pytest.skip("no file system can be mounted here")
     try:
         out = trial.submit("full", **patient(rounds=ENDLESS))
+        trial.wait_round(out, 1)
         trial.wait_part(out, LAST)
         filler = place / "filler"
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
