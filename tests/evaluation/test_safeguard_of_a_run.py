@@ -11,6 +11,7 @@ import torch
 import moiety as mo
 from moiety.analysis import judge_clients, report_harm
 from moiety.evaluation import worst_decile
+from moiety.run.safeguard import Chooser, take_one_model
 
 UNEVEN = mo.data.dirichlet(0.3, balanced=False, min_examples=12)
 DIGITS = mo.data.load("digits", clients=12, partition=UNEVEN, validation=0.2, seed=0)
@@ -56,6 +57,22 @@ def test_rows_are_of_the_models_that_clients_chose(guarded, one_model):
         assert np.allclose(guarded.export(client)(x).softmax(-1).detach().numpy(), p, atol=1e-6)
         assert guarded.score_rows(personal=True)[client].metric.mean() == pytest.approx(before["metric"])
     assert len(shares) > 1
+
+
+def test_gains_are_of_right_answers_and_of_how_probable_they_are(one_model):
+    """Against NumPy, on the validation rows of a client, for each mixture."""
+    run = train()
+    chooser = Chooser(run._loop, run._loss, "predictions", take_one_model(run._loop.problem, one_model))
+    gains = chooser.pair_of(0).measure_gains(chooser.columns(0, "validation"))
+    rows = DIGITS.at(0, "validation")
+    at, y = np.arange(len(rows["y"])), rows["y"]
+    shared = one_model.export()(torch.as_tensor(rows["x"])).detach().double().softmax(-1).numpy()
+    own = run.predict_proba(str(DIGITS.ids[0]), rows["x"])
+    for k, weight in enumerate((0.25, 0.5, 0.75, 1.0)):
+        mixed = (1 - weight) * shared + weight * own
+        assert np.array_equal(gains[0, k], (mixed.argmax(1) == y) * 1.0 - (shared.argmax(1) == y))
+        assert np.allclose(gains[1, k], mixed[at, y] - shared[at, y], atol=1e-5)
+    assert gains.shape == (2, 4, len(y))
 
 
 def test_test_rows_are_never_looked_at(guarded, one_model):
