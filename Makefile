@@ -53,7 +53,7 @@ test-extras:
 docs:
 	@start=$$(date +%s) && $(MAKE) --no-print-directory .venv/docs/installed && installed=$$(date +%s) && \
 		NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 .venv/docs/bin/python -m mkdocs --quiet build && \
-		.venv/docs/bin/python -m codespell_lib docs/*.md docs/algorithms docs/tutorials *.md && \
+		.venv/docs/bin/python -m codespell_lib *.md docs examples src .github && \
 		MOIETY_SITE=1 OMP_NUM_THREADS=1 .venv/docs/bin/python -m pytest -rs -n 2 tests/site && \
 		MOIETY_BROWSER=1 OMP_NUM_THREADS=1 .venv/docs/bin/python -m pytest -rs tests/in_browser/test_built_site.py && \
 		echo "docs: installed in $$((installed - start)) s, built and tested in $$(($$(date +%s) - installed)) s"
@@ -96,7 +96,7 @@ pins: install
 deviations: install
 	$(BIN)/python docs/deviations.py
 
-# Some three and a half hours on two quiet cores; it says how long is left, what matters most comes first, and a bench
+# Some three hours on two quiet cores; it says how long is left, what matters most comes first, and a bench
 # that was stopped goes on where it was. Builds an environment for each peer. Tables go to docs/benchmarks.md.
 bench: install
 	$(BIN)/python -m benchmarks.bench

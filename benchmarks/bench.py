@@ -31,20 +31,19 @@ class Part(NamedTuple):
 
 PARTS = {
     "limits": Part("limit", 1, {}),  # a few seconds, measured anew each time
-    "start-up": Part("start_up", 5, {"start-up": 15}),
+    "start-up": Part("start_up", 5, {"start-up": 20}),
     "leader": Part("leader", 5, {"leader": 8}),
-    "quick works": Part("run --works a,d", 5, {"a": 100, "d": 150}),
-    "convnet": Part("run --works b", 5, {"b": 180}),
-    "scale": Part("scale --repeats 3", 3, {"scale": 70}),
-    "uploads": Part("uploads", 1, {"uploads": 90}),
-    "choices": Part("choice --works a,d", 10, {"choice a": 45, "choice d": 40}),
-    "sizes": Part("run --works 1e4,1e5,1e6,1e7", 5, {"1e4": 12, "1e5": 15, "1e6": 30, "1e7": 75}),
-    "own works": Part("run --works g,h,f", 5, {"g": 30, "h": 60, "f": 120}),
+    "quick works": Part("run --works a,d", 5, {"a": 105, "d": 155}),
+    "convnet": Part("run --works b", 5, {"b": 200}),
+    "choices": Part("choice", 1, {}),  # of the turns before
     "heads": Part("run --works c,e", 5, {"c": 200, "e": 190}),
+    "scale": Part("scale --repeats 3", 3, {"scale": 70}),
+    "own works": Part("run --works g,h,f", 5, {"g": 30, "h": 60, "f": 120}),
+    "sizes": Part("run --works 1e4,1e5,1e6,1e7", 5, {"1e4": 12, "1e5": 15, "1e6": 30, "1e7": 75}),
+    "uploads": Part("uploads", 1, {"uploads": 90}),
     "cohorts": Part(
         "run --works 'cohort 10,cohort 100,cohort 1000'", 5, {"cohort 10": 15, "cohort 100": 20, "cohort 1000": 45}
     ),
-    "convnet choices": Part("choice --works b", 10, {"choice b": 80}),
     "whole runs": Part(
         "whole --rounds 100",
         3,
@@ -52,7 +51,7 @@ PARTS = {
     ),
     "long runs": Part("whole --rounds 10000", 3, {"d x 10000": 90, "a x 10000": 400}),
 }
-"""In the order in which they run."""
+"""In the order in which they run. Up to the own works, an hour and a half, they hold all ratios against others."""
 
 
 def seconds_left(part: Part) -> float:

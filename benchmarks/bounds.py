@@ -12,6 +12,10 @@ Stored = Mapping[str, Any]
 """Results as they are kept, by kind and name."""
 
 
+FIRST_ROUND = "moiety run first.toml, to the end of round 1"
+"""The row of the start-up table that is bounded."""
+
+
 def bounds(stored: Stored) -> list[tuple[str, float, str, float | None]]:
     """What is bounded, the bound, its unit, and what was measured if it was."""
 
@@ -24,7 +28,6 @@ def bounds(stored: Stored) -> list[tuple[str, float, str, float | None]]:
     def row_of(work: str, who: str) -> Mapping[str, Any]:
         return next(row for row in stored["works"][work]["rows"] if row["name"] == who)
 
-    last = next(reversed(stored["start_up"])) if stored.get("start_up") else ""
     scale = {int(n): one["rows"] for n, one in stored.get("scale", {}).items()}
     found = [
         (
@@ -38,13 +41,13 @@ def bounds(stored: Stored) -> list[tuple[str, float, str, float | None]]:
             "(d) on Ray, first round after",
             8.0,
             "s",
-            lambda: median(r["first_round"] for r in stored["whole"]["d x 100"]["rows"]["runs"][RAY]),
+            lambda: row_of("d", RAY)["first_round"],
         ),
         (
             "`moiety run first.toml`, first round beyond importing torch",
             1.5,
             "s",
-            lambda: beyond_torch(stored["start_up"], last),
+            lambda: beyond_torch(stored["start_up"], FIRST_ROUND),
         ),
         (
             "peak of a hundred uploads of 1e7 parameters",

@@ -3,8 +3,9 @@
     python -m benchmarks.devices --nodes 4 --rounds 20
 
 A SuperLink, its executor, and for each node a SuperNode and a worker, over TLS, each node with a key. FedAlt on
-scikit-learn's digits, a perceptron with 32 hidden units. The first three rounds are left out: workers load their
-libraries in them. Figures go to docs/deployment.md by hand.
+scikit-learn's digits, a perceptron with 32 hidden units. In every round all devices train and evaluate, with two
+messages each way. The first three rounds are left out: workers load their libraries in them. Figures go to
+docs/deployment.md by hand.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def measure(nodes: int, rounds: int, persistent: bool) -> None:
         write_app(folder, [HERE], nodes=nodes)
         text = DEFAULT.replace("rounds = 10", f"rounds = {rounds}\nevaluate_every = 1")
         text = text.replace("clients = 4", f"clients = {nodes}").replace("alpha = 0.3", "alpha = 3.0")
-        options = f"\n[deploy]\nclients = {nodes}\ndeadline = 600.0\n"
+        options = f'\n[deploy]\nclients = {nodes}\ndeadline = 600.0\nshare_metrics = "per_client"\n'
         write_file(folder / APP / "federation.toml", (text + options).encode(), private=False)
         out, start = folder / OUT, time.monotonic()
         with LocalFederation(folder, names, persistent=persistent) as federation:
@@ -56,6 +57,7 @@ def measure(nodes: int, rounds: int, persistent: bool) -> None:
     seconds = [row["seconds"] for row in history]
     each = [after - before for before, after in zip(seconds[WARM - 1 :], seconds[WARM:], strict=False)]
     answers = history[-1]["client_updates"]
+    assert all(row["metric"] is not None for row in history), "every round has an evaluation"
     print(f"seconds a round: median {statistics.median(each):.2f}, from {min(each):.2f} to {max(each):.2f}")
     shares = ", ".join(f"{kind} {seconds / turns:.2f}" for kind, seconds in sorted(spent.items()))
     print(f"processor seconds a round: {sum(spent.values()) / turns:.2f} ({shares})")

@@ -4,7 +4,7 @@ For each population a federation is trained with ``mo.fedpop()``. Then clients t
 the learned prior alone (``run.predictive(None, x)``) and with a few rows of their own. The score is the mean negative
 log-likelihood of their test rows (for regression, of the mixture of normals around the draws).
 
-    python -m benchmarks.newcomers --seeds 3
+    python -m benchmarks.newcomers --seeds 5
 
 UCI HAR and AudioMNIST are read from the folder of ``MOIETY_DATA``; the two other populations are drawn here.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from scipy.special import logsumexp
 
 import moiety as mo
 from benchmarks.coverage import SHAPES, draw_population, draw_rows, fit_population
+from moiety.experiments import interval
 
 DRAWS = 20
 """Effective draws, with rows and without: the average of more predictions has less log-loss."""
@@ -39,8 +40,11 @@ class Guest(NamedTuple):
 
 def log_loss(prediction: Any, y: np.ndarray) -> float:
     """The mean negative log-likelihood of labels, or of observations where there is noise."""
-    if prediction.noise is None:
-        return float(-np.log(prediction.probabilities[np.arange(len(y)), y]).mean())
+    if prediction.noise is None:  # by logarithms: a probability may be too small for a number
+        outputs = np.asarray(prediction.outputs, dtype=np.float64)
+        own = np.take_along_axis(outputs, np.broadcast_to(y, outputs.shape[:2])[..., None], axis=2)[..., 0]
+        each = logsumexp(own - logsumexp(outputs, axis=2), axis=0) - np.log(len(outputs))
+        return float(-each.mean())
     away = (prediction.outputs[..., 0] - y[:, 0]) / prediction.noise
     each = logsumexp(-(away**2) / 2, axis=0) - np.log(len(away)) - np.log(prediction.noise) - np.log(2 * np.pi) / 2
     return float(-each.mean())
@@ -137,21 +141,40 @@ POPULATIONS: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 
 
+def summarise(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line of a table for each population: mean losses, what rows of one's own gain, with its 95% interval."""
+    lines = []
+    for name in dict.fromkeys(row["population"] for row in rows):
+        some = [row for row in rows if row["population"] == name]
+        gain = interval([row["without"] - row["with"] for row in some])
+        ends = "" if gain.low is None else f" [{gain.low:+.3f}, {gain.high:+.3f}]"
+        means = [f"{np.mean([row[key] for row in some]):.3f}" for key in ("with", "without")]
+        worse = f"{sum(row['worse'] for row in some)} of {sum(row['of'] for row in some)}"
+        lines.append("| " + " | ".join([name, *means, f"{gain.mean:+.3f}{ends}", worse]) + " |")
+    return lines
+
+
 def main() -> None:
-    """Measure and print."""
+    """Measure and print. What the file holds already is not computed again."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--populations", default=",".join(POPULATIONS))
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    if given.out is not None and given.out.exists():
+        rows = json.loads(given.out.read_text())
+    known = {(row["population"], row["seed"]) for row in rows}
     for name in given.populations.split(","):
         for seed in range(given.seeds):
+            if (name, seed) in known:
+                continue
             rows.append({"population": name, "seed": seed, **POPULATIONS[name](seed)})
             print(json.dumps(rows[-1]), flush=True)
-    if given.out is not None:
-        given.out.write_text(json.dumps(rows, indent=1) + "\n")
+            if given.out is not None:
+                given.out.write_text(json.dumps(rows, indent=1) + "\n")
+    print(*summarise(rows), sep="\n")
 
 
 if __name__ == "__main__":

@@ -81,6 +81,7 @@ def table(work: str, found: Mapping[str, Sequence[Row]], order: Iterable[str]) -
             "against_base": _ratios(times[base_of(work)], times[name]),
             "moiety": _ratios(times[name], times.get(MOIETY, [])),
             "memory_mb": max(r["memory_mb"] for r in runs),
+            "first_round": median(r["first_round"] for r in runs) if "first_round" in runs[0] else None,
             "loss": runs[0]["loss"],
             "personal_loss": runs[0]["personal_loss"],
         }
@@ -342,9 +343,3 @@ def choice_text(choice: Mapping[str, Any]) -> str:
             engines, share = ", ".join(row["engines"]), f"{100 * row['share']:.1f}%"
             lines.append([f"({name})", f"{row['rounds']:,}", f"{row['right']} of {row['tries']}", engines, share])
     return _markdown(lines)
-
-
-def source() -> str:
-    """What tells the measured code from any other: commits of other files leave it as it is."""
-    trees = [_git("rev-parse", f"HEAD:{folder}") for folder in ("src", "benchmarks/runners")]
-    return "/".join([*trees, _git("status", "--porcelain", "src", "benchmarks/runners")])

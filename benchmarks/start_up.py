@@ -16,7 +16,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks import results
+from benchmarks.bounds import FIRST_ROUND
+from benchmarks.source import START_UP
 from benchmarks.turns import Turn, keep_turns
+from benchmarks.variants import EARLIER, unpack
 
 FIRST = b"1/100"
 """What the bar of the command shows when its first round has ended."""
@@ -32,15 +35,20 @@ def commands(folder: Path) -> dict[str, list[str]]:
         "import torch": [sys.executable, "-c", "import torch"],
         "import moiety": [sys.executable, "-c", "import moiety"],
         "moiety --help": [*command, "--help"],
-        "moiety run first.toml, to the end of round 1": [*command, "run", str(config), "--out", str(folder / "run")],
+        FIRST_ROUND: [*command, "run", str(config), "--out", str(folder / "run")],
     }
 
 
-def time_start(command: list[str]) -> dict[str, float]:
+def commands_before(now: dict[str, list[str]]) -> dict[str, list[str]]:
+    """The commands that an earlier commit is asked for, too: what became slower shows."""
+    return {f"{name}, commit {EARLIER}": now[name] for name in ("import moiety", "moiety --help")}
+
+
+def time_start(command: list[str], environ: dict[str, str]) -> dict[str, float]:
     """Seconds until a command ends, or its first round does, by the clock and of the processor."""
     leader, follower = pty.openpty()
     began, used = time.perf_counter(), _cpu_of_children()
-    process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower)
+    process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=os.environ | environ)
     os.close(follower)
     seen = b""
     while FIRST not in seen:
@@ -65,8 +73,11 @@ def run_turn(turn: int) -> Turn:
     """All commands, one after the other."""
     found = {}
     with TemporaryDirectory() as folder:
-        for name, command in commands(Path(folder)).items():
-            found[name] = one = time_start(command)
+        now = commands(Path(folder))
+        before = {"PYTHONPATH": str(unpack(EARLIER) / "src")}
+        here = {"PYTHONPATH": str(results.ROOT / "src")}
+        for name, command in (commands_before(now) | now).items():
+            found[name] = one = time_start(command, here if name in now else before)
             print(f"turn {turn + 1}  {name:44} {one['whole']:.2f} s, {one['cpu']:.2f} s of CPU", flush=True)
     return found
 
@@ -77,7 +88,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="nothing kept or written: a look")
     options = parser.parse_args()
-    turns = keep_turns(None if options.quick else "start-up", {}, options.turns, run_turn)
+    turns = keep_turns(None if options.quick else START_UP, {}, options.turns, run_turn)
     if not options.quick:
         found = {name: [turn[name] for turn in turns] for name in turns[0]}
         results.update("start_up", found, sum(one["whole"] for runs in found.values() for one in runs) / 60)

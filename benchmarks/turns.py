@@ -1,17 +1,21 @@
-"""Turns that were measured are kept at once, so that a bench that was stopped goes on with the next turn."""
+"""Turns that were measured are kept at once, so that a bench that was stopped goes on with the next turn.
+
+They are kept in a file that git knows, so that it can go on in another checkout, too.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from benchmarks import results, work
+from benchmarks.source import source
 
 Found = dict[str, Any]
 Turn = dict[str, Found]
 """What was found in one turn, by row."""
-KEPT = work.FOLDER / "turns.json"
+KEPT = Path(__file__).parent / "turns.json"
 
 
 def keep_turns(
@@ -31,10 +35,9 @@ def keep_turns(
     for turn in range(len(done), turns):
         done.append(run(turn))
         if kept_as:
-            stored = {**read_kept(), kept_as: {"source": results.source(), **who, "turns": done}}
-            KEPT.parent.mkdir(exist_ok=True)
+            stored = {**read_kept(), kept_as: {"source": source(kept_as), **who, "turns": done}}
             beside = KEPT.with_suffix(".new")
-            beside.write_text(json.dumps(stored))
+            beside.write_text(json.dumps(stored, indent=1) + "\n")
             beside.replace(KEPT)
         after(done)
     return done
@@ -42,7 +45,7 @@ def keep_turns(
 
 def find_turns(kept_as: str, who: Mapping[str, Any] = {}) -> list[Turn]:
     """The turns of the present code that were kept under a name; those in which a row failed are run again."""
-    mine, wanted = read_kept().get(kept_as, {}), {"source": results.source(), **who}
+    mine, wanted = read_kept().get(kept_as, {}), {"source": source(kept_as), **who}
     turns = mine["turns"] if {k: mine.get(k) for k in wanted} == wanted else []
     return [turn for turn in turns if not any("error" in row for row in turn.values())]
 

@@ -22,6 +22,9 @@ EARLIER = "d44ef69"
 """The commit before steps were taken inside the backward pass."""
 BEFORE = f"moiety, commit {EARLIER}"
 RAY = "moiety, ray:vectorised"
+LONG = {"a": 10_000, "b": 200, "d": 10_000}
+"""How many rounds ``auto`` is told of in a run that is then stopped early, so that it measures before it chooses."""
+PLANNED = f"{MOIETY}, of a long run"
 OURS = tuple("fgh")
 """Works that nobody else has; they are compared with an earlier commit."""
 
@@ -44,7 +47,7 @@ class Variant:
     processes: int = 1
     partial: bool = True
     commit: str | None = None
-    planned: int = 0
+    planned: bool = False
 
     def command(self, work: str, rounds: int) -> list[str]:
         """The command line that runs it."""
@@ -52,16 +55,16 @@ class Variant:
         launch = ["-m", "torch.distributed.run", "--nproc-per-node", self.processes] if self.processes > 1 else []
         options = ["--work", work, "--rounds", rounds, "--threads", self.threads]
         engine = ["--engine", self.engine, *([] if self.partial else ["--no-partial"])] if self.engine else []
-        planned = ["--planned", self.planned] if self.planned else []
+        planned = ["--planned", LONG[work]] if self.planned else []
         runner = ["-m", f"benchmarks.runners.{self.runner}"]
         return [str(part) for part in [python, *launch, *runner, *options, *engine, *planned]]
 
     def path(self) -> str:
         """Where its Python looks first: these benchmarks, and before them the package of an earlier commit."""
-        return f"{_unpack(self.commit) / 'src'}:{ROOT}" if self.commit else str(ROOT)
+        return f"{unpack(self.commit) / 'src'}:{ROOT}" if self.commit else str(ROOT)
 
 
-def _unpack(commit: str) -> Path:
+def unpack(commit: str) -> Path:
     """The package as it was, in a folder that is made once."""
     folder = FOLDER / commit
     if not folder.exists():
@@ -80,6 +83,7 @@ def variants(peers: list[str]) -> list[Variant]:
     # Threads 0: nothing is set, moiety decides as it would for anyone.
     rows.append(Variant(BEFORE, "moiety_runner", OURS, threads=0, engine="auto", commit=EARLIER))
     rows.append(Variant(MOIETY, "moiety_runner", (*"abcde", *OURS, *COHORTS), threads=0, engine="auto"))
+    rows.append(Variant(PLANNED, "moiety_runner", tuple(LONG), threads=0, engine="auto", planned=True))
     engines = [e for e in ENGINES if not e.startswith("ray")]
     rows += [Variant(f"moiety, {e}", "moiety_runner", _works(e), threads=0, engine=e) for e in engines]
     rows.append(Variant(RAY, "moiety_runner", ("d",), threads=0, engine="ray:vectorised"))

@@ -21,6 +21,7 @@ OUTSIDE = {
 }
 """Files at the top of the repository, and the pages that they are on the site."""
 INSIDE = re.compile(r"\]\((?:\./)?(?:docs/)?([\w./-]+\.(?:md|svg|png))(#[\w-]+)?\)")
+FENCED = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 ABOVE = re.compile(r"\]\(((?:\.\./)+)([\w./-]+)(#[\w-]+)?\)")
 PACKAGES = (
     "data",
@@ -33,7 +34,11 @@ PACKAGES = (
     "attack",
     "privacy",
     "schedule",
+    "solver",
+    "kernel",
+    "prior",
     "callbacks",
+    "deploy",
 )
 """Public packages whose names the reference lists one by one."""
 
@@ -74,19 +79,44 @@ def list_reference() -> str:
     algorithms = [name for name in mo.__all__ if getattr(getattr(mo, name), "__module__", "").startswith(ALGORITHMS)]
     others = [name for name in mo.__all__ if name not in algorithms and not inspect.ismodule(getattr(mo, name))]
     lines = ["# API reference", "", "Everything public, from its docstring. `import moiety as mo` first.", ""]
-    lines += ["## moiety", "", *(_entry(getattr(mo, name)) for name in sorted(others))]
-    lines += ["## Algorithms", "", *(_entry(getattr(mo, name)) for name in sorted(algorithms))]
+    lines += ["## moiety", "", *(write_entry(f"mo.{name}", getattr(mo, name)) for name in sorted(others))]
+    lines += ["## Algorithms", "", *(write_entry(f"mo.{name}", getattr(mo, name)) for name in sorted(algorithms))]
     for package in PACKAGES:
-        module = getattr(mo, package)
-        names = getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")])
-        members = [getattr(module, name) for name in sorted(names)]
-        shown = [m for m in members if inspect.isfunction(m) or inspect.isclass(m)]
-        lines += [f"## moiety.{package}", "", *(_entry(m) for m in shown if m.__module__.startswith("moiety"))]
+        names = list_members(package)
+        lines += [f"## moiety.{package}", "", *(write_entry(name, member) for name, member in names.items())]
     return "\n".join(lines)
 
 
 ALGORITHMS = "moiety.algorithms."
 
 
-def _entry(member: Any) -> str:
-    return f"::: {member.__module__}.{member.__qualname__}\n"
+def list_members(package: str) -> dict[str, Any]:
+    """Functions and classes that a package offers. A module without ``__all__`` offers its builders."""
+    module = getattr(mo, package)
+    given = getattr(module, "__all__", None)
+    names = given or [name for name, member in vars(module).items() if hasattr(member, "__wrapped__")]
+    members = {f"mo.{package}.{name}": getattr(module, name) for name in sorted(names)}
+    kinds = (inspect.isfunction, inspect.isclass)
+    ours = {name: m for name, m in members.items() if getattr(m, "__module__", "").startswith("moiety")}
+    return {name: m for name, m in ours.items() if any(kind(m) for kind in kinds)}
+
+
+def write_entry(name: str, member: Any) -> str:
+    """A name's docstring, and an example from a page where the docstring has none; tests run those of pages."""
+    entry = f"::: {member.__module__}.{member.__qualname__}\n"
+    if ">>>" in (member.__doc__ or ""):
+        return entry
+    page, block = find_example(name)
+    return entry + (f"\nAn example, from [{page.stem}]({page.as_posix()}):\n\n```python\n{block}```\n" if page else "")
+
+
+def find_example(name: str) -> tuple[Path | None, str]:
+    """The first block that calls this name, on its own page or else on any, and that page."""
+    docs, called = ROOT / "docs", re.compile(rf"\b{re.escape(name)}\(")
+    short = name.rpartition(".")[2]
+    pages = sorted(docs.rglob("*.md"), key=lambda page: (page.stem.replace("-", "_") != short, page))
+    for page in pages:
+        for block in FENCED.findall(page.read_text(encoding="utf-8")):
+            if called.search(block):
+                return page.relative_to(docs), block
+    return None, ""

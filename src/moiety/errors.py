@@ -72,6 +72,16 @@ def report_errors(
         raise MoietyError(message(name, constraint, f"{reason}{where}", hint)) from error
 
 
+def tell_error(error: Exception, most: int = 300) -> str:
+    """What an error says, in one line of at most so many characters; of others' errors the type too.
+
+    >>> tell_error(OverflowError("int too large"))
+    'OverflowError: int too large'
+    """
+    text = str(error) if isinstance(error, MoietyError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:most]
+
+
 def near(name: str, known: Iterable[str], most: int | None = 12) -> str:
     """A hint that shows the known names nearest to ``name``, or else the first ``most`` of all (None: all of them).
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from moiety.experiments import Row, Section, decide
+from moiety.experiments import UNDECIDED, Row, Section, decide
 
 DECIDED = {
     "row": "claim",
@@ -48,13 +48,22 @@ def show_claims(title: str, rows: Sequence[Row], *, text: str = "", level: int =
 def _show(row: Row) -> Row:
     ends, unit = row["interval"], f" {row['unit']}" if row["unit"] else ""
     shown = "-" if ends is None else f"{ends[0]:+.3g} to {ends[1]:+.3g}"
-    needed = "-" if row["verdict"] != "not decided at this scale" else row["needed"] or "over 1,000"
-    return {**row, "ours": f"{row['ours']:+.3g}{unit}", "interval": shown, "needed": needed}
+    return {**row, "ours": f"{row['ours']:+.3g}{unit}", "interval": shown, "needed": show_needed(row)}
+
+
+def show_needed(row: Row) -> str:
+    """How many seeds an undecided claim would take, from a row of ``decide``."""
+    if row["verdict"] != UNDECIDED:
+        return "-"
+    if row["low"] is None:
+        return "the same in every seed" if row["seeds"] > 1 else "-"
+    return "over 1,000" if row["needed"] is None else f"{row['needed']:,}"
 
 
 RULE = (
     "A claim is judged by the mean of the differences over seeds, paired seed by seed, and over settings where it is"
     " pooled. It *holds* where the whole 99% interval (Student's t; Welch and Satterthwaite over settings) says so,"
     " *does not hold* where the whole interval says the contrary, and else is not decided; then the seeds that would"
-    " decide it with a probability of 80% stand beside it. Claims, margins and seeds were fixed before the run."
+    " decide it with a probability of 80% stand beside it. Seeds that all give the same number decide nothing. Claims,"
+    " margins and seeds were fixed before the run."
 )

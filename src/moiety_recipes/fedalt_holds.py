@@ -17,8 +17,10 @@ from typing import Any
 
 import moiety as mo
 from moiety.experiments import FAILS, HOLDS, Row
-from moiety_recipes.fedalt_night_page import PLAN, show_needed, show_rule
+from moiety_recipes.claims import show_needed
+from moiety_recipes.fedalt_night_page import PLAN, show_rule
 from moiety_recipes.fedalt_questions import OWN_SPLIT, QUESTIONS, Each, Question, average_labels
+from moiety_recipes.holds import fold
 from moiety_recipes.pages import show_mean
 
 OWN = "own-split"
@@ -88,7 +90,8 @@ def make_page(tables: Sequence[Row]) -> tuple[str, dict[str, Row], dict[str, tup
         f" are not decided; taken setting by setting {alone[HOLDS]} hold, {alone[FAILS]} do not,"
         f" {sum(alone.values()) - alone[HOLDS] - alone[FAILS]} are not decided. About one verdict in a hundred would be"
         " chance if nothing were true. Numbers are points; for clients hurt, clients in a hundred.",
-        mo.reports.markdown(list(_show(rows)), columns=None if not rows else {k: k for k in next(_show(rows))}),
+        _show_table({name: row for name, row in rows.items() if name in HEADLINES}),
+        fold("The other claims", _show_table({name: row for name, row in rows.items() if name not in HEADLINES})),
         "\n".join(f"- {note}" for note in _notes(settings, flat)),
         "\n".join(
             f"- `{table['command']}`, {table['date']}, commit {table.get('commit', 'unknown')}" for table in tables
@@ -100,6 +103,11 @@ def make_page(tables: Sequence[Row]) -> tuple[str, dict[str, Row], dict[str, tup
 
 def _question(name: str) -> Question:
     return OWN_SPLIT if name == OWN else QUESTIONS[name]
+
+
+def _show_table(rows: Mapping[str, Row]) -> str:
+    shown = list(_show(rows))
+    return mo.reports.markdown(shown, columns={key: key for key in shown[0]} if shown else None)
 
 
 def _show(rows: Mapping[str, Row]) -> Iterator[Row]:

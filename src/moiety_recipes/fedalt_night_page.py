@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import moiety as mo
 from moiety.experiments import Page, Results, Row, Section
+from moiety_recipes.claims import show_needed
 from moiety_recipes.fedalt_claims import BASELINES, COLUMNS, Comparison, summarise_step
-from moiety_recipes.fedalt_night import Pilot, stages_of, sweep_steps
+from moiety_recipes.fedalt_night import DEAL, Pilot, stages_of, sweep_steps
 from moiety_recipes.fedalt_page import (
     HURT,
     describe,
@@ -91,7 +92,21 @@ def summarise(comparison: Comparison, pilot: Pilot) -> Row:
         "memory": comparison.results[setting.name, "memory"]["rows"],
         "sweeps": steps,
         "sign": comparison.sign,
+        "commonest": measure_commonest(setting.data(DEAL)) if comparison.sign == 1 else None,
     }
+
+
+def measure_commonest(fed: mo.FederatedData) -> float:
+    """The share of the commonest class in the test rows: what a model has that always says it."""
+    import numpy as np
+
+    labels = np.asarray(fed.columns["y"])[fed.all_rows("test")]
+    return float(np.bincount(labels).max() / len(labels))
+
+
+def _describe_chance(table: Row) -> str:
+    share = table["commonest"]
+    return "" if share is None else f" The commonest class is {share:.1%} of the test rows."
 
 
 def show_setting(table: Row, comparison: Comparison) -> list[Section]:
@@ -100,10 +115,13 @@ def show_setting(table: Row, comparison: Comparison) -> list[Section]:
     flat = "has converged" if table["converged"]["yes"] else "has **not** converged"
     gain = f"{comparison.scale * table['converged']['gain']:+.2f}"
     converged = f"FedAvg {flat}: on validation rows twice its rounds gain {gain} points (at most 1 is asked for)."
-    text = f"{describe(table, comparison)} {converged} Best split on validation rows: {table['best']}."
+    best = f"Best split on validation rows: {table['best']}."
+    text = f"{describe(table, comparison)}{_describe_chance(table)} {converged} {best}"
     tables: dict[str, Sequence[Row]] = {
-        "Splits (Table 4)": list(show_splits(table, comparison)),
-        "Whole models (Table 2), and FT (part.) from a start trained as long": list(_show_longer(table, comparison)),
+        f"Splits ({'Table 4' if comparison.sign == 1 else 'Tables 3 and 11'})": list(show_splits(table, comparison)),
+        f"Whole models (Table {2 if comparison.sign == 1 else 3}), and FT (part.) from a start trained as long": list(
+            _show_longer(table, comparison)
+        ),
         "Before the final finetuning (Table 12)": list(_show_final(table, comparison, "")),
         "Clients without state (Tables 13 and 14)": list(_show_stateless(table, comparison)),
         "What the theory says (moiety.advise)": list(_show_theory(table)),
@@ -146,13 +164,6 @@ def show_claims(claims: Sequence[Row]) -> Iterator[Row]:
 def show_rule(above: float, within: float | None) -> str:
     """The rule in points or in clients of a hundred."""
     return f"> {100 * above:g}" if within is None else f"within ±{100 * within:g}"
-
-
-def show_needed(row: Row) -> str:
-    """How many seeds an undecided claim would take."""
-    if not str(row["verdict"]).startswith("not decided"):
-        return ""
-    return "more than 1,000" if row["needed"] is None else f"{row['needed']:,}"
 
 
 def _show_longer(table: Row, comparison: Comparison) -> Iterator[Row]:

@@ -32,7 +32,7 @@ class Plan(images.Plan):
 
     factors: tuple[float, ...] = (1 / 3, 1.0, 3.0)
     pilot: int = 100
-    pilot_rounds: int = 15
+    pilot_rounds: int = 100
 
 
 def plan(scale: str) -> Plan:

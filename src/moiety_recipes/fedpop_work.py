@@ -9,7 +9,7 @@ beside it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from statistics import fmean
@@ -30,6 +30,7 @@ from moiety.experiments import (
 )
 from moiety_recipes import fedpop_images as images
 from moiety_recipes.claims import RULE, decide_claim, show_claims
+from moiety_recipes.fedpop_full import PAPER as PRINTED
 from moiety_recipes.fedpop_full import TABLE2
 from moiety_recipes.fedpop_images import DIGITS, FEDSOUL, Deal, Scarce, deal_cifar10, fit_options
 from moiety_recipes.fedpop_small import METHODS as FEW
@@ -71,14 +72,19 @@ def plan(scale: str) -> Plan:
     return Plan(deals=tuple(deals), methods=tuple(TABLE2), seeds=seeds, rounds=rounds, cohort=10)
 
 
+Keep = Callable[[Deal, int, str, mo.Run], Row]
+"""What is kept of a run on a deal and seed, scored on a part of the rows: ``score`` and ``flops`` at least."""
+
+
 @cache
 def load(deal: Deal, seed: int) -> mo.FederatedData:
     """The rows as a seed deals them; kept, since many short runs need them."""
     return deal.load(seed)
 
 
-def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
+def cells(plan: Plan, seeds: Sequence[int], *, keep: Keep | None = None) -> Cells:
     """Measure work, choose rates on the pilot seed, then run all seeds with equal work and with equal rounds."""
+    build_cell = partial(make_cell, keep=keep or keep_accuracy)
     for deal in plan.deals:
         load(deal, plan.pilot)
     pairs = [(deal, method) for deal in plan.deals for method in plan.methods_of(deal)]
@@ -123,24 +129,23 @@ def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
     yield runs
 
 
-def build_cell(
-    plan: Plan, key: tuple[str | int, ...], deal: Deal, method: str, seed: int, factor: float, rounds: int
+def make_cell(
+    plan: Plan, key: tuple[str | int, ...], deal: Deal, method: str, seed: int, factor: float, rounds: int, keep: Keep
 ) -> Cell:
     """A run; the pilot seed is scored on validation rows."""
     part = "validation" if seed == plan.pilot else "test"
-    fed = load(deal, seed)
     settings: Row = {"factor": factor, "rounds": rounds, "evaluate_on": part, "on_divergence": "warn"}
-    fit = partial(fit_options, plan, deal, fed, method, seed, **settings)
-    return Cell(key=key, fit=fit, keep=partial(keep, fed, part), stored=False, engine="vectorised")
+    fit = partial(fit_options, plan, deal, load(deal, seed), method, seed, **settings)
+    return Cell(key=key, fit=fit, keep=partial(keep, deal, seed, part), stored=False, engine="vectorised")
 
 
-def keep(fed: mo.FederatedData, part: str, run: mo.Run) -> Row:
+def keep_accuracy(deal: Deal, seed: int, part: str, run: mo.Run) -> Row:
     """The mean accuracy over clients, by draws made anew where there are draws; and the operations of the run."""
     last, row = run.history[-1], {"flops": float(run.ledger["flops"])}
     score = float(last["metric_unweighted"] or 0.0)
     if "effective_draws" not in run.clients[0]:
         return {"score": score, **row}
-    shares = []
+    fed, shares = load(deal, seed), []
     for client in range(len(fed)):
         rows = fed.client(client, part)
         if len(rows["y"]):
@@ -216,11 +221,13 @@ def compare(text: str, deals: Sequence[Deal], other: str, regime: str, seeds: Se
         for deal in deals
     }
     headline = len(deals) > 1 and regime == WORK
-    return decide_claim(text, gains, scale=100, unit="points", headline=headline)
+    printed = [PRINTED[d.name][FEDSOUL] - PRINTED[d.name][other] for d in deals if d.name in PRINTED]
+    paper = f"{fmean(printed):+.1f}" if printed else None
+    return decide_claim(text, gains, scale=100, unit="points", paper=paper, headline=headline)
 
 
-def describe(plan: Plan, chosen: Mapping[str, Row]) -> Iterator[Row]:
-    """What the pilot seed chose."""
+def describe(plan: Plan, chosen: Mapping[str, Row], *, score: str = "accuracy", scale: float = 100.0) -> Iterator[Row]:
+    """What the pilot seed chose, by a score on validation rows."""
     ends = (min(plan.factors), max(plan.factors))
     for deal in plan.deals:
         for method in plan.methods_of(deal):
@@ -230,7 +237,7 @@ def describe(plan: Plan, chosen: Mapping[str, Row]) -> Iterator[Row]:
                 "method": method,
                 "rounds with equal work": own["rounds"],
                 "factor of the rates": f"{own['factor']:.3g}{' (end of the grid)' if own['factor'] in ends else ''}",
-                "accuracy on validation rows": ", ".join(f"{k}: {100 * v:.1f}" for k, v in own["scores"].items()),
+                f"{score} on validation rows": ", ".join(f"{k}: {scale * v:.3g}" for k, v in own["scores"].items()),
             }
 
 

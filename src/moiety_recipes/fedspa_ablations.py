@@ -1,20 +1,20 @@
 """Table 4 and Figures 5 to 8 of FedSpa (Huang et al. 2022): what each of its parts is good for.
 
-``fedspa_tasks`` says what is trained at which scale.
+``fedspa_tasks`` says what is trained at which scale. Table 5, the time of a mask search, is ``benchmarks/sparse.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import moiety as mo
-from moiety.experiments import Cell, Cells, Experiment, Row, Section
+from moiety.experiments import Experiment
 from moiety_recipes.fedspa_page import (
     CIFAR100_PAPER,
     GLOBAL,
     PAPER,
+    RESNET_18,
     Numbers,
     Statement,
     TaskResults,
@@ -30,7 +30,6 @@ from moiety_recipes.fedspa_tasks import (
     SETTINGS,
     A,
     B,
-    Plan,
     Task,
     build_fedavg,
     build_fedspa,
@@ -68,15 +67,6 @@ STATEMENTS = (
     Statement(IID, GLOBAL_DST, DST, within=2.0),
     Statement(B, DST, GLOBAL_DST),
 )
-SEARCH = "mask search"
-"""The cell that times it."""
-
-
-def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
-    """A run for each setting, seed and method, and the time of a mask search."""
-    yield from run_cells(plan, seeds, build=build_variants)
-    for task in plan.tasks:
-        yield Cell(key=(task.name, SEARCH), work=partial(time_search, task, seeds[0]))
 
 
 def build_variants(task: Task) -> dict[str, mo.Algorithm]:
@@ -92,46 +82,25 @@ def build_variants(task: Task) -> dict[str, mo.Algorithm]:
     }
 
 
-def time_search(task: Task, seed: int) -> Row:
-    """The time of a mask search as a share of that of local training, for the first clients of setting B."""
-    model, fed = task.model(seed), task.load(B, seed)
-    share = mo.analysis.search_share(model, fed, shared=mo.sgd(task.lr, epochs=task.epochs, batch_size=task.batch_size))
-    return {"share": share}
-
-
 def show_results(results: TaskResults) -> Part:
-    """Accuracy and claims of one task, and the time of a mask search."""
-    share = 100 * results.cells[results.task.name, SEARCH]["share"]
-    search = {
-        "task": results.task.name,
-        "row": "time of mask search, per cent of training",
-        "paper": None,
-        "ours": share,
-        "interval": None,
-        "verdict": None,
-    }
-    part = show_accuracies(results, METHODS, STATEMENTS, paper=CIFAR100, source=CIFAR100_PAPER, more_rows=[search])
-    text = f"{TABLE_5} {share:.1f}%. It differs by some points from try to try."
+    """Accuracy, claims and figures of one task."""
+    numbers: Any = {"paper": CIFAR100, "source": CIFAR100_PAPER, "sources": {RESNET_18: CIFAR100}}
+    part = show_accuracies(results, METHODS, STATEMENTS, **numbers)
     figures: dict[str, Any] = {}
     for number, methods in FIGURES.items():
         figures |= curve_figure(results, methods, f"figure{number}", f"Figure {number}: accuracy")
-    return Part(part.rows, [*part.sections, Section(title="Table 5", text=text, level=3)], figures)
+    return part._replace(figures=figures)
 
 
 ABOUT = (
-    f"{PAPER}: Table 4 and Figures 5 to 8, and Table 5. *global* is the shared model, dense, on the same test rows; all"
+    f"{PAPER}: Table 4 and Figures 5 to 8. *global* is the shared model, dense, on the same test rows; all"
     " other rows are personal models. Accuracy is the mean over clients, in per cent."
 )
-TABLE_5 = (
-    "Time of a mask search as a share of the time of local training, on the machine at hand (the paper: 5 to 20%, for"
-    " LeNet 8.9% on a CPU):"
-)
-
 fedspa_ablations = Experiment(
     name="fedspa-ablations",
     summary="FedSpa with each of its parts changed (Table 4 and Figures 5 to 8 of Huang et al. 2022).",
     plan=plan_resnet,
-    cells=cells,
+    cells=partial(run_cells, build=build_variants),
     page=partial(build_page, about=ABOUT, part=show_results),
     night=True,
 )

@@ -15,6 +15,8 @@ from moiety_recipes.pages import Figures, Part, join_parts
 
 Numbers = Mapping[str, Mapping[str, float]]
 """The paper's, by setting and method."""
+Sources = Mapping[str, Numbers]
+"""Such numbers by what the paper trained, where claims are compared with several of them."""
 COSTS = ("down_values", "up_values", "down_payload", "up_payload", "flops", "search_flops")
 GLOBAL = "global "
 """Before the name of a method: its shared model, instead of the personal ones."""
@@ -22,6 +24,8 @@ PAPER = 'Huang et al. 2022, "Achieving Personalized Federated Learning with Spar
 CIFAR100_PAPER = (
     "The paper's numbers are those of CIFAR-100 with ResNet-18 and Dirichlet(0.2) and (0.1), another data set."
 )
+RESNET_18 = "ResNet-18"
+"""The network of these numbers."""
 VERDICTS = (
     "A claim *holds* where the whole 95% interval of the difference (seed by seed, Student's t) says so, *does not"
     " hold* where the whole interval says the opposite, and else is *not decided at this scale*. Each claim is judged"
@@ -73,11 +77,20 @@ class TaskResults:
         """For every seed the accuracy in the end, in per cent."""
         return [curve[-1] for curve in self.curves(setting, method)]
 
-    def claim(self, row: str, differences: Sequence[float], within: float | None = None) -> Row:
-        """A claim with its verdict."""
-        if self.rates:
-            return {"task": self.task.name, **decide_claim(row, {self.task.name: differences}, within=within)}
-        return {"task": self.task.name, **claim_row(row, differences, within=within)}
+    def claim(
+        self,
+        row: str,
+        differences: Sequence[float],
+        within: float | None = None,
+        *,
+        paper: str | None = None,
+        unit: str = "points",
+    ) -> Row:
+        """A claim with its verdict. Those of scale ``night`` are headlines, all of them: none was picked."""
+        if not self.rates:
+            return {"task": self.task.name, **claim_row(row, differences, within=within)}
+        options: Row = {"within": within, "paper": paper, "unit": unit, "headline": True}
+        return {"task": self.task.name, **decide_claim(row, {self.task.name: differences}, **options)}
 
     def rate_rows(self) -> list[Row]:
         """The scores on validation rows of every rate that was tried, a row for each method and setting."""
@@ -102,14 +115,28 @@ def build_page(
     return join_parts(about, [part(TaskResults(task, seeds, results, plan.rates)) for task in plan.tasks])
 
 
-def judge(results: TaskResults, statements: Iterable[Statement]) -> list[Row]:
-    """A row for each statement, in percentage points."""
-    return [
-        results.claim(
-            str(s), compare(results.scores(s.setting, s.method), results.scores(s.setting, s.other)), s.within
-        )
-        for s in statements
-    ]
+def judge(results: TaskResults, statements: Iterable[Statement], sources: Sources | None = None) -> list[Row]:
+    """A row for each statement, in percentage points, with the paper's differences."""
+    rows = []
+    for s in statements:
+        gains = compare(results.scores(s.setting, s.method), results.scores(s.setting, s.other))
+        rows.append(results.claim(str(s), gains, s.within, paper=show_paper(s, sources or {})))
+    return rows
+
+
+def show_paper(statement: Statement, sources: Sources) -> str | None:
+    """The paper's differences by source; None where it has no numbers for both methods.
+
+    >>> numbers = {"B": {"DST": 88.2, "FedAvg": 81.4}}
+    >>> show_paper(Statement("B", "DST", "FedAvg"), {"VGG-11": numbers, "LeNet": {}})
+    '+6.8 (VGG-11)'
+    """
+    shown = []
+    for name, numbers in sources.items():
+        own = numbers.get(statement.setting, {})
+        if statement.method in own and statement.other in own:
+            shown.append(f"{own[statement.method] - own[statement.other]:+.1f} ({name})")
+    return ", ".join(shown) or None
 
 
 def accuracy_row(results: TaskResults, setting: str, method: str, paper: float | None) -> Row:
@@ -187,22 +214,25 @@ def show_accuracies(
     *,
     paper: Numbers,
     source: str,
+    sources: Sources | None = None,
     notes: Sequence[str] = (),
-    more_rows: Sequence[Row] = (),
     more_claims: Sequence[Row] = (),
 ) -> Part:
-    """Accuracy, costs, claims and curves of a task. The digits of scale ``ci`` have no numbers of the paper."""
+    """Accuracy, costs, claims and curves of a task. The digits of scale ``ci`` have no numbers of the paper.
+
+    ``paper`` stands beside accuracies, the differences of ``sources`` beside claims.
+    """
     if results.task.source == "digits":
-        paper, source = {}, ""
+        paper, source, sources = {}, "", {}
     tables = {
         s: [accuracy_row(results, s, method, paper.get(s, {}).get(method)) for method in methods]
         for s in results.task.settings
     }
-    claims = [*judge(results, statements), *more_claims]
+    claims = [*judge(results, statements, sources), *more_claims]
     shown = {setting: [show_accuracy(row) for row in rows] for setting, rows in tables.items()}
     sections = show_task(results, shown, claims, source=source, notes=notes)
     rows = [row for table in tables.values() for row in table]
-    return Part([*rows, *more_rows, *claims], sections, curve_figure(results, methods))
+    return Part([*rows, *claims], sections, curve_figure(results, methods))
 
 
 def list_departures(task: Task) -> list[str]:
@@ -234,6 +264,27 @@ def draw_curves(results: TaskResults, methods: Sequence[str]) -> Any:
         for setting in results.task.settings
     }
     return mo.reports.bands(panels, x="round", y="mean test accuracy (%)")
+
+
+def draw_bytes(results: TaskResults, lines: Mapping[str, Sequence[str]]) -> Any:
+    """Accuracy against the bytes of values that were sent: a line for some methods, a point for each of them."""
+
+    def points(setting: str, methods: Sequence[str]) -> list[Row]:
+        rows = [accuracy_row(results, setting, method, None) for method in methods]
+        ends = [row["interval"] or (None, None) for row in rows]
+        return [
+            {"x": (row["up_values"] + row["down_values"]) / 1e9, "mean": row["ours"], "low": low, "high": high}
+            for row, (low, high) in zip(rows, ends, strict=True)
+        ]
+
+    panels = {
+        results.task.describe(setting): {name: points(setting, methods) for name, methods in lines.items()}
+        for setting in results.task.settings
+    }
+    return mo.reports.bands(panels, x="values sent, both ways (GB)", y="mean test accuracy (%)")
+
+
+FIGURE_1 = "Figure 1: accuracy against bytes"
 
 
 def _points(results: TaskResults, setting: str, method: str) -> list[Row]:

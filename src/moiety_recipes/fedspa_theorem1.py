@@ -14,6 +14,7 @@ from typing import Any
 
 import moiety as mo
 from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section, compare, score_row, show_interval
+from moiety_recipes.claims import RULE, show_claims
 from moiety_recipes.fedspa_page import PAPER, TaskResults
 from moiety_recipes.fedspa_tasks import DST, IID, RSM, B, Plan, Task, build_fedspa, fit_options, plan_resnet
 from moiety_recipes.pages import Part, join_parts
@@ -121,6 +122,7 @@ def show_task(results: TaskResults) -> Part:
         results.claim(
             f"{MEASURES[measure].partition(':')[0]} is larger in B than in IID ({DST})",
             compare(last(results, B, DST, measure), last(results, IID, DST, measure)),
+            unit="",
         )
         for measure in ("dissimilarity", "spread", "apart")
     ]
@@ -136,8 +138,13 @@ def show_task(results: TaskResults) -> Part:
         )
         for measure in MEASURES
     ]
-    verdicts = [{"claim": row["row"], "verdict": row["verdict"]} for row in claims]
-    sections = [Section(title=task.name, text=task.title), *tables, Section(title="Claims", rows=verdicts, level=3)]
+    lines = [
+        {"claim": row["row"], "difference": show_interval(row, digits=4), "verdict": row["verdict"]} for row in claims
+    ]
+    judged = Section(title="Claims", rows=lines, level=3)
+    if results.rates:
+        judged = show_claims("Claims", claims, text=RULE, level=3)
+    sections = [Section(title=task.name, text=task.title), *tables, judged]
     figures = {
         f"{task.name}-{measure}.png": (f"{title}, along the rounds", partial(draw, results, measure))
         for measure, title in MEASURES.items()

@@ -47,7 +47,7 @@ MARGIN = 1.0
 def plan(scale: str) -> Sizes:
     """The sizes of a scale; at scale ``ci`` one rate, since ``ffgg-splits`` chooses among several there."""
     sizes = plan_sizes(scale, seeds=5)
-    return replace(sizes, rates=sizes.rates[-1:]) if scale == "ci" else sizes
+    return replace(sizes, rates=sizes.rates[-1:], pilots=sizes.pilots[:1]) if scale == "ci" else sizes
 
 
 def cells(plan: Sizes, seeds: Sequence[int]) -> Cells:
@@ -64,7 +64,7 @@ def ask(plan: Sizes, name: str, seed: int, chosen: Row) -> Row:
     """The advice by each solver, for a model that FedAvg trained on training rows without validation rows."""
     from moiety_recipes.ffgg_stages import fedavg, options
 
-    asked = options(plan, name, seed, fedavg(plan, chosen["rates"][FEDAVG]), NOTHING, chosen["rounds"])
+    asked = options(plan, name, seed, fedavg(plan, chosen["rates"][FEDAVG], first=True), NOTHING, chosen["rounds"])
     run = mo.fit(**{**asked, "data": load(name, seed), "engine": "vectorised"}, progress=False)
     model = run.export(load(name, seed).ids[0])
     splits = {split: build_split(name, model, split) for split in (NOTHING, *SPLITS)}

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from moiety.experiments import FAILS, HOLDS, UNDECIDED, Row
-from moiety_recipes.holds import Holds, list_headlines
+from moiety_recipes.holds import Drawing, Holds, list_headlines
 
 TITLES = {
     "ffgg-readings": "Figure 1",
@@ -21,6 +21,56 @@ TITLES = {
     "ffgg-byzantine": "Theorem 8, learned",
     "ffgg-speeds": "Theorem 7",
     "ffgg-diagnosis": "diagnose_split (ours)",
+}
+FOLDED = (
+    r".*equal computation|.*leave something to share.*|so does its slowest quarter.*|FFGG is less biased.*"
+    r"|FFGG \(adapter\), FedAvg's values, gains.*"
+)
+"""Headlines that say the same of another reading or measure."""
+DRAWINGS = {
+    "figure1.png": Drawing(
+        "ffgg-readings",
+        r"FFGG is ahead of all, (.*) \(.*\)",
+        "Figure 1: FFGG's smallest lead over a rival, by reading",
+    ),
+    "theorem8.png": Drawing(
+        "ffgg-theorem8",
+        r"sign flip: (.*) ends below the bound of Theorem 8",
+        "Theorem 8 on least squares: below the bound, under sign flips",
+    ),
+    "table1.png": Drawing(
+        "ffgg-splits",
+        r"FFGG \((.*)\), (.*), beats FedAvg with equal communication",
+        "Table 1: FFGG minus FedAvg with equal communication, six settings",
+    ),
+    "table1-adapter.png": Drawing(
+        "ffgg-splits",
+        r"FFGG \(adapter\), fresh start, gains at least one point on FedAvg",
+        "Table 1: FFGG with adapters minus FedAvg, setting by setting",
+        line=1.0,
+    ),
+    "theorem7.png": Drawing(
+        "ffgg-speeds",
+        r"(\S+ speeds): asynchronous FFGG ends as accurate as synchronous, within 2",
+        "Theorem 7: asynchronous minus synchronous FFGG, within 2 is claimed",
+    ),
+    "theorem7-time.png": Drawing(
+        "ffgg-speeds",
+        r"(\S+ speeds): asynchronous (\S+) reaches 95% of the synchronous end sooner",
+        "Theorem 7: sooner at 95% of the synchronous accuracy",
+    ),
+    "byzantine.png": Drawing(
+        "ffgg-byzantine",
+        r"(.*): honest clients lose less than 3 points under the worst attack",
+        "Theorem 8 on clothes: what honest clients lose by the worst attack",
+        line=-3.0,
+    ),
+    "diagnosis.png": Drawing(
+        "ffgg-diagnosis",
+        r"the best on validation rows, by L-BFGS, is within 1 point of the best split",
+        "diagnose_split: the advised split minus the best",
+        line=-1.0,
+    ),
 }
 
 
@@ -60,6 +110,8 @@ PAPER = Holds(
     plan="docs/ffgg-plan.md",
     titles=TITLES,
     summarise=summarise,
+    folded=FOLDED,
+    drawings=DRAWINGS,
 )
 make_page, main = PAPER.make_page, PAPER.main
 

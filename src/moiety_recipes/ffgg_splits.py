@@ -72,7 +72,11 @@ def page(plan: Sizes, seeds: Sequence[int], results: Results) -> Page:
             Section(title="Test accuracy (%)", text=SCORES, rows=shown),
             *([show_claims("Setting by setting", single)] if pooled else []),
             Section(title="Settings", rows=settings),
-            Section(title="Rates and rounds", text=CHOSEN.format(plan.pilot), rows=describe_choice(plan, chosen)),
+            Section(
+                title="Rates and rounds",
+                text=CHOSEN.format(", ".join(map(str, plan.pilots))),
+                rows=describe_choice(plan, chosen),
+            ),
             Section(title="Notes", text=RULE, notes=NOTES),
         ],
         sentence=count_verdicts(pooled or single),
@@ -166,11 +170,15 @@ CLAIMS = (
 )
 SCORES = "Means over seeds, with 95% intervals."
 CHOSEN = (
-    "Chosen on validation rows of seed {}, which is not reported; each method had the same rates. A curve is flat"
-    " from round R on where its mean over the last quarter is above that over the quarter before by less than half a"
-    " point, or by less than two standard errors, there and at all later rounds."
+    "Chosen on validation rows of seeds {}, which are not reported; each method had the same rates. The first of these"
+    " seeds tries all rates, the next its best three. A rate with less than half of the best score on one of them is"
+    " left out, and of those within half a point of the best mean the smallest is taken. A curve, the mean over these"
+    " seeds, is flat from round R on where its mean over the last quarter is above that over the quarter before by less"
+    " than half a point, or by less than two standard errors, there and at all later rounds."
 )
 NOTES = (
+    "Thirty clients take part in a round. The server has momentum 0.9 in FedAvg's own rounds, and takes the plain mean"
+    " in all that follows.",
     "Equal communication: FedAvg goes on for as many rounds as FFGG has. Equal computation: for three times as many,"
     " since a round of Local FFGG computes three gradients of each batch (one epoch on the personal part, one in turns"
     " on both).",

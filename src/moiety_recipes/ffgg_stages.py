@@ -1,9 +1,10 @@
-"""FedAvg, then Local FFGG by split, then finetuning, each at the rate and for the rounds that a pilot seed chose.
+"""FedAvg, then Local FFGG by split, then finetuning, each at the rate and for the rounds that pilot seeds chose.
 
-A pilot seed, which is not reported, chooses on validation rows. Each method has the same four rates. The rounds of
-FedAvg are the first from which on its curve is flat (``find_flat``). All of stage two has the rounds that its slowest
-method needs by the same test. Reported seeds train on training and validation rows, and are scored on test rows. Every
-seed deals the rows anew.
+Pilot seeds, which are not reported, choose on validation rows. Each method has the same rates: the first pilot seed
+tries them all, the next those that did best there. The rounds of FedAvg are the first from which on its mean curve is
+flat (``find_flat``). All of stage two has the rounds that its slowest method needs by the same test. Reported seeds
+train on training and validation rows, and are scored on test rows. Every seed deals the rows anew. The server has
+momentum in stage one alone.
 
 Local FFGG (Algorithm 4) makes one epoch on the personal part, then one in turns on both: three passes in all, where a
 round of FedAvg makes one. So FedAvg with equal communication goes on for as many rounds, with equal computation for
@@ -14,8 +15,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from statistics import fmean, stdev
 from typing import Any
@@ -34,20 +35,25 @@ Steps = Generator["Cell | list[Cell]", Any, Any]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of one scale. Rounds are the most of each stage; the pilot seed is scored at so many ``points``."""
+    """Sizes of one scale. Rounds are the most of each stage; pilot seeds are scored at so many ``points``."""
 
     settings: tuple[str, ...]
     seeds: int
     rounds: int
     personal_rounds: int
-    cohort: int = 10
+    cohort: int = 30
     batch_size: int = 16
-    rates: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0)
+    rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+    kept: int = 3
+    """So many rates, the best on the first pilot seed, are tried on the other pilot seeds."""
+    momentum: float = 0.9
+    """The server's in stage one; later it takes the plain mean."""
     epochs: int = 5
     points: int = 24
-    """Scores of FedAvg along the pilot's runs; methods with a personal part, whose scores cost more, have half."""
+    """Scores of FedAvg along the pilots' runs; methods with a personal part, whose scores cost more, have half."""
     flat: float = 0.005
-    pilot: int = 100
+    """What a flat curve may still gain, and by how much a smaller rate may be worse than the best."""
+    pilots: tuple[int, ...] = (100, 101)
 
     def with_rounds(self, rounds: int) -> Any:
         """Other rounds of FedAvg, and of the rest in the same ratio."""
@@ -58,10 +64,10 @@ def plan_sizes(scale: str, *, seeds: int) -> Sizes:
     """The sizes of a scale, with so many seeds at ``night`` and ``paper``."""
     if scale == "ci":
         few: dict[str, Any] = {"cohort": 2, "batch_size": 8, "rates": (0.1, 0.3), "epochs": 1, "points": 2}
-        return Sizes(("digits",), seeds=1, rounds=4, personal_rounds=2, **few)
+        return Sizes(("digits",), seeds=1, rounds=4, personal_rounds=2, kept=1, **few)
     if scale == "laptop":
-        return Sizes(("speakers", "clothes"), seeds=3, rounds=150, personal_rounds=60)
-    return Sizes(NIGHT, seeds=seeds, rounds=600, personal_rounds=120)
+        return Sizes(("speakers", "clothes"), seeds=3, rounds=200, personal_rounds=40)
+    return Sizes(NIGHT, seeds=seeds, rounds=400, personal_rounds=40)
 
 
 @dataclass(frozen=True)
@@ -91,8 +97,8 @@ def build_split(name: str, model: Any, split: str) -> mo.Split:
 
 
 def options(sizes: Sizes, name: str, seed: int, algorithm: mo.Algorithm, split: str, rounds: int, **more: Any) -> Row:
-    """The arguments of ``moiety.fit``; the pilot seed is scored on validation rows, along the way too."""
-    model, fed, pilot = SETTINGS[name].model(seed), load(name, seed), seed == sizes.pilot
+    """The arguments of ``moiety.fit``; pilot seeds are scored on validation rows, along the way too."""
+    model, fed, pilot = SETTINGS[name].model(seed), load(name, seed), seed in sizes.pilots
     every = max(1, rounds // (sizes.points if split == NOTHING else sizes.points // 2)) if pilot else rounds
     part = "validation" if pilot else "test"
     return {
@@ -126,9 +132,10 @@ def work(sizes: Sizes, lr: float, epochs: int = 1) -> Any:
     return mo.sgd(lr, epochs=epochs, batch_size=sizes.batch_size)
 
 
-def fedavg(sizes: Sizes, lr: float) -> mo.Algorithm:
-    """One epoch a round."""
-    return mo.fedavg(shared=work(sizes, lr))
+def fedavg(sizes: Sizes, lr: float, *, first: bool = False) -> mo.Algorithm:
+    """One epoch a round; in the ``first`` stage the server has momentum."""
+    server: Row = {"server": mo.server.sgd(momentum=sizes.momentum)} if first else {}
+    return mo.fedavg(shared=work(sizes, lr), **server)
 
 
 def local_ffgg(sizes: Sizes, arm: Arm, lr: float) -> mo.Algorithm:
@@ -169,72 +176,120 @@ def find_flat(course: Sequence[Sequence[float]], flat: float) -> int | None:
     return first
 
 
-def choose(rows: Mapping[float, Row]) -> float:
-    """The rate with the best score on validation rows; of equals the smallest."""
-    return max(sorted(rows), key=lambda lr: rows[lr]["score"])
+def choose(rows: Mapping[float, Sequence[Row]], close: float) -> float:
+    """The smallest rate whose mean score over pilot seeds is within ``close`` of the best.
+
+    A rate that has less than half of the best score on some pilot seed has failed there, and is left out.
+    """
+    best = [max(row["score"] for row in seed) for seed in zip(*rows.values(), strict=True)]
+    sound = {
+        lr: fmean(row["score"] for row in own)
+        for lr, own in rows.items()
+        if all(row["score"] >= most / 2 for row, most in zip(own, best, strict=True))
+    }
+    means = sound or {lr: fmean(row["score"] for row in own) for lr, own in rows.items()}
+    return min(lr for lr, mean in means.items() if mean >= max(means.values()) - close)
+
+
+def average(rows: Sequence[Row]) -> list[tuple[int, float]]:
+    """The mean curve of several seeds."""
+    return [
+        (points[0][0], fmean(score for _, score in points)) for points in zip(*(r["course"] for r in rows), strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One choice of the pilot seeds: a method of a setting, to be run at several rates.
+
+    ``start`` is the key of the run that a seed begins from.
+    """
+
+    setting: str
+    method: str
+    split: str
+    rounds: int
+    build: Callable[[float], mo.Algorithm]
+    start: Callable[[int], tuple[str | int, ...]] | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def key(self, seed: int, lr: float) -> tuple[str | int, ...]:
+        """The cell of a seed and rate."""
+        return ("pilot", seed, self.setting, f"{self.method}, {lr:g}")
+
+    def cell(self, sizes: Sizes, seed: int, lr: float) -> Cell:
+        """The run of a seed and rate."""
+        how: Row = {"start": self.start(seed) if self.start else None, **self.more}
+        algorithm, key = self.build(lr), self.key(seed, lr)
+        return build_cell(sizes, key, self.setting, seed, algorithm, self.split, self.rounds, **how)
+
+
+def try_rates(sizes: Sizes, steps: Sequence[Step]) -> Steps:
+    """The chosen rate and the mean curve at it, for each step."""
+    tables: list[dict[float, list[Row]]] = [{lr: [] for lr in sizes.rates} for _ in steps]
+    for seed in sizes.pilots:
+        jobs = [(step, lr) for step, table in zip(steps, tables, strict=True) for lr in table]
+        rows = iter((yield [step.cell(sizes, seed, lr) for step, lr in jobs]))
+        for table in tables:
+            for own in table.values():
+                own.append(next(rows))
+        if seed == sizes.pilots[0] and len(sizes.pilots) > 1:
+            tables = [_keep_best(table, sizes.kept) for table in tables]
+    rates = [choose(table, sizes.flat) for table in tables]
+    return [(rate, average(table[rate])) for rate, table in zip(rates, tables, strict=True)]
+
+
+def _keep_best(table: dict[float, list[Row]], count: int) -> dict[float, list[Row]]:
+    best = sorted(sorted(table), key=lambda lr: -table[lr][0]["score"])[:count]
+    return {lr: table[lr] for lr in table if lr in best}
 
 
 def run_pilot(sizes: Sizes, arms: Sequence[Arm]) -> Steps:
-    """Choose rates and rounds for every setting on the pilot seed; what was chosen, by setting."""
-    names, seed, rates = sizes.settings, sizes.pilot, sizes.rates
-    for name in names:
+    """Choose rates and rounds for every setting on the pilot seeds; what was chosen, by setting."""
+    names = sizes.settings
+    for name, seed in itertools.product(names, sizes.pilots):
         load(name, seed)
-
-    def ask(step: str, jobs: Mapping[tuple[str, str], Any], starts: Mapping[str, Any], rounds: Any) -> Steps:
-        """Run every method of every setting at every rate; the rows by setting, method and rate."""
-        cells, keys = [], []
-        for (name, method), (build, split) in jobs.items():
-            for lr in rates:
-                key = ("pilot", name, f"{step}, {method}, {lr:g}")
-                how: Row = {"start": starts.get(f"{name}/{method}", starts.get(name))}
-                how |= {"cohort": None} if step == "finetuning" else {}
-                cells.append(build_cell(sizes, key, name, seed, build(lr), split, rounds(name), **how))
-                keys.append((name, method, lr))
-        rows = yield cells
-        table: dict[tuple[str, str], dict[float, Row]] = {}
-        for (name, method, lr), row in zip(keys, rows, strict=True):
-            table.setdefault((name, method), {})[lr] = row
-        return table
-
-    first = yield from ask(
-        "FedAvg", {(n, FEDAVG): (partial(fedavg, sizes), NOTHING) for n in names}, {}, lambda n: sizes.rounds
-    )
-    chosen: dict[str, Row] = {n: {"rates": {FEDAVG: choose(first[n, FEDAVG])}, "flat": {}} for n in names}
-    for n in names:
-        best = first[n, FEDAVG][chosen[n]["rates"][FEDAVG]]
-        flat = find_flat(best["course"], sizes.flat)
-        chosen[n] |= {"rounds": flat or sizes.rounds, "flat": {FEDAVG: flat}}
-    bases = [
-        build_cell(
-            sizes,
-            ("pilot", n, FEDAVG),
-            n,
-            seed,
-            fedavg(sizes, chosen[n]["rates"][FEDAVG]),
-            NOTHING,
-            chosen[n]["rounds"],
-        )
-        for n in names
+    train = partial(fedavg, sizes, first=True)
+    steps = [Step(n, FEDAVG, NOTHING, sizes.rounds, train) for n in names]
+    chosen: dict[str, Row] = {}
+    for step, (rate, course) in zip(steps, (yield from try_rates(sizes, steps)), strict=True):
+        flat = find_flat(course, sizes.flat)
+        chosen[step.setting] = {"rates": {FEDAVG: rate}, "rounds": flat or sizes.rounds, "flat": {FEDAVG: flat}}
+    yield [
+        build_cell(sizes, base_key(s, n), n, s, train(own["rates"][FEDAVG]), NOTHING, own["rounds"])
+        for s, (n, own) in itertools.product(sizes.pilots, chosen.items())
     ]
-    yield bases
-    starts: dict[str, Any] = {n: ("pilot", n, FEDAVG) for n in names}
-    methods = {a.name: (partial(local_ffgg, sizes, a), a.split) for a in (*arms, Arm(NOTHING, fresh=False))}
-    jobs = {(n, m): how for n, (m, how) in itertools.product(names, methods.items())}
-    second = yield from ask("stage two", jobs, starts, lambda n: sizes.personal_rounds)
-    for (n, method), rows in second.items():
-        rate = chosen[n]["rates"][method] = choose(rows)
-        chosen[n]["flat"][method] = find_flat(rows[rate]["course"], sizes.flat)
-        starts[f"{n}/{method}"] = ("pilot", n, f"stage two, {method}, {rate:g}")
-    for n in names:
-        flats = [chosen[n]["flat"][method] or sizes.personal_rounds for method in methods]
-        chosen[n]["personal_rounds"] = max(flats)
-    tuned = {a.name: (partial(finetune, sizes, a), a.split) for a in arms}
-    jobs = {(n, m): how for n, (m, how) in itertools.product(names, tuned.items())}
-    third = yield from ask("finetuning", jobs, starts, lambda n: 1)
-    for (n, method), rows in third.items():
-        chosen[n]["rates"][f"{method}, finetuning"] = choose(rows)
+    steps = [
+        Step(n, a.name, a.split, sizes.personal_rounds, partial(local_ffgg, sizes, a), partial(base_key, name=n))
+        for n, a in itertools.product(names, (*arms, Arm(NOTHING, fresh=False)))
+    ]
+    starts = {}
+    for step, (rate, course) in zip(steps, (yield from try_rates(sizes, steps)), strict=True):
+        own = chosen[step.setting]
+        own["rates"][step.method] = rate
+        own["flat"][step.method] = find_flat(course, sizes.flat)
+        starts[step.setting, step.method] = partial(step.key, lr=rate)
+    for own in chosen.values():
+        own["personal_rounds"] = max(flat or sizes.personal_rounds for m, flat in own["flat"].items() if m != FEDAVG)
+    everyone = {"cohort": None}
+    steps = [
+        Step(n, tuned(a), a.split, 1, partial(finetune, sizes, a), starts[n, a.name], everyone)
+        for n, a in itertools.product(names, arms)
+    ]
+    for step, (rate, _) in zip(steps, (yield from try_rates(sizes, steps)), strict=True):
+        chosen[step.setting]["rates"][step.method] = rate
     yield Cell(key=("chosen",), work=lambda: {"chosen": chosen})
     return chosen
+
+
+def base_key(seed: int, name: str) -> tuple[str | int, ...]:
+    """The run of FedAvg that a pilot seed's stage two begins from."""
+    return ("pilot", seed, name, FEDAVG)
+
+
+def tuned(arm: Arm) -> str:
+    """The name of a method's finetuning among the rates."""
+    return f"{arm.name}, finetuning"
 
 
 def run_seeds(sizes: Sizes, seeds: Sequence[int], arms: Sequence[Arm], chosen: Mapping[str, Row]) -> Steps:
@@ -242,8 +297,9 @@ def run_seeds(sizes: Sizes, seeds: Sequence[int], arms: Sequence[Arm], chosen: M
     pairs = list(itertools.product(sizes.settings, seeds))
     for name, seed in pairs:
         load(name, seed)
+    train = partial(fedavg, sizes, first=True)
     yield [
-        build_cell(sizes, (s, n, FEDAVG), n, s, fedavg(sizes, chosen[n]["rates"][FEDAVG]), NOTHING, chosen[n]["rounds"])
+        build_cell(sizes, (s, n, FEDAVG), n, s, train(chosen[n]["rates"][FEDAVG]), NOTHING, chosen[n]["rounds"])
         for n, s in pairs
     ]
     stage = []
@@ -261,7 +317,7 @@ def run_seeds(sizes: Sizes, seeds: Sequence[int], arms: Sequence[Arm], chosen: M
     yield stage
     finals = []
     for (n, s), arm in itertools.product(pairs, arms):
-        algorithm = finetune(sizes, arm, chosen[n]["rates"][f"{arm.name}, finetuning"])
+        algorithm = finetune(sizes, arm, chosen[n]["rates"][tuned(arm)])
         key, start = (s, n, f"{arm.name}, then finetuning"), (s, n, arm.name)
         finals.append(build_cell(sizes, key, n, s, algorithm, arm.split, 1, start=start, cohort=None))
         if not arm.fresh:

@@ -26,7 +26,7 @@ from moiety.experiments import (
     show_interval,
 )
 from moiety_recipes.claims import RULE, decide_claim, show_claims
-from moiety_recipes.glocal_table1 import PAPER, load_partitions
+from moiety_recipes.glocal_table1 import DEPARTURES, PAPER, load_partitions
 from moiety_recipes.glocal_trials import (
     ABOUT_RULES,
     LONG_RATES,
@@ -54,8 +54,7 @@ NOTES = (
     "The normalised rule is here that of `mo.online(lr, rule='normalised')`: the examples of a round count as one at"
     " the server, where Vowpal Wabbit would learn from one after the other. With several classes all outputs share one"
     " length of step.",
-    "Other departures from the paper (rows a client, isolet's clients, covtype's classes, scaling of features) are"
-    " those of `glocal-table1`.",
+    *DEPARTURES,
 )
 
 

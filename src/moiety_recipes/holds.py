@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import moiety as mo
-from moiety.experiments import FAILS, HOLDS, Row
+from moiety.experiments import FAILS, HOLDS, Row, decide
+from moiety_recipes.claims import show_needed
 
 
 def list_headlines(table: Row) -> Iterable[Row]:
@@ -19,11 +21,45 @@ def list_headlines(table: Row) -> Iterable[Row]:
     return [{**row, "recipe": table["recipe"]} for row in table["rows"] if row.get("headline")]
 
 
+def fold(title: str, text: str) -> str:
+    """A part of a page that the reader opens."""
+    return f"<details markdown><summary>{title}</summary>\n\n{text}\n\n</details>"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure of the claims of one recipe whose whole text fits ``pattern``.
+
+    Its groups label the claims. A claim that is alone is drawn setting by setting. ``line`` is where the claims begin
+    to hold.
+    """
+
+    recipe: str
+    pattern: str
+    title: str
+    line: float = 0.0
+
+    def list_rows(self, claims: Sequence[Row]) -> list[Row]:
+        """The rows of ``reports.forest``, from the claims of all recipes."""
+        fits = [(row, re.fullmatch(self.pattern, row["row"])) for row in claims if row["recipe"] == self.recipe]
+        picked = [(row, ", ".join(fit.groups())) for row, fit in fits if fit]
+        if len(picked) == 1:
+            row = picked[0][0]
+            alone = {name: decide(name, {name: each}) for name, each in row["each"].items()}
+            return [_draw_row(name, one) for name, one in alone.items()] + [_draw_row("all", row, strong=True)]
+        return [_draw_row(label, row) for row, label in picked]
+
+
+def _draw_row(label: str, row: Row, *, strong: bool = False) -> Row:
+    return {"row": label, "strong": strong, "unit": row.get("unit", "")} | {k: row[k] for k in ("mean", "low", "high")}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Holds:
     """A paper whose claims are decided.
 
-    ``titles`` says of each recipe what it is about, ``summarise`` which lines a table gives.
+    ``titles`` says of each recipe what it is about, ``summarise`` which lines a table gives. Lines that fit the pattern
+    ``folded`` stand in a part that the reader opens. ``drawings`` are the figures, by file name.
     """
 
     program: str
@@ -32,35 +68,51 @@ class Holds:
     plan: str
     titles: Mapping[str, str]
     summarise: Callable[[Row], Iterable[Row]] = list_headlines
+    folded: str = "nothing"
+    drawings: Mapping[str, Drawing] = field(default_factory=dict)
 
-    def make_page(self, tables: Sequence[Row]) -> tuple[str, list[Row]]:
-        """The page and its rows."""
+    def make_page(self, tables: Sequence[Row]) -> tuple[str, list[Row], dict[str, tuple[Drawing, list[Row]]]]:
+        """The page, its rows, and the rows of its figures by file name."""
         rows = [row for table in tables for row in self.summarise(table)]
+        figures = self._draw(tables, rows)
         counts = Counter(row["verdict"] for row in rows)
         every = Counter(r["verdict"] for table in tables for r in table["rows"] if "headline" in r)
         open_ = len(rows) - counts[HOLDS] - counts[FAILS]
-        shown = [self.show(row) for row in rows]
+        folded = [row for row in rows if re.fullmatch(self.folded, row["row"])]
+        first = [row for row in rows if row not in folded]
         done = {table["recipe"] for table in tables}
         absent = [f"{title} (`{recipe}`)" for recipe, title in self.titles.items() if recipe not in done]
         parts = [
             f"# What holds of {self.paper}",
             f"Claims, margins, seeds and the rule were committed before the runs ({self.plan}). A claim holds, or does"
-            f" not, where the whole 99% interval over seeds says so. Of the headlines below {counts[HOLDS]} hold,"
+            f" not, where the whole 99% interval over seeds says so. Of {len(rows)} headlines {counts[HOLDS]} hold,"
             f" {counts[FAILS]} do not, {open_} are not decided; of all {sum(every.values())} claims on the pages"
             f" {every[HOLDS]} hold, {every[FAILS]} do not. About one verdict in a hundred would be chance if nothing"
             " were true.",
-            mo.reports.markdown(shown, columns={key: key for key in shown[0]}),
+            self._show_table(first),
+            *([fold(f"{len(folded)} more headlines", self._show_table(folded))] if folded else []),
             *([f"Not on this page, since it was not run: {', '.join(absent)}."] if absent else []),
             "\n".join(f"- `{t['command']}`, {t['date']}, commit {t.get('commit', 'unknown')}" for t in tables),
+            *(f"![{drawing.title}]({file})" for file, (drawing, _) in figures.items()),
         ]
-        return "\n\n".join(parts) + "\n", rows
+        return "\n\n".join(parts) + "\n", rows, figures
+
+    def _draw(self, tables: Sequence[Row], rows: Sequence[Row]) -> dict[str, tuple[Drawing, list[Row]]]:
+        claims = [{**row, "recipe": t["recipe"]} for t in tables for row in t["rows"] if "headline" in row]
+        texts = {row["row"] for row in claims}
+        claims += [row for row in rows if row["row"] not in texts]
+        figures = {file: (drawing, drawing.list_rows(claims)) for file, drawing in self.drawings.items()}
+        return {file: (drawing, own) for file, (drawing, own) in figures.items() if own}
+
+    def _show_table(self, rows: Sequence[Row]) -> str:
+        shown = [self.show(row) for row in rows]
+        return mo.reports.markdown(shown, columns={key: key for key in shown[0]})
 
     def show(self, row: Row) -> Row:
         """A claim as a line of the page."""
         ends, unit = row["interval"], f" {row['unit']}" if row["unit"] else ""
         rule = f"within {row['within']:g}" if row.get("within") is not None else f"above {row.get('above', 0.0):g}"
         interval = "" if ends is None else f" [{ends[0]:+.3g}, {ends[1]:+.3g}]"
-        open_ = HOLDS not in row["verdict"] and FAILS not in row["verdict"]
         return {
             "of": f"[{self.titles.get(row['recipe'], row['recipe'])}](../{row['recipe']}/README.md)",
             "claim": row["row"],
@@ -68,7 +120,7 @@ class Holds:
             "ours": f"{row['ours']:+.3g}{interval}{unit}",
             "rule": rule,
             "verdict": f"**{row['verdict'].replace(' at this scale', '')}**",
-            "seeds needed": (row["needed"] or "over 1,000") if open_ else "-",
+            "seeds needed": show_needed(row),
         }
 
     def main(self, words: Sequence[str] | None = None) -> int:
@@ -88,8 +140,11 @@ class Holds:
                 known = ", ".join(self.titles)
                 print(f"`runs` must be of recipes with headlines, got {run}. Run one of {known}.", file=sys.stderr)
                 return 2
-        page, _ = self.make_page(tables)
+        page, _, figures = self.make_page(tables)
         asked.out.mkdir(parents=True, exist_ok=True)
+        for file, (drawing, own) in figures.items():
+            x = f"{own[-1]['unit']}, 99% interval"
+            mo.reports.save(mo.reports.forest(own, x=x, title=drawing.title, line=drawing.line), asked.out / file)
         (asked.out / "README.md").write_text(page)
         print(page)
         return 0

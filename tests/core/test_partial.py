@@ -304,6 +304,50 @@ def test_the_parts_give_the_loss_and_the_gradient_of_the_whole(case, dtype):
     agree(whole[0][index], cut.loss(params, few)[0], TOLERANCE[dtype])
 
 
+class Refusing(torch.fx.Tracer):
+    """It fails, as where the code of a model looks at shapes."""
+
+    def trace(self, *given: Any) -> Any:
+        raise TypeError("not traced")
+
+
+OWN = {"width": 8, "blocks": 2, "heads": 2, "feed_forward": 12}
+
+
+@pytest.mark.parametrize("way", ["torch.fx", "torch.export"])
+@pytest.mark.parametrize("block", ["head", "blocks.1"])
+@pytest.mark.parametrize("kind", ["words", "speech"])
+def test_the_transformers_of_moiety_models(kind, block, way, monkeypatch):
+    """Losses and gradients are those of the module itself, whichever way its graph was captured."""
+    draw = torch.Generator().manual_seed(4)
+    if kind == "words":
+        model = mo.models.transformer_lm(vocabulary=9, length=6, **OWN).double()
+        x = torch.randint(0, 9, (4, 5), generator=draw)
+    else:
+        model = mo.models.speech_transformer(vocabulary=9, mels=3, channels=6, **OWN).double()
+        x = torch.randn(4, 9, 3, generator=draw, dtype=torch.float64)
+        x[1, 5:] = 0  # padding
+    if way == "torch.export":
+        monkeypatch.setattr(torch.fx, "Tracer", Refusing)
+    task = from_module(model, loss=lambda output, batch: output.flatten(1).square().mean(1))
+    trained = tuple(n for n, _ in model.named_parameters() if n.startswith(block))
+    cut = task.partial(frozenset(trained), task.init, {"x": x})
+    assert isinstance(cut, Partial), cut
+    for p in model.parameters():  # not the values at which the cut was tried
+        p.data += 0.3 * torch.randn(p.shape, generator=draw, dtype=p.dtype)
+    wanted = model(x).flatten(1).square().mean(1)
+    chosen = [p for n, p in model.named_parameters() if n in trained]
+    slopes = torch.autograd.grad(wanted.mean(), chosen)
+    params = {n: p.detach().requires_grad_(n in trained) for n, p in model.named_parameters()} | dict(
+        model.named_buffers()
+    )
+    with torch.no_grad():
+        features = cut.features(params, {"x": x})
+    found, _ = cut.loss(params, features)
+    agree(wanted.detach(), found.detach(), 1e-12)
+    agree(slopes, torch.autograd.grad(found.mean(), [params[n] for n in trained]), 1e-12)
+
+
 def test_the_loss_of_the_second_part_has_the_penalty_too():
     """A model 3 (2 x), of which the 3 = w is trained, with the penalty w^2 / 2.
 

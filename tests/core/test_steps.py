@@ -1,26 +1,15 @@
 """Steps inside the backward pass against ``torch.optim.SGD`` on ordinary modules, one client at a time."""
 
-import copy
-import math
-
 import pytest
 import torch
+from step_cases import CLASSES, FEATURES, LR, SIZES, WIDTH, make_batches, mlp, train_block, train_by_torch, train_single
 from torch import nn
-from torch.func import vmap
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import moiety as mo
 from moiety.local import descent
-from moiety.local.descent import train
-from moiety.local.verbs import autograd_gradient
-from moiety.task import from_module, steps
-from moiety.task.block import block_gradient
-from moiety.types import Work
-
-FEATURES, WIDTH, CLASSES, LR = 5, 4, 3, 0.3
-SIZES = [[6, 6, 2], [6, 1], [3]]
-"""The batches of three clients. Side by side, the second has a step that is all padding, the third two."""
+from moiety.task import steps
 
 
 class Tied(nn.Module):
@@ -61,12 +50,6 @@ class Words(nn.Module):
         return self.head(torch.tanh(functional.linear(x, self.plain.weight, self.plain.bias)).mean(-2))
 
 
-def mlp() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh(), nn.Linear(WIDTH, CLASSES)
-    )
-
-
 MODELS = {
     "mlp": (mlp, {"0.weight", "0.bias", "2.weight", "4.weight", "4.bias"}),
     "tied": (Tied, {"head.weight", "head.bias"}),
@@ -81,36 +64,9 @@ def make_model(name: str) -> nn.Module:
     return MODELS[name][0]().double()
 
 
-def make_batches(sizes: list[int], seed: int) -> list[dict[str, torch.Tensor]]:
-    draw = torch.Generator().manual_seed(seed)
-    return [
-        {
-            "x": torch.randn(n, FEATURES, generator=draw, dtype=torch.float64),
-            "y": torch.randint(CLASSES, (n,), generator=draw),
-        }
-        for n in sizes
-    ]
-
-
-def train_by_torch(module, batches, trained, *, decay, pull, momentum=0.0):
-    module = copy.deepcopy(module)
-    centre = {n: torch.full_like(p, 0.5) for n, p in module.named_parameters()}
-    for name, p in module.named_parameters():
-        p.requires_grad_(name in trained)
-    chosen = {n: p for n, p in module.named_parameters() if n in trained}
-    optimiser = torch.optim.SGD(chosen.values(), lr=LR, weight_decay=decay, momentum=momentum)
-    for batch in batches:
-        optimiser.zero_grad()
-        loss = functional.cross_entropy(module(batch["x"]), batch["y"])
-        loss = loss + sum(pull / 2 * (p - centre[n]).square().sum() for n, p in chosen.items())
-        loss.backward()
-        optimiser.step()
-    return {n: p.detach() for n, p in module.named_parameters()}
-
-
 @pytest.fixture
 def stepped(monkeypatch):
-    """The names of the parameters that were stepped inside a backward pass, whatever their size."""
+    """The names of the parameters that were stepped inside a backward pass, whatever their size; chains have none."""
     made = []
 
     class Watched(steps.Steps):
@@ -119,43 +75,9 @@ def stepped(monkeypatch):
             made.append(self)
 
     monkeypatch.setattr(descent, "Steps", Watched)
+    monkeypatch.setattr(descent, "train_chain", lambda loss_of, model, rates, batches: (model, [], [], batches))
     monkeypatch.setattr(steps, "LEAST", 0)
     return lambda: set().union(*(each.new for each in made))
-
-
-def work_for(module, gradient, **options):
-    task = from_module(module, loss="cross_entropy", **options)
-    common = {"shared": (), "personal": (), "compose": None, "parts": None, "batches": None, "scale": 1.0}
-    return Work(task=task, gradient=gradient, examples=torch.tensor(1.0, dtype=torch.float64), **common)
-
-
-def train_single(module, batches, trained, how, **options):
-    work = work_for(module, autograd_gradient, **options)
-    centre = {n: torch.full_like(p, 0.5) for n, p in work.task.init.items()}
-    before = {n: p.clone() for n, p in work.task.init.items()}
-    with torch.no_grad():
-        new, loss = train(work, work.task.init, batches, {trained: how}, centre=centre)
-    assert all(torch.equal(p, before[n]) for n, p in work.task.init.items()), "the given model is not changed"
-    return new, loss
-
-
-def train_block(module, trained, how):
-    """The clients of ``SIZES`` side by side; what a client computes from padding alone is not finite."""
-    work = work_for(module, block_gradient)
-    centre = {n: torch.full_like(p, 0.5) for n, p in work.task.init.items()}
-    x = torch.full((3, 3, 6, FEATURES), math.inf, dtype=torch.float64)
-    y, mask = torch.zeros(3, 3, 6, dtype=torch.int64), torch.zeros(3, 3, 6, dtype=torch.bool)
-    for c, sizes in enumerate(SIZES):
-        for k, batch in enumerate(make_batches(sizes, c)):
-            n = sizes[k]
-            x[c, k], x[c, k, :n], y[c, k, :n], mask[c, k, :n] = batch["x"][0], batch["x"], batch["y"], True
-
-    def one(x, y, mask):
-        batches = [{"x": x[k], "y": y[k], "mask": mask[k]} for k in range(3)]
-        return train(work, work.task.init, batches, {trained: how}, centre=centre)[0]
-
-    with torch.no_grad():
-        return vmap(one)(x, y, mask)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -164,7 +86,7 @@ def test_steps_are_those_of_torch(name, decay, pull, stepped):
     module = make_model(name)
     names = tuple(n for n, _ in module.named_parameters())
     how = mo.sgd(LR, weight_decay=decay, pull=pull)
-    block = train_block(module, names, how)
+    block, _ = train_block(module, names, how)
     assert stepped() == MODELS[name][1] - {"first.weight", "first.bias"}  # its input is a block of sequences
     for c, sizes in enumerate(SIZES):
         batches = make_batches(sizes, c)
@@ -183,7 +105,7 @@ def test_what_is_not_trained_stays(trained, stepped):
     """A layer whose bias alone is trained takes the ordinary way."""
     module, batches = make_model("mlp"), make_batches(SIZES[0], 0)
     wanted = train_by_torch(module, batches, trained, decay=0.1, pull=0.0)
-    block = train_block(module, trained, mo.sgd(LR, weight_decay=0.1))
+    block, _ = train_block(module, trained, mo.sgd(LR, weight_decay=0.1))
     single, _ = train_single(module, batches, trained, mo.sgd(LR, weight_decay=0.1))
     for n, p in wanted.items():
         torch.testing.assert_close(single[n], p, rtol=1e-12, atol=1e-13)

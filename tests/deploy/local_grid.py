@@ -15,7 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 import moiety as mo
 from moiety import deploy
 from moiety.data import FederatedData
-from moiety.deploy.post import Post
+from moiety.deploy.mailbox import Mailbox
 from moiety.deploy.server import serve
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
@@ -117,7 +117,7 @@ def serve_here(app: deploy.App, grid: Grid, **changes: Any) -> mo.Run:
     """Let the server run to its end on a grid."""
     from dataclasses import replace
 
-    return serve(replace(app.plan, **changes), Post(grid, app.plan.largest_message))
+    return serve(replace(app.plan, **changes), Mailbox(grid, app.plan.largest_message))
 
 
 def federation(sizes: tuple[int, ...] = (4, 9, 12, 17), seed: int = 0) -> FederatedData:

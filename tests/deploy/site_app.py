@@ -14,11 +14,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from flwr.app import Message
+from flwr.supernode.runtime import run_clientapp
 
 import moiety as mo
 from moiety import deploy
 from moiety.data import FederatedData
+from moiety.deploy.device import Device
 from moiety.deploy.journal import Journal
+from moiety.deploy.letters import Letter
+from moiety.transport import pack, unpack
 
 CHOICE: dict[str, Any] = {"algorithm": "fedalt"}
 SIZES = (9, 12, 17, 24)
@@ -93,30 +98,79 @@ def make_app(algorithm: str, active: int = 0, **options: Any) -> deploy.App:
     return deploy.app(model, method, split=split, data=load_site, **{**common, **options})
 
 
-def pause_at(phase: str) -> None:
-    """Stay here as long as the file ``PHASE.want`` is in the folder of the test; ``PHASE.here`` says so."""
+def is_wanted(what: str) -> bool:
+    """Whether the file ``WHAT.want`` is in the folder of the test for this node."""
     folder = os.environ.get("TEST_PAUSES", "")
-    want, here = Path(folder, f"{phase}.want"), Path(folder, f"{phase}.here")
-    if folder and want.exists():
-        here.touch()
-        while want.exists():
+    return bool(folder) and Path(folder, f"{what}.want").exists()
+
+
+def pause_at(phase: str) -> None:
+    """Stay here as long as the test wants it; ``PHASE.here`` says so."""
+    if is_wanted(phase):
+        Path(os.environ["TEST_PAUSES"], f"{phase}.here").touch()
+        while is_wanted(phase):
             time.sleep(0.02)
 
 
-def slow_down() -> None:
-    """Let a test hold a device before and after it writes a turn."""
-    write = Journal.write_turn
+def is_other_answer(value: Any) -> bool:
+    """Whether this is a message, and no answer to one of training."""
+    return isinstance(value, Message) and value.metadata.message_type != "train"
 
-    def write_turn(self: Journal, *args: Any) -> None:
-        pause_at("before-storing")
-        write(self, *args)
-        pause_at("after-storing")
 
-    Journal.write_turn = write_turn  # type: ignore[method-assign]
+def hold(owner: Any, name: str, before: str, after: str = "") -> None:
+    """Let a test hold a device before and after a function; once, for a worker loads one app after another."""
+    plain = getattr(owner, name)
+    if getattr(plain, "held", False):
+        return
+
+    def held(*args: Any, **options: Any) -> Any:
+        if not any(is_other_answer(each) for each in args):
+            pause_at(before)
+        result = plain(*args, **options)
+        pause_at(after)
+        return result
+
+    held.held = True  # type: ignore[attr-defined]
+    setattr(owner, name, held)
+
+
+LARGE = 300_000_000
+"""Bytes of the large message of a node that lies."""
+LIES: tuple[Callable[[Letter, Letter], Letter], ...] = (
+    lambda honest, first: Letter(honest.head, b"rubbish" * 99),
+    lambda honest, first: Letter({**honest.head, "round": honest.head["round"] - 1}, honest.body),
+    lambda honest, first: first,
+    lambda honest, first: Letter(honest.head, pack({name: p * torch.nan for name, p in unpack(honest.body).items()})),
+    lambda honest, first: Letter(honest.head, os.urandom(10**6) * (LARGE // 10**6)),
+)
+"""What a node that lies says in its turns, one after another, from what it would have said now and at first."""
+
+
+def let_lie() -> None:
+    """Let the device say something else in its first turns where the test wants it; then it is honest."""
+    answer = Device.answer
+    if getattr(answer, "lies", False):
+        return
+    turns: list[Letter] = []
+
+    def lying(self: Device, kind: str, letter: Letter) -> Letter:
+        honest = answer(self, kind, letter)
+        if kind != "train" or not is_wanted("lie"):
+            return honest
+        turns.append(honest)
+        return LIES[len(turns) - 1](honest, turns[0]) if len(turns) <= len(LIES) else honest
+
+    lying.lies = True  # type: ignore[attr-defined]
+    Device.answer = lying  # type: ignore[method-assign]
 
 
 if os.environ.get("TEST_PAUSES"):
-    slow_down()
+    hold(Journal, "write_turn", "before-storing", "after-storing")
+    hold(Journal, "join", "joining")
+    hold(Device, "evaluate", "evaluating")
+    hold(Device, "end", "ending")
+    hold(run_clientapp, "push_message", "pushing")
+    let_lie()
 app = make_app(**CHOICE)
 client = app.client
 server = app.server

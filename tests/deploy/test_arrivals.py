@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Error, Message
 from local_grid import LocalGrid, federation, make_app, nodes_of, serve_here, small_model
 from test_equals_simulation import exact, states_on_devices
 
 import moiety as mo
 from moiety import deploy
+from moiety.deploy.arrivals import read_arrivals
 
 
 class SlowGrid(LocalGrid):
@@ -64,3 +67,44 @@ def test_recorded_arrivals_are_simulated_again_bit_for_bit(killed: bool, tmp_pat
         assert exact(simulated._loop.progress.store.get([client])[0]) == exact(state), client
     assert [row["staleness"] for row in simulated.history] == [row["staleness"] for row in run.history]
     assert len({row["client"] for row in run.clients}) == 4
+
+
+@pytest.mark.parametrize("how", ["refused", "silent", "late"])
+def test_a_replay_after_turns_that_were_not_used_is_the_same_bit_for_bit(how: str, tmp_path: Path) -> None:
+    """One device is refused, says nothing, or answers after the deadline, in some of its turns."""
+    data, model = federation(), small_model()
+    algorithm = mo.fedalt(shared=0.1, personal=0.05)
+    options = {"split": mo.split.output_layer(model), "rounds": 14, "seed": 5}
+    settings = mo.Settings(clock=mo.clock.asynchronous(active=3), evaluate_every=7)
+    app = make_app(model, data, algorithm, tmp_path, settings=settings, deadline=0.5, **options)
+    grid = SlowGrid(app, nodes_of(data, tmp_path))
+    turns: list[int] = []
+
+    def deliver(message: Any, call: Any) -> Any:
+        if message.metadata.message_type != "train" or grid.nodes[message.metadata.dst_node_id]["name"] != "c1":
+            return call(message)
+        turns.append(int(message.metadata.group_id))
+        answer = call(message)  # its own state has gone on
+        if len(turns) % 2:
+            return answer
+        if how == "late":
+            time.sleep(0.6)
+            return answer
+        return None if how == "silent" else Message(Error(code=2, reason="x"), reply_to=message)
+
+    grid.deliver = deliver
+    run = serve_here(app, grid)
+    rows = read_arrivals(tmp_path / "server")
+    lost = [row for row in rows if row["used"] == "0"]
+    assert lost, turns
+    assert len(rows) == 14
+    assert len(lost) == sum(len(row["dropped"]) for row in run.history)
+    clock = deploy.replay_clock(tmp_path / "server", 3, [str(name) for name in data.ids])
+    simulated = mo.fit(
+        model, data, algorithm, engine="sequential", settings=mo.Settings(clock=clock, evaluate_every=7), **options
+    )
+    assert exact(simulated._loop.progress.server) == exact(run._loop.progress.server)
+    for client, state in states_on_devices(run, tmp_path).items():
+        assert exact(simulated._loop.progress.store.get([client])[0]) == exact(state), client
+    assert [row["staleness"] for row in simulated.history] == [row["staleness"] for row in run.history]
+    assert [row["dropped"] for row in simulated.history] == [row["dropped"] for row in run.history]

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 import moiety as mo
 from moiety import deploy
 from moiety.cli import main
+from moiety.deploy.folders import load_app
 from moiety.deploy.init import DEFAULT, write_app
-from moiety.deploy.look import load_app
 from moiety.experiments.config import check_tables, make_parts
 from moiety.files import read_toml
 

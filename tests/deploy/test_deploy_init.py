@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime
 import io
-import re
-import shlex
 import ssl
 import stat
 import sys
@@ -135,47 +133,6 @@ def test_certificates_end_after_thirty_days(trial):
         left = certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
         assert datetime.timedelta(days=29, hours=23) < left <= datetime.timedelta(days=30)
     assert ends[1] <= ends[0]  # a certificate must not outlive the authority that signed it
-
-
-def fenced(text: str) -> list[str]:
-    """Every command of a README, without the breaks of long lines."""
-    blocks = re.findall(r"^ *```\n(.*?)\n *```$", text, re.M | re.S)
-    joined = [re.sub(r"\\\n *", "", block) for block in blocks]
-    return [line.strip() for block in joined for line in block.splitlines() if not line.strip().startswith("export")]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_every_command_of_the_readme_is_one_that_flower_takes(trial, monkeypatch):
-    """Flower's own parsers read the commands, and every file that they name is there."""
-    from flwr.cli.app import app as flwr
-    from flwr.supercore.cli.flower_superexec import _parse_args
-    from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
-    from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
-    from typer.main import get_command
-
-    monkeypatch.chdir(trial)
-    parsers = {
-        "flower-superlink": _parse_args_run_superlink(),
-        "flower-superexec": _parse_args(),
-        "flower-supernode": _parse_args_run_supernode(),
-    }
-    commands = fenced((trial / "README.md").read_text())
-    node = "python -m moiety.deploy.worker node"
-    assert any(command.startswith(node) for command in commands)
-    commands = [command.replace(node, "flower-supernode") for command in commands]  # which has the same options
-    asked = {shlex.split(command)[0] for command in commands}
-    assert asked == {*parsers, "flwr", "moiety", "python"}
-    for command in commands:
-        name, *words = shlex.split(command, comments=True)
-        if name in parsers:
-            parsers[name].parse_args(words)
-        elif name == "flwr":
-            group = get_command(flwr)
-            while words and hasattr(group, "commands"):
-                group = group.commands[words.pop(0)]
-            group.make_context("flwr", ["1" if word == "NODE-ID" else word for word in words])
-        for word in words:
-            assert not word.startswith("keys/") or Path(word).is_file(), word
 
 
 def test_without_tls_it_says_so_loudly(tmp_path, capsys):

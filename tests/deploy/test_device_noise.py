@@ -11,6 +11,7 @@ from test_equals_simulation import exact
 
 import moiety as mo
 from moiety.deploy.letters import read_message
+from moiety.run.privacy import read_counted
 from moiety.transport import unpack
 from moiety.transport.privacy import measure_norm
 
@@ -55,3 +56,54 @@ def test_a_device_gives_no_more_noisy_answers_than_its_epsilon_is_for(tmp_path: 
     more = letter._replace(head={**letter.head, "round": 3, "rounds": 9, "used": used})
     with pytest.raises(mo.MoietyError, match="one of the 3 that epsilon is for"):
         device.answer("train", more)
+
+
+def run_with_newcomer(folder: Path, *, joins: int, rounds: int, **privacy: Any) -> tuple[mo.Run, LocalGrid]:
+    """Three devices of which two are expected in a round; a fourth is there from round ``joins`` on."""
+    data, model = federation((6, 9, 12, 17)), small_model()
+    given = {"clip": 0.05, "delta": 0.01, "noise": 1.3, "insecure_seed": 3, **privacy}
+    settings = mo.Settings(
+        privacy=mo.privacy.gaussian(**given), participation="bernoulli", evaluate_every=1, on_divergence="warn"
+    )
+    algorithm = mo.fedalt(shared=0.1, personal=0.05, weighting="uniform")
+    options = {"split": mo.split.output_layer(model), "rounds": rounds, "seed": 5, "settings": settings}
+    app = make_app(model, data, algorithm, folder, cohort=2, clients=3, deadline=1.0, **options)
+    nodes = nodes_of(data, folder)
+    late = next(node for node, config in nodes.items() if config["name"] == "c3")
+    grid = LocalGrid(app, {node: config for node, config in nodes.items() if node != late})
+
+    def deliver(message: Any, call: Any) -> Any:
+        if message.metadata.group_id == f"evaluate {joins}":
+            grid.nodes[late] = nodes[late]
+        return call(message)
+
+    grid.deliver = deliver
+    return serve_here(app, grid), grid
+
+
+def test_epsilon_counts_each_sum_at_the_chance_that_it_was_drawn_with(tmp_path: Path) -> None:
+    """Three sums at the rate 2/3 and four at 2/4, composed here by dp-accounting itself."""
+    import dp_accounting as dp
+
+    run, _ = run_with_newcomer(tmp_path, joins=3, rounds=7)
+    assert [len(row["dropped"]) for row in run.history] == [0] * 7
+    assert len(run._loop.problem.data) == 4
+
+    def compose(*sums: tuple[float, int]) -> float:
+        accountant = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, 1e-3)
+        for rate, count in sums:
+            accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(1.3)), count)
+        return float(accountant.get_epsilon(0.01))
+
+    wanted = [compose((2 / 3, min(t, 3)), *([(0.5, t - 3)] if t > 3 else [])) for t in range(1, 8)]
+    assert [row["epsilon"] for row in run.history] == pytest.approx(wanted, rel=2e-3)
+    assert run.ledger["epsilon"] > 1.01 * compose((0.5, 7))  # what the number of clients in the end would say
+    assert run.ledger["epsilon"] < 0.99 * compose((2 / 3, 7))
+    assert read_counted(tmp_path / "server", run._loop.progress.run).rates == ((2 / 3, 3), (0.5, 4))
+
+
+def test_no_more_devices_join_than_delta_allows(tmp_path: Path) -> None:
+    """With delta 0.3 the third client is the last for which delta is below one over their number."""
+    run, grid = run_with_newcomer(tmp_path, joins=1, rounds=3, delta=0.3)
+    assert [str(name) for name in run._loop.problem.data.ids] == ["c0", "c1", "c2"]
+    assert any(kind == "query.hello" and grid.nodes[node]["name"] == "c3" for kind, node, *_ in grid.log)

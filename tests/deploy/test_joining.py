@@ -137,6 +137,10 @@ def test_codecs_and_robust_aggregators_do_on_devices_what_they_do_in_a_simulatio
     simulated = mo.fit(model, data, fedalt(), engine="sequential", **options)
     app = make_app(model, data, fedalt(), tmp_path, **options)
     compare(simulated, serve_here(app, LocalGrid(app, nodes_of(data, tmp_path))), tmp_path)
+    quiet = make_app(model, data, fedalt(), tmp_path / "quiet", **options, share_metrics="none")
+    run = serve_here(quiet, LocalGrid(quiet, nodes_of(data, tmp_path / "quiet")))
+    assert exact(simulated._loop.progress.server) == exact(run._loop.progress.server)
+    assert [row["dropped"] for row in run.history] == [[]] * 4  # a loss that is not told is no fault
 
 
 @pytest.mark.parametrize("share", ["none", "per_client"])

@@ -24,7 +24,8 @@ from flwr.supernode.nodestate import NodeStateFactory
 from local_grid import LocalGrid, serve_here
 from test_misbehaviour import make
 
-from moiety.deploy import post, questions, worker
+from moiety.deploy import flower_version, mailbox, questions, worker
+from moiety.deploy import node as nodes
 
 UNAVAILABLE = "Error: Message Unavailable - The requested message could not be found in the database."
 
@@ -111,7 +112,7 @@ def is_c1(grid: LocalGrid, message: Message) -> bool:
 
 
 def test_a_server_error_of_the_superlink_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(post, "PAUSES", (0.0,) * 3)
+    monkeypatch.setattr(mailbox, "PAUSES", (0.0,) * 3)
     app, grid = make(tmp_path)
     calls: Counter[str] = Counter()
     for name in ("push_messages", "pull_messages", "get_node_ids"):
@@ -171,7 +172,7 @@ class Node:
         assert not self.state.get_tasks(statuses=[Status.RUNNING])
 
     def wait(self) -> bool:
-        return worker.wait_for_answer(self.state, self.store, start_client_internal._insert_message)
+        return nodes.wait_for_answer(self.state, self.store, start_client_internal._insert_message)
 
     def answers(self) -> list[Message]:
         return list(self.state.get_messages_legacy(is_reply=True))
@@ -180,7 +181,7 @@ class Node:
 @pytest.mark.parametrize("when", ["before it took the message", "while it handed over its answer"])
 def test_a_node_answers_for_a_worker_that_was_killed(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flower's own loop would wait for ever: no answer is there, or a part of it never comes."""
-    monkeypatch.setattr(worker, "SOON", 0.0)
+    monkeypatch.setattr(nodes, "SOON", 0.0)
     node = Node()
     if when == "while it handed over its answer":
         answer = Message(RecordDict({"c": ConfigRecord({"a": 2})}), reply_to=node.message)
@@ -201,11 +202,11 @@ def test_a_node_waits_for_a_worker_that_lives(monkeypatch: pytest.MonkeyPatch) -
 
     def sleep(seconds: float) -> None:
         looks["all"] += 1
-        if looks["all"] == 4 * worker.RARELY:
+        if looks["all"] == 4 * nodes.RARELY:
             answer = Message(RecordDict({"c": ConfigRecord({"a": 2})}), reply_to=node.message)
             start_client_internal._insert_message(answer, node.state, node.store)
 
-    monkeypatch.setattr(worker.time, "sleep", sleep)
+    monkeypatch.setattr(nodes.time, "sleep", sleep)
     assert node.wait()
     (answer,) = node.answers()
     assert answer.has_content()
@@ -218,7 +219,7 @@ def test_a_node_forgets_a_message_whose_run_ended_while_it_was_taken_in(monkeypa
         Message(RecordDict({"c": ConfigRecord({"b": 2})}), dst_node_id=7, message_type="train", ttl=9.0),
     )
     node.finish(SubStatus.FAILED)
-    worker.forget_unread(node.state, node.store)
+    nodes.forget_unread(node.state, node.store)
     sent.metadata.__dict__.update(_run_id=1, _message_id=sent.object_id)
     tree = get_object_tree(sent)
 
@@ -231,7 +232,7 @@ def test_a_node_forgets_a_message_whose_run_ended_while_it_was_taken_in(monkeypa
     for name in ("_pull_and_store_message", "_push_messages"):  # what the call below changes would stay
         monkeypatch.setattr(start_client_internal, name, getattr(start_client_internal, name))
     monkeypatch.setattr(fleet_http_connection, "HeartbeatSender", None)
-    worker.outlive_errors(worker.Pace())
+    nodes.outlive_errors(nodes.Pace())
     pull = start_client_internal._pull_and_store_message
     assert pull(state=node.state, object_store=node.store, **calls) is None
     assert not node.state.get_tasks(statuses=[Status.PENDING, Status.STARTING, Status.RUNNING])
@@ -243,14 +244,14 @@ def test_a_node_outlives_errors_of_the_superlink(monkeypatch: pytest.MonkeyPatch
     def fail(**given: Any) -> None:
         raise_status(500)
 
-    monkeypatch.setattr(worker.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(nodes.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(start_client_internal, "_pull_and_store_message", fail)
     monkeypatch.setattr(start_client_internal, "_push_messages", fail)
     monkeypatch.setattr(fleet_http_connection, "HeartbeatSender", HeartbeatSender)  # what the call changes would stay
-    worker.outlive_errors(worker.Pace())
+    nodes.outlive_errors(nodes.Pace())
     node = Node()
     assert start_client_internal._pull_and_store_message(state=node.state, object_store=node.store) is None
     sender = fleet_http_connection.HeartbeatSender(fail)
     assert sender.heartbeat_fn() is False
-    assert max(itertools.islice(sender._retry_invoker.wait_gen_factory(), 20)) == worker.LONGEST
+    assert max(itertools.islice(sender._retry_invoker.wait_gen_factory(), 20)) == flower_version.LONGEST
     assert fleet_http_connection.HeartbeatSender(lambda: True).heartbeat_fn() is True

@@ -1,6 +1,7 @@
 """A device that lies, repeats itself or has a wrong clock: the others train on as if it had said nothing.
 
-``test_faults.py`` has kills and what is not readable at all, ``test_processes.py`` faults between real processes.
+``test_faults.py`` has kills and what is not readable at all, ``processes/test_real_faults.py`` faults between real
+processes.
 """
 
 from __future__ import annotations

@@ -15,14 +15,15 @@ import pytest
 from flwr.supercore.retry import make_simple_http_retry_invoker as plain
 from flwr.supernode import fleet_http_connection
 
-from moiety.deploy import worker
+from moiety.deploy import flower_version, worker
+from moiety.deploy import node as nodes
 from moiety.deploy.calls import is_break
 from moiety.deploy.modules import forget_modules
 
 
 def test_the_worker_knows_the_version_that_is_installed_and_no_other() -> None:
-    assert worker.is_known(version("flwr"))
-    assert not worker.is_known("1.42.0")
+    assert flower_version.is_known(version("flwr"))
+    assert not flower_version.is_known("1.42.0")
 
 
 def test_another_version_is_handed_over_to_flowers_own_executor(
@@ -48,18 +49,18 @@ def test_a_node_of_the_known_version_never_waits_long(monkeypatch: pytest.Monkey
 
     plain, waits = start_client_internal.time, []
     for name in ("try_again_after_breaks", "shorten_waits", "outlive_errors"):  # what they change would stay
-        monkeypatch.setattr(worker, name, lambda *given: None)
-    monkeypatch.setattr(worker.Pace, "hold_questions", lambda self: None)
-    monkeypatch.setattr(worker.time, "sleep", waits.append)
+        monkeypatch.setattr(nodes, name, lambda *given: None)
+    monkeypatch.setattr(nodes.Pace, "hold_questions", lambda self: None)
+    monkeypatch.setattr(nodes.time, "sleep", waits.append)
     monkeypatch.setattr(cli, "flower_supernode", lambda: [start_client_internal.time.sleep(3) for _ in range(20)])
     monkeypatch.setattr(sys, "argv", [])
     try:
-        worker.run_node(["--insecure"], worker.VERSION)
+        nodes.run_node(["--insecure"], flower_version.VERSION)
         assert sys.argv == ["flower-supernode", "--insecure"]
     finally:
         start_client_internal.time = plain
-    assert waits[0] == worker.BUSY
-    assert waits[-1] == max(waits) == worker.IDLE
+    assert waits[0] == nodes.BUSY
+    assert waits[-1] == max(waits) == nodes.IDLE
 
 
 def test_a_node_keeps_its_workers_question_until_there_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +70,7 @@ def test_a_node_keeps_its_workers_question_until_there_is_work(monkeypatch: pyte
     nothing, task = SimpleNamespace(token=""), SimpleNamespace(token="t")
     answers = [nothing, task, nothing, nothing]
     monkeypatch.setattr(runtime_handlers, "acquire_task", lambda request, state: answers.pop(0))
-    pace = worker.Pace()
+    pace = nodes.Pace()
     pace.hold_questions()
     with ThreadPoolExecutor(1) as other:
         question = other.submit(runtime_handlers.acquire_task, None, None)
@@ -78,7 +79,7 @@ def test_a_node_keeps_its_workers_question_until_there_is_work(monkeypatch: pyte
         assert not question.done()
         pace.note_message()
         assert question.result() is task
-    monkeypatch.setattr(worker, "HOLD", 0.0)
+    monkeypatch.setattr(nodes, "HOLD", 0.0)
     assert runtime_handlers.acquire_task(None, None) is nothing
     assert len(answers) == 1
 
@@ -89,10 +90,10 @@ def test_parts_of_a_message_are_looked_for_soon_in_the_known_version_alone() -> 
     defaults = inflatable_utils.pull_objects.__kwdefaults__
     plain = defaults["initial_backoff"]
     try:
-        worker.shorten_waits("9.9.9")
+        flower_version.shorten_waits("9.9.9")
         assert defaults["initial_backoff"] == plain
-        worker.shorten_waits(worker.VERSION)
-        assert defaults["initial_backoff"] == worker.PAUSE
+        flower_version.shorten_waits(flower_version.VERSION)
+        assert defaults["initial_backoff"] == flower_version.PAUSE
     finally:
         defaults["initial_backoff"] = plain
         inflatable_utils.pull_and_inflate_object_from_tree.__kwdefaults__["initial_backoff"] = plain
@@ -128,7 +129,7 @@ def test_a_node_calls_again_after_a_break_but_not_after_a_wrong_certificate(monk
     broken = ssl.SSLEOFError("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred in violation of protocol (_ssl.c:1006)")
     wrong = ssl.SSLCertVerificationError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed (_ssl.c:1006)")
     assert plain().should_giveup(broken)
-    worker.try_again_after_breaks()
+    nodes.try_again_after_breaks()
     patient = getattr(fleet_http_connection, name)()
     assert not patient.should_giveup(broken)
     assert patient.should_giveup(wrong)

@@ -349,6 +349,31 @@ def test_times():
     assert mo.clock.exponential([1.0, 100.0]).of(5, "up", 1, "", 0) > 0
 
 
+@ENGINES
+def test_lost_uploads_by_hand(engine, tmp_path):
+    """Clients of 2 and 3 seconds, both active, targets 8 and -8; the first upload of client 1 is lost.
+
+    time  who  sends  staleness  u   begins anew with
+    2     0    4      0          4   2, due at 4
+    3     1    lost              4   -6, due at 6
+    4     0    2      0          6   1, due at 6
+    6     1    -6     1          0   -4, due at 9
+    6     0    1      1          1
+    """
+    file = tmp_path / "times.csv"
+    file.write_text("client,seconds,lost\nclient-0,2,0\nclient-1,3,1\nclient-1,3,0\nclient-1,3,0\n")
+    clock = mo.clock.asynchronous(active=2, compute=mo.clock.trace(str(file), lost="lost"))
+    run, values, records = follow_run(pulls(8, -8), step(), clock, 5, engine=engine)
+    assert values == [4, 6, 0, 1]
+    assert [record.dropped for record in records] == [(), ("client-1",), (), (), ()]
+    assert [record.reasons for record in records][1] == ("lost on its way",)
+    assert [record.time for record in records] == [2, 3, 4, 6, 6]
+    assert [row["staleness"] for row in run.history] == [0.5]
+    refused(lambda: mo.clock.synchronous(up=mo.clock.trace(str(file), lost="lost")), "without lost uploads")
+    refused(lambda: mo.clock.trace(str(file), lost="seconds"), "0 or 1 as seconds")
+    refused(lambda: mo.clock.trace(str(file), lost="gone"), "a column gone")
+
+
 def test_a_trace(tmp_path):
     """Lines of a client in turn, then from the first again: 0 takes 1 + 2, 3 + 2, 1 + 2, ...; 1 takes 4 + 1."""
     file = tmp_path / "times.csv"

@@ -16,15 +16,17 @@ import pytest
 from moiety.errors import MoietyError
 from moiety.experiments import FAILS, HOLDS, UNDECIDED, claim, decide
 
-DRAWS, SEEDS, CLIENTS = 1_000, 10, 30
+DRAWS, CLIENTS = 1_000, 30
+SPREADS = {5: 0.35, 6: 0.4, 8: 0.5, 10: 0.6}
+"""The seeds of pages at scale night, and the standard deviation over seeds, in margins, that they can afford."""
+POOLED_SPREADS = {5: 1.2, 6: 1.4, 8: 1.6, 10: 1.8}
+"""The same for the mean over six settings."""
 MOST_FALSE = 0.05 + 2 * math.sqrt(0.05 * 0.95 / DRAWS)
 """5% and two standard errors of a share of so many draws: 6.4%."""
 MARGIN = 1.0
-SPREAD = 0.6
-"""The standard deviation over seeds, in margins: no pilot on other seeds found a larger one."""
 
 
-def draw(rng, *, skew, seeds=SEEDS, draws=DRAWS, correlation=0.5):
+def draw(rng, *, skew, seeds=10, draws=DRAWS, correlation=0.5):
     """Differences of mean 0 and standard deviation 1 over seeds, by draw and seed."""
     weights = rng.integers(5, 60, size=CLIENTS)
     shared = rng.exponential(size=(draws, seeds)) - 1
@@ -44,23 +46,25 @@ def share(verdict, tables, **rule):
     return fmean(row["verdict"] == verdict for row in rows)
 
 
+@pytest.mark.parametrize("seeds", SPREADS)
 @pytest.mark.parametrize("skew", [-1, 1])
 @pytest.mark.parametrize("correlation", [0.1, 0.5])
-def test_a_claim_at_the_edge_of_the_null_is_seldom_said_to_hold_or_to_fail(skew, correlation):
-    tables = [draw(np.random.default_rng(1), skew=skew, correlation=correlation) + MARGIN]
+def test_a_claim_at_the_edge_of_the_null_is_seldom_said_to_hold_or_to_fail(skew, correlation, seeds):
+    tables = [draw(np.random.default_rng(1), skew=skew, correlation=correlation, seeds=seeds) + MARGIN]
     assert share(HOLDS, tables, above=MARGIN) <= MOST_FALSE
     assert share(FAILS, tables, above=MARGIN) <= MOST_FALSE
     assert share(HOLDS, [0.2 * (tables[0] - MARGIN) + MARGIN], within=MARGIN) <= MOST_FALSE
     assert share(HOLDS, [0.2 * (tables[0] - MARGIN) - MARGIN], within=MARGIN) <= MOST_FALSE
 
 
+@pytest.mark.parametrize("seeds", SPREADS)
 @pytest.mark.parametrize("skew", [-1, 1])
-def test_a_pooled_claim_at_the_edge_of_the_null_is_seldom_said_to_hold(skew):
+def test_a_pooled_claim_at_the_edge_of_the_null_is_seldom_said_to_hold(skew, seeds):
     """Eight settings of unequal spread, some above the edge and some below, and one with half of the seeds."""
     rng = np.random.default_rng(2)
     means, spreads = np.array([3, -3, 1, -1, 0.5, -0.5, 2, -2]), (0.3, 2.0, 0.5, 1.0, 0.7, 0.2, 1.5, 0.4)
-    tables = [m + s * draw(rng, skew=skew) for m, s in zip(means, spreads, strict=True)]
-    tables[3] = tables[3][:, : SEEDS // 2]
+    tables = [m + s * draw(rng, skew=skew, seeds=seeds) for m, s in zip(means, spreads, strict=True)]
+    tables[3] = tables[3][:, : seeds // 2]
     assert share(HOLDS, tables) <= MOST_FALSE
     assert share(FAILS, tables) <= MOST_FALSE
     assert share(HOLDS, [table + MARGIN for table in tables], within=MARGIN) <= MOST_FALSE
@@ -81,15 +85,22 @@ def test_the_rule_of_a_first_look_does_not():
     assert holds > MOST_FALSE
 
 
+@pytest.mark.parametrize("seeds", SPREADS)
 @pytest.mark.parametrize("skew", [-1, 1])
-def test_an_effect_of_one_margin_is_found(skew):
+def test_an_effect_of_one_margin_is_found(skew, seeds):
     rng = np.random.default_rng(4)
-    tables = [SPREAD * draw(rng, skew=skew) + MARGIN]
+    tables = [SPREADS[seeds] * draw(rng, skew=skew, seeds=seeds) + MARGIN]
     assert share(HOLDS, tables) >= 0.8
     assert share(FAILS, [table - 2 * MARGIN for table in tables]) >= 0.8
     assert share(HOLDS, [table - MARGIN for table in tables], above=-MARGIN) >= 0.8
-    pooled = [0.5 * MARGIN + SPREAD * draw(rng, skew=skew) for _ in range(8)]
+    pooled = [MARGIN + POOLED_SPREADS[seeds] * draw(rng, skew=skew, seeds=seeds) for _ in range(6)]
     assert share(HOLDS, pooled) >= 0.8
+
+
+def test_half_a_margin_is_found_over_eight_settings():
+    rng = np.random.default_rng(4)
+    for skew in (-1, 1):
+        assert share(HOLDS, [0.5 * MARGIN + 0.6 * draw(rng, skew=skew) for _ in range(8)]) >= 0.8
 
 
 def test_the_seeds_that_it_would_take_decide_in_four_of_five_draws():
@@ -124,6 +135,20 @@ def test_two_settings_are_welchs_interval():
     degrees, error = (5 / 3) ** 2 / (17 / 18), math.sqrt(5 / 3) / 2
     assert row["high"] - row["mean"] == pytest.approx(float(t.ppf(0.995, degrees)) * error)
     assert row["mean"] == 2
+
+
+@pytest.mark.parametrize("value", [0.0, 2.2, -1.0])
+def test_seeds_that_all_agree_say_nothing_about_chance(value):
+    """A spread of zero is no estimate of a spread: an interval of no width would decide anything."""
+    rounded = [value * (1 + 4e-16 * i) for i in range(5)]  # apart by rounding alone
+    for each in ([value] * 5, rounded):
+        for rule in ({}, {"within": 3.0}):
+            row = decide("made up", {"one": each}, **rule)
+            assert (row["verdict"], row["low"], row["high"], row["needed"]) == (UNDECIDED, None, None, None)
+            assert decide("made up", {"one": each, "two": [value] * 5}, **rule)["verdict"] == UNDECIDED
+    # Pooled with a setting whose seeds differ, the spread is known: 1, 2, 3, 4, 5 as below, at half the weight.
+    row = decide("made up", {"one": [2.0] * 5, "two": [1.0, 2.0, 3.0, 4.0, 5.0]})
+    assert (row["mean"], row["high"]) == pytest.approx((2.5, 2.5 + 3.2556 / 2), abs=1e-4)
 
 
 def test_what_cannot_be_decided():

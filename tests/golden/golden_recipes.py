@@ -11,8 +11,6 @@ from recipe_runs import RecipeRun, call_command
 
 LEFT_OUT = ("seconds", "date", "version", "versions", "path", "folder", "check")
 """Columns that differ between two runs of the same code."""
-TIMES = "time of mask search"
-"""A row that begins so has a measured time for its number."""
 
 
 def list_rows(run: RecipeRun) -> list[dict[str, Any]]:
@@ -36,5 +34,4 @@ def _histories(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _drop_times(row: dict[str, Any]) -> dict[str, Any]:
-    timed = str(row.get("row", "")).startswith(TIMES)
-    return {key: value for key, value in row.items() if key not in LEFT_OUT and not (timed and key == "ours")}
+    return {key: value for key, value in row.items() if key not in LEFT_OUT}

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 
+import moiety as mo
 from moiety.errors import MoietyError
 from moiety.experiments import HOLDS, UNDECIDED
 from moiety_recipes import fedalt_holds
 from moiety_recipes.fedalt_night import DITTO, Pilot, list_steps, sweep_steps
-from moiety_recipes.fedalt_night_page import NightComparison
+from moiety_recipes.fedalt_night_page import NightComparison, measure_commonest
 from moiety_recipes.fedalt_questions import QUESTIONS, answer, choose_split, share_below, split_halves
 from moiety_recipes.fedalt_settings import plan_labels, plan_numbers, plan_people, plan_roles
 from moiety_recipes.fedalt_stages import train_together
@@ -159,6 +161,9 @@ def test_verdicts_are_those_of_the_clients_rows(ended):
             seeds.append(sum(mean(a) - mean(b) for a, b in both) / 3)
         row = claims[question]
         assert row["mean"] == pytest.approx(sum(seeds) / 2, abs=1e-12)
+        if seeds[0] == pytest.approx(seeds[1], rel=1e-12):  # seeds that agree decide nothing
+            assert (row["high"], row["verdict"]) == (None, UNDECIDED)
+            continue
         assert row["high"] - row["mean"] == pytest.approx(T_1 * abs(seeds[0] - seeds[1]) / 2, rel=1e-4, abs=1e-12)
         above = row["low"] > QUESTIONS[question].above
         assert (row["verdict"] == HOLDS) == above
@@ -258,3 +263,10 @@ def test_margins_and_rules_are_those_of_the_plan():
         "regulariser-hurt",
     ]
     assert all(math.isfinite(q.above) for q in QUESTIONS.values())
+
+
+def test_the_commonest_class_is_counted_in_test_rows():
+    """Test rows 1, 1, 2 of one client and 1, 0 of the other: three of five."""
+    bounds = np.array([[0, 1, 1, 4], [4, 5, 5, 7]])
+    fed = mo.FederatedData({"x": np.zeros(7), "y": np.array([2, 1, 1, 2, 2, 1, 0])}, bounds, ["a", "b"])
+    assert measure_commonest(fed) == pytest.approx(0.6)

@@ -14,6 +14,7 @@ from moiety import MoietyError
 from moiety.cli import main
 from moiety.experiments import CI_NOTICE, SCALES, list_recipes, load_recipe
 from moiety.experiments.plans import describe_plan, plain_fields
+from moiety_recipes import fedpop_holds, fedspa_holds, ffgg_holds, glocal_holds
 
 NOT_THE_PAPERS = {"fedalt-people", "fedalt-labels", "fedalt-roles", "fedalt-numbers"}
 """Recipes whose tasks the paper does not have."""
@@ -44,6 +45,14 @@ def test_every_recipe_of_a_plan_has_sizes_for_the_night():
         recipe = load_recipe(name)
         assert recipe.night
         assert describe_plan(recipe.plan("night")) != describe_plan(recipe.plan("laptop"))
+
+
+@pytest.mark.parametrize("page", [fedpop_holds, fedspa_holds, ffgg_holds, glocal_holds])
+def test_what_holds_is_of_recipes_with_sizes_for_the_night_and_of_a_plan(page):
+    plan = (Path(__file__).parents[2] / page.PAPER.plan).read_text()
+    for name in page.PAPER.titles:
+        assert load_recipe(name).night
+        assert f"| `{name}` |" in plan
 
 
 @pytest.mark.parametrize("name", ["fedpop-toy", "glocal-fictitious", "glocal-delay", "ffgg-figure1"])

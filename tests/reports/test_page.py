@@ -138,7 +138,7 @@ def test_several_runs_have_paired_differences_over_seeds():
     assert "decides nothing" in page.texts["h1"]
     band = page.data["curves"]["groups"][0]["columns"]["metric"]
     assert band == [[0.6, 0.5, 0.7]]
-    differ = next(table for table in page.tables if table[0] == ["", "fedavg", "fedalt"] and len(table) < 4)
+    differ = next(table for table in page.tables if table[0] == ["setting", "fedavg", "fedalt"] and len(table) < 4)
     assert differ[1:] == [["algorithm.name", "fedavg", "fedalt"]]
 
 
@@ -265,3 +265,16 @@ def test_runs_of_other_data_are_refused_and_nothing_is_written(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
     target = write_report([group("x", one)], tmp_path / "report.html")
     assert target.stat().st_mode & 0o777 == 0o600
+
+
+def test_cards_of_several_runs_show_what_the_headline_compares():
+    """75 and 25 test rows: 0.5 and 0.9 * 0.75 + 0.5 * 0.25 = 0.8, while the plain means are 0.5 and 0.7."""
+    groups = [
+        group(name, *(result(name, [client("a", score, score, n_test=75), client("b", 0.5, 0.5, n_test=25)],
+                             history(score), seed) for seed in range(3)))
+        for name, score in (("fedavg", 0.5), ("fedalt", 0.9))
+    ]  # fmt: skip
+    text = make_page(groups)
+    assert "fedalt is 30.0 points better than fedavg in accuracy" in text
+    assert "<dd>80.0%</dd>" in text
+    assert "<dd>70.0%</dd>" not in text

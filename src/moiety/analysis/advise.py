@@ -176,6 +176,15 @@ def advise(
 
     Returns:
         The estimates and the advice; ``print`` shows both.
+
+    >>> import moiety as mo
+    >>> import numpy as np
+    >>> x, y = np.float32([[-1], [1]] * 8), np.array([0, 1] * 8)
+    >>> fed = mo.data.from_clients({"a": {"x": x, "y": y}, "b": {"x": x, "y": 1 - y}}, test=0.25)
+    >>> model = mo.models.mlp(1, 2, hidden=(4,), seed=0)
+    >>> advice = mo.advise(model, fed, split=mo.split.output_layer(model), cohort=2, rounds=100)
+    >>> advice.better  # rows of a client are alike and all clients are asked, so nothing is left to chance
+    'alike'
     """
     settings = Settings(inputs=inputs, device=device, partial=False)
     problem = _prepare(model, data, split, Options(rounds, cohort, seed, loss=loss, settings=settings))

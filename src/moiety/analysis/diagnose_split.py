@@ -208,6 +208,15 @@ def diagnose_split(
 
     Returns:
         A row per split and a verdict; ``print`` shows both, ``.markdown()`` and ``.rows`` give the table.
+
+    >>> import moiety as mo
+    >>> import numpy as np
+    >>> x, y = np.float32([[-1], [1]] * 8), np.array([0, 1] * 8)
+    >>> fed = mo.data.from_clients({"a": {"x": x, "y": y}, "b": {"x": x, "y": 1 - y}}, test=0.25)
+    >>> model = mo.models.mlp(1, 2, hidden=(4,), seed=0)
+    >>> answer = mo.diagnose_split(model, fed, splits={"output": mo.split.output_layer(model)})
+    >>> [(row["split"], row["verdict"]) for row in answer.rows]  # a personal output layer solves it alone
+    [('output', 'personalise less')]
     """
     hint = 'For instance {"output": mo.split.output_layer(m)}.'
     kind("splits", splits, Mapping, "a table from names to splits", hint)

@@ -55,8 +55,11 @@ def keys(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of moiety deploy init.")],
     address: Annotated[list[str] | None, _ADDRESS] = None,
     nodes: Annotated[
-        int, typer.Option("--nodes", metavar="N", help="How many nodes the federation has in the end.")
-    ] = 4,
+        int | None,
+        typer.Option(
+            "--nodes", metavar="N", help="How many nodes the federation has in the end; by default those of DIR/keys."
+        ),
+    ] = None,
 ) -> None:
     """Make the keys that are missing.
 
@@ -64,13 +67,15 @@ def keys(
     """
     _need_flower()
     from moiety.cli.output import say
-    from moiety.deploy.init import KEYS, name_nodes
+    from moiety.deploy.init import KEYS, count_nodes, name_nodes
     from moiety.deploy.keys import make_keys
 
     has_keys = (folder / KEYS).is_dir()
     must(has_keys, "DIR", "a folder of moiety deploy init with keys", folder, "Run moiety deploy init.")
-    new = make_keys(folder / KEYS, address or _ask_address(), name_nodes(nodes))
-    say(f"Made {', '.join(str(each) for each in new)}" if new else "All keys are there; nothing was changed.")
+    count = count_nodes(folder / KEYS) if nodes is None else nodes
+    new = make_keys(folder / KEYS, address or _ask_address(), name_nodes(count))
+    whole = f"All keys of the server and {count} {'node' if count == 1 else 'nodes'} are there"
+    say(f"Made {', '.join(str(each) for each in new)}" if new else f"{whole}; nothing was changed.")
 
 
 @deploy.command(context_settings=_HELP)
@@ -109,7 +114,7 @@ def status(
     For a federation: how far it is, and who was left out. For a device: what it has. Changes nothing.
     """
     _need_flower()
-    from moiety.deploy.look import read_status
+    from moiety.deploy.folders import read_status
 
     _show(*read_status(folder))
 
@@ -131,7 +136,7 @@ def export(
     """
     _need_flower()
     from moiety.cli.output import say
-    from moiety.deploy.look import load_app, write_model
+    from moiety.deploy.folders import load_app, write_model
 
     count = write_model(load_app(app), device, target, config)
     say(f"Wrote {count} parameters to {target}")

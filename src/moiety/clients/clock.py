@@ -41,6 +41,10 @@ class Travel:
         """From the broadcast to the arrival of the upload, for a turn of the client counted from 0."""
         return sum(part.of(seed, what, client, name, turn) for what, part in self.parts().items())
 
+    def loses(self, name: str, turn: int) -> bool:
+        """Whether a turn of the client of that name comes to nothing."""
+        return any(part.loses(name, turn) for part in self.parts().values())
+
     def check(self, names: Names) -> None:
         """Raise unless there are times for clients of these names."""
         for what, part in self.parts().items():
@@ -119,7 +123,10 @@ def synchronous(*, compute: Times | float = 1.0, up: Times | float = 0.0, down: 
         up: seconds that an upload takes.
         down: seconds that a broadcast takes.
     """
-    return Synchronous(_travel(compute, up, down))
+    travel = _travel(compute, up, down)
+    losses = any(part.lost is not None for part in travel.parts().values())
+    must(not losses, "clock", "one without lost uploads where rounds are synchronous", "a trace with some")
+    return Synchronous(travel)
 
 
 @recorded

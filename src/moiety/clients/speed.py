@@ -43,6 +43,8 @@ class Times(Recorded):
     traced: Mapping[str, tuple[float, ...]] | None = None
     digest: str = ""
     """The digest of the file that the times were read from; empty where there is none."""
+    lost: Mapping[str, tuple[bool, ...]] | None = None
+    """Whether the upload of each recorded turn was lost, where the file says so."""
 
     def of(self, seed: int, what: str, client: int, name: str, turn: int) -> float:
         """The seconds of one turn of a client, counted from 0."""
@@ -53,6 +55,11 @@ class Times(Recorded):
         if self.spread:
             own *= math.exp(self.spread * generator(seed, what, "spread", client).standard_normal())
         return self.draw(generator(seed, what, client, turn), own, turn)
+
+    def loses(self, name: str, turn: int) -> bool:
+        """Whether the upload of a turn of the client of that name is lost on its way."""
+        known = self.lost[name] if self.lost is not None else (False,)
+        return known[turn % len(known)]
 
     def check(self, what: str, names: Names) -> None:
         """Raise unless there are times for clients of these names."""
@@ -129,7 +136,7 @@ def pareto(least: float | list[float], *, shape: float, spread: float = 0.0) -> 
 
 
 @recorded
-def trace(file: str, *, column: str = "seconds") -> Times:
+def trace(file: str, *, column: str = "seconds", lost: str | None = None) -> Times:
     """Recorded times, from a CSV file.
 
     Its first line names the columns: ``client`` and at least one of times. Each further line is a turn: the client's
@@ -140,15 +147,18 @@ def trace(file: str, *, column: str = "seconds") -> Times:
     Args:
         file: where it is.
         column: the column to read.
+        lost: a column with 1 in each turn whose upload was lost on its way, and 0 in the others; for ``asynchronous``
+            alone, whose server then leaves that arrival out.
     """
     kind("file", file, str, "the path of a CSV file")
     with report_errors("file", "a CSV file that can be read", (OSError, csv.Error, ValueError), f" at {file}"):
         content = Path(file).read_bytes()
         rows = list(csv.DictReader(content.decode().splitlines()))
     must(bool(rows), "file", "a CSV file with a line of names and lines of times", f"none in {file}")
-    for name in ("client", column):
+    for name in ("client", column, *([] if lost is None else [lost])):
         must(name in rows[0], "file", f"one with a column {name}", file, near(name, [k for k in rows[0] if k]))
     traced: dict[str, tuple[float, ...]] = {}
+    losses: dict[str, tuple[bool, ...]] = {}
     for at, row in enumerate(rows, start=2):
         try:
             seconds = float(row[column])
@@ -157,8 +167,11 @@ def trace(file: str, *, column: str = "seconds") -> Times:
         good = 0 <= seconds < math.inf and bool(row["client"])
         must(good, "file", "lines of a client and of seconds >= 0", f"{row['client']}, {row[column]} in line {at}")
         traced[row["client"]] = (*traced.get(row["client"], ()), seconds)
+        if lost is not None:
+            must(row[lost] in ("0", "1"), "file", f"one with 0 or 1 as {lost}", f"{row[lost]!r:.40} in line {at}")
+            losses[row["client"]] = (*losses.get(row["client"], ()), row[lost] == "1")
     digest = hashlib.blake2b(content, digest_size=16).hexdigest()
-    return Times(0.0, lambda draw, own, turn: own, traced=traced, digest=digest)
+    return Times(0.0, lambda draw, own, turn: own, traced=traced, digest=digest, lost=losses or None)
 
 
 TIMES: dict[str, Callable[..., Times]] = {

@@ -18,6 +18,8 @@ from moiety.data.values import as_label
 from moiety.errors import is_real, is_whole, must, refuse, report_errors
 
 KINDS = "the same kind on all devices"
+LARGEST, LONGEST = 1e150, 4000
+"""The largest sum of a column, whose square is finite, and the most letters of a name."""
 
 
 def summarise_table(opened: Opened, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,23 +44,26 @@ def summarise_table(opened: Opened, options: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def check_summary(summary: Any) -> None:
-    """Refuse what is no summary of a table: it came from elsewhere, and is added up with those of others."""
-    errors = (KeyError, TypeError, ValueError, AttributeError, IndexError)
-    with report_errors("table", "sums and names of a table", errors):
+def check_summary(summary: Any, size: int) -> None:
+    """Refuse what is no summary of a table of ``size`` rows: it came from elsewhere, and is added up with others."""
+    with report_errors("table", "sums and names of a table"):
         names = [name for name, kind, encoding in summary["features"] if isinstance(kind + encoding, str)]
         numbers = [name for name, kind, _ in summary["features"] if kind != "category"]
         sums = summary["sums"] or [[], [], []]
         counts = [count for each in summary["categories"].values() for count in each.values()]
         labels = [*summary["classes"], *(label for each in summary["categories"].values() for label in each)]
         values = np.array([*sums, [0.0] * len(numbers)], dtype=np.float64)
-        fits = bool(np.isfinite(values).all()) and (sums == [[], [], []] or values.shape == (4, len(numbers)))
-        fits = fits and set(summary["absent"]) == set(names) and all(isinstance(label, str) for label in labels)
+        fits = bool((abs(values) <= LARGEST).all()) and (sums == [[], [], []] or values.shape == (4, len(numbers)))
+        fits = (
+            fits
+            and set(summary["absent"]) == set(names)
+            and all(isinstance(label, str) and len(label) <= LONGEST for label in labels)
+        )
         fits = fits and set(summary["categories"]) == set(names) - set(numbers)
         whole = [summary["rows"], *counts, *summary["absent"].values()]
-        fits = fits and all(is_whole(count) and count >= 0 for count in whole)
+        fits = fits and all(is_whole(count) and 0 <= count <= size for count in whole)
         weight = summary["weight"]
-        fits = fits and (weight is None or (is_real(weight) and 0 <= weight < np.inf))
+        fits = fits and (weight is None or (is_real(weight) and 0 <= weight <= LARGEST))
     must(fits, "table", "sums and names of a table", "others")
 
 

@@ -55,7 +55,13 @@ def deal(partition: Partition, labels: Ints | None, rows: int, clients: int, gen
 
 @recorded
 def iid() -> Partition:
-    """Every client's rows are drawn alike; sizes differ by at most one."""
+    """Every client's rows are drawn alike; sizes differ by at most one.
+
+    >>> import moiety as mo
+    >>> fed = mo.data.load("digits", clients=10, partition=mo.data.iid(), test=0)
+    >>> sorted(set(fed.sizes().tolist()))  # of 1,797 rows
+    [179, 180]
+    """
 
     def deal(labels: Ints | None, rows: int, clients: int, generator: np.random.Generator) -> Ints:
         return generator.permutation(np.arange(rows) % clients)
@@ -75,6 +81,11 @@ def dirichlet(alpha: float, balanced: bool = True, min_examples: int = 2) -> Par
 
     Not ``balanced``: each label's rows are dealt over clients by Dir(alpha, ..., alpha). Sizes are uneven, and it is
     drawn again until every client has ``min_examples``.
+
+    >>> import moiety as mo
+    >>> fed = mo.data.load("digits", clients=10, partition=mo.data.dirichlet(0.1), test=0)
+    >>> set(fed.sizes().tolist())
+    {179}
     """
     positive("alpha", alpha)
     whole("min_examples", min_examples, 1)
@@ -95,6 +106,11 @@ def classes_per_client(classes: int) -> Partition:
     """Every client has exactly ``classes`` labels, drawn so that all labels are held by equally many clients.
 
     The rows of a label are dealt evenly to the clients that hold it.
+
+    >>> import moiety as mo
+    >>> fed = mo.data.load("digits", clients=10, partition=mo.data.classes_per_client(2), test=0)
+    >>> {len(set(fed.client(k)["y"].tolist())) for k in range(10)}
+    {2}
     """
     whole("classes", classes, 1)
 
@@ -122,7 +138,13 @@ def classes_per_client(classes: int) -> Partition:
 
 @recorded
 def shards(per_client: int = 2) -> Partition:
-    """Rows sorted by label, cut into equal shards, ``per_client`` shards dealt to each (McMahan et al. 2017)."""
+    """Rows sorted by label, cut into equal shards, ``per_client`` shards dealt to each (McMahan et al. 2017).
+
+    >>> import moiety as mo
+    >>> fed = mo.data.load("digits", clients=10, partition=mo.data.shards(per_client=1), test=0)
+    >>> max(len(set(fed.client(k)["y"].tolist())) for k in range(10)) <= 3  # a shard is as long as a label, or so
+    True
+    """
     whole("per_client", per_client, 1)
 
     def deal(labels: Ints | None, rows: int, clients: int, generator: np.random.Generator) -> Ints:
@@ -139,7 +161,13 @@ def shards(per_client: int = 2) -> Partition:
 
 @recorded
 def quantity(alpha: float, min_examples: int = 2) -> Partition:
-    """Labels alike, sizes uneven: ``min_examples`` each, and the rest shared by one draw of Dir(alpha, ..., alpha)."""
+    """Labels alike, sizes uneven: ``min_examples`` each, and the rest shared by one draw of Dir(alpha, ..., alpha).
+
+    >>> import moiety as mo
+    >>> fed = mo.data.load("digits", clients=10, partition=mo.data.quantity(0.5, min_examples=20), test=0)
+    >>> int(fed.sizes().min()) >= 20, int(fed.sizes().sum())
+    (True, 1797)
+    """
     positive("alpha", alpha)
     whole("min_examples", min_examples, 1)
 
@@ -154,7 +182,11 @@ def quantity(alpha: float, min_examples: int = 2) -> Partition:
 
 @recorded
 def natural(ids: ArrayLike | None = None) -> Partition:
-    """The natural clients of the data set (its writers, speakers, people), or the clients that ``ids`` names."""
+    """The natural clients of the data set (its writers, speakers, people), or the clients that ``ids`` names.
+
+    >>> deal(natural(["ward", "clinic", "ward"]), None, 3, 2, np.random.default_rng(0)).tolist()  # in order of names
+    [1, 0, 1]
+    """
     names = None if ids is None else np.asarray(ids)
     if names is not None:
         fit = names.ndim == 1 and names.dtype.kind in "iuU"

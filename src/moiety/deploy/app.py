@@ -18,9 +18,10 @@ from torch import nn
 
 from moiety import task as tasks
 from moiety.deploy.device import Device
-from moiety.deploy.letters import read_message, refuse_message, write_record
+from moiety.deploy.flower_version import shorten_waits
+from moiety.deploy.letters import blame_letter, read_message, refuse_message, tell_sender, write_record
+from moiety.deploy.mailbox import Mailbox
 from moiety.deploy.plan import FLOOR, Plan
-from moiety.deploy.post import Post
 from moiety.deploy.server import serve
 from moiety.deploy.site import name_node
 from moiety.deploy.tables import Table
@@ -59,13 +60,18 @@ class App:
 
         def answer(kind: str) -> Callable[[Message, Context], Message]:
             def handle(message: Message, context: Context) -> Message:
+                show_log()
                 try:
-                    letter = read_message(message, self.plan.largest_message)
+                    with blame_letter():
+                        letter = read_message(message, self.plan.largest_message)
                     device = self.device(context.node_config, context.node_id)
                     return Message(write_record(device.answer(kind, letter)), reply_to=message)
                 except MoietyError as error:
                     log.warning("refused: %s", error)
-                    return refuse_message(message, str(error))
+                    return refuse_message(message, tell_sender(error))
+                except Exception as error:  # from the user's code; Flower would send its text to the server
+                    log.exception("refused")
+                    return refuse_message(message, tell_sender(error))
 
             return handle
 
@@ -80,19 +86,18 @@ class App:
 
         @server.main()
         def main(grid: Grid, context: Context) -> None:
-            from moiety.deploy.worker import shorten_waits  # here, for that file is a command too
-
             show_log()
             shorten_waits(version("flwr"))
             plan = read_run_config(self.plan, context.run_config)
-            self.run = serve(plan, Post(grid, plan.largest_message))
+            self.run = serve(plan, Mailbox(grid, plan.largest_message))
 
         return server
 
 
 def show_log() -> None:
     """Let what moiety logs appear in the output of Flower's process, unless the user has said where it goes."""
-    if not [each for each in log.handlers if not isinstance(each, logging.NullHandler)]:
+    handlers = [*log.handlers, *logging.getLogger().handlers]
+    if all(isinstance(each, logging.NullHandler) for each in handlers):
         log.addHandler(logging.StreamHandler())
         log.setLevel(logging.INFO)
 
@@ -166,6 +171,13 @@ def app(
 
     Returns:
         An object with ``client`` and ``server``, for the ``[tool.flwr.app.components]`` of a Flower app.
+
+    >>> import moiety as mo
+    >>> from moiety import deploy
+    >>> data = deploy.table(target="outcome", standardise=True)
+    >>> method, model = mo.fedavg(shared=0.5), mo.models.linear(4, 2)
+    >>> federation = deploy.app(model, method, data=data, rounds=10, clients=4)
+    >>> client, server = federation.client, federation.server
     """
     given = Settings() if settings is None else settings
     return App(

@@ -1,7 +1,8 @@
 """Asynchronous training on devices: the server steps at each real arrival (Mishchenko et al. 2023, Algorithm 3).
 
-Which turn arrived when is written to ``arrivals.csv``. Time is counted in arrivals, so the same order can be simulated:
-``replay_clock`` makes a clock of the file, and a simulation with it gives the same server, bit for bit.
+Which turn arrived when, and whether it was used, is written to ``arrivals.csv``. Time is counted in arrivals, so the
+same order can be simulated: ``replay_clock`` makes a clock of the file, and a simulation with it gives the same server,
+bit for bit. A turn that is not over before the deadline ends as one that was not used.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from moiety.clients.clock import Asynchronous, asynchronous, trace
 from moiety.deploy.engine import NO_ANSWER
 from moiety.deploy.letters import Letter
 from moiety.deploy.loop import DeviceLoop
-from moiety.deploy.post import LONGEST
+from moiety.deploy.mailbox import LONGEST
 from moiety.errors import MoietyError, must, report_errors
 from moiety.files import append_line, write_file
 from moiety.loop.exchange import Arrival, Missing
@@ -26,7 +27,7 @@ from moiety.loop.virtual_time import draw_idle, staleness_of
 from moiety.types import RoundRecord
 
 ARRIVALS, TRACE = "arrivals.csv", "trace.csv"
-COLUMNS = ("client", "seconds", "round", "turn")
+COLUMNS = ("client", "seconds", "round", "turn", "used")
 NEVER = 1e12
 """Seconds for a turn that did not arrive before the run ended."""
 
@@ -67,8 +68,8 @@ class ArrivalLoop(DeviceLoop):
                 transit.staleness.append(stale)
             received = self.open_round()
             self.exchange.receive(received, [message.client], [result], message.turn)
-            self._record(message)
             record = self.close_round(received, time=transit.time, staleness=(stale,))
+            self._record(message, record)
             transit.steps += not record.dropped
             transit.count_turn(message.client)
             used = {each.turn for each in transit.messages}
@@ -102,7 +103,7 @@ class ArrivalLoop(DeviceLoop):
         if client in letters:
             letter, size = letters[client]
             node = self.federation.node_of(client)
-            (ticket,) = self.federation.post.send("train", [(node, letter)], str(turn), self.federation.plan.ttl)
+            (ticket,) = self.federation.mailbox.send("train", [(node, letter)], str(turn), self.federation.plan.ttl)
             self.tickets[ticket] = message
             self.devices.sent = {client: size}
             self.count(jobs, received)
@@ -118,16 +119,17 @@ class ArrivalLoop(DeviceLoop):
             if late:
                 self.tickets = {ticket: m for ticket, m in self.tickets.items() if m.number != late[0].number}
                 return late[0], Missing(late[0].client, NO_ANSWER)
-            for ticket, answer in self.federation.post.look(self.tickets):
+            for ticket, answer in self.federation.mailbox.pull(self.tickets):
                 self.answers.append((self.tickets.pop(ticket), answer))
             if not self.answers:
                 time.sleep(LONGEST / 4)
                 self._start_clients()
 
-    def _record(self, message: Message) -> None:
+    def _record(self, message: Message, record: RoundRecord) -> None:
+        """Write down a turn that is over; in a simulation it takes as many seconds as there were rounds meanwhile."""
         assert self.federation.folder is not None
-        t = self.progress.round
-        values = (self.name_client(message.client), t + 1 - message.turn, t + 1, message.turn)
+        t, used = record.round, int(not record.dropped)
+        values = (self.name_client(message.client), t - message.turn, t, message.turn, used)
         append_line(self.federation.folder / ARRIVALS, ",".join(map(_quote, values)).encode())
 
     def history_fields(self) -> dict[str, Any]:
@@ -153,7 +155,7 @@ def read_arrivals(folder: Path) -> list[dict[str, str]]:
     with report_errors(ARRIVALS, "one that can be read", (OSError, csv.Error, ValueError), f" at {path}"):
         rows = list(csv.DictReader(path.read_text().splitlines()))
     # A kill may have cut the last line short.
-    return [row for row in rows if all((row.get(key) or "") != "" for key in COLUMNS) and row["turn"].isdecimal()]
+    return [row for row in rows if all(row.get(key) for key in COLUMNS) and row["used"] in ("0", "1")]
 
 
 def replay_clock(folder: str | Path, active: int, names: Iterable[str]) -> Asynchronous:
@@ -167,7 +169,7 @@ def replay_clock(folder: str | Path, active: int, names: Iterable[str]) -> Async
     path = Path(folder)
     rows = read_arrivals(path)
     must(bool(rows), "folder", "that of an asynchronous run on devices", path)
-    lines = ["client,seconds", *(f"{_quote(row['client'])},{row['seconds']}" for row in rows)]
-    lines += [f"{_quote(name)},{NEVER}" for name in names]
+    lines = [f"{_quote(row['client'])},{row['seconds']},{1 - int(row['used'])}" for row in rows]
+    lines = ["client,seconds,lost", *lines, *(f"{_quote(name)},{NEVER},0" for name in names)]
     write_file(path / TRACE, ("\n".join(lines) + "\n").encode())
-    return asynchronous(active=active, compute=trace(str(path / TRACE)))
+    return asynchronous(active=active, compute=trace(str(path / TRACE), lost="lost"))

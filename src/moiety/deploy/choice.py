@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moiety.errors import is_real, is_whole, must
+from moiety.deploy.letters import LARGEST, is_small
+from moiety.errors import is_whole, must
 from moiety.evaluation.safeguard import ALPHA, WEIGHTS, Evidence, Population, Summary, choose
 from moiety.run.result import Run
 from moiety.run.safeguard import MIXTURES, MOST_TURNS, Chooser, Safeguard, read_safeguard, write_safeguard
@@ -85,14 +86,10 @@ def read_summary(table: Any, task: Task) -> Summary | None:
     count = len(WEIGHTS) if task.score_outputs is not None else 1
     must(isinstance(table, dict) and set(table) == set(Summary._fields), "evidence", "a table of numbers", "another")
     for name in ("means", "variances"):
-        fits = isinstance(table[name], list) and len(table[name]) == count and all(map(_is_finite, table[name]))
-        must(fits, f"evidence.{name}", f"{count} finite numbers", repr(table[name])[:60])
+        fits = isinstance(table[name], list) and len(table[name]) == count and all(map(is_small, table[name]))
+        must(fits, f"evidence.{name}", f"{count} numbers up to {LARGEST:g}", f"{table[name]!r:.60}")
     must(min(table["variances"]) >= 0, "evidence.variances", ">= 0", min(table["variances"]))
     rows, hint = table["rows"], table["hint"]
-    must(is_whole(rows) and 0 < rows < 1 << 40, "evidence.rows", "a number of rows", repr(rows)[:40])
-    must(_is_finite(hint), "evidence.hint", "a finite number", repr(hint)[:40])
+    must(is_whole(rows) and 0 < rows < 1 << 40, "evidence.rows", "a number of rows", f"{rows!r:.40}")
+    must(is_small(hint), "evidence.hint", f"a number up to {LARGEST:g}", f"{hint!r:.40}")
     return Summary(tuple(map(float, table["means"])), tuple(map(float, table["variances"])), int(rows), float(hint))
-
-
-def _is_finite(value: Any) -> bool:
-    return is_real(value) and math.isfinite(value)

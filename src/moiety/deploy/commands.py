@@ -87,10 +87,7 @@ def node_command(
         command += ["--isolation", "process"]
         if link.keys is not None:
             command += ["--superexec-auth-secret-file", str(link.keys / node / SECRET)]
-    values = " ".join(
-        f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in config.items()
-    )
-    return [*command, "--node-config", values]
+    return [*command, "--node-config", _write_config(config)]
 
 
 def worker_command(link: Link, node: str, port: int) -> list[str]:
@@ -121,10 +118,17 @@ def register_all(link: Link, nodes: Sequence[str]) -> list[str]:
 def run_command(app: Path, config: Mapping[str, str | int | float] | None = None) -> list[str]:
     """Start a run of the app in ``app`` and show its log until it ends."""
     command = ["flwr", "run", str(app), CONNECTION, "--stream"]
-    values = [
-        f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in (config or {}).items()
-    ]
-    return [*command, "--run-config", " ".join(values)] if values else command
+    return [*command, "--run-config", _write_config(config)] if config else command
+
+
+def export_command(device: str, config: Mapping[str, str | int]) -> list[str]:
+    """Write the model of a device, whose node has this ``config``, to a file."""
+    return ["moiety", "deploy", "export", device, "model.safetensors", "--node-config", _write_config(config)]
+
+
+def _write_config(config: Mapping[str, str | int | float]) -> str:
+    """A configuration as Flower's commands take it."""
+    return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in config.items())
 
 
 def connection_tables(link: Link) -> dict[str, object]:

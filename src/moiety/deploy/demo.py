@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from moiety.deploy.folders import Status, load_app, open_device
 from moiety.deploy.init import APP, DEFAULT, OUT, write_app
 from moiety.deploy.local import HERE, RUN, LocalFederation
-from moiety.deploy.look import Status, load_app, open_device
 from moiety.deploy.processes import wait_until
 from moiety.errors import must
 from moiety.files import write_file
@@ -78,6 +78,6 @@ def _compare(folder: Path, names: Sequence[str], killed: str) -> list[list[str]]
 def _rounds(federation: LocalFederation, out: Path) -> int:
     """The rounds that are done; an error where the server's side has ended too early."""
     newest = find_checkpoint(out) if out.is_dir() else None
-    ended = federation.processes.ended(RUN)
+    ended = federation.processes.has_ended(RUN)
     must(not ended, "run", "one that goes on", "one that ended", federation.processes.tell(RUN))
     return 0 if newest is None else round_of(newest)

@@ -20,8 +20,8 @@ from moiety.clients import Store
 from moiety.data import FederatedData, Preprocessing
 from moiety.deploy.choice import as_table, choose_model, gather_evidence, keep_choice, read_population, read_turns
 from moiety.deploy.journal import Journal, device_token
-from moiety.deploy.letters import Letter
-from moiety.deploy.own import make_own_run, open_own_run
+from moiety.deploy.letters import Letter, blame_letter
+from moiety.deploy.offline import make_own_run, open_own_run
 from moiety.deploy.plan import Plan, digest_of
 from moiety.deploy.scores import share_row
 from moiety.deploy.site import describe_rows, load_function, place_client
@@ -74,7 +74,8 @@ class Device:
 
     def answer(self, kind: str, letter: Letter) -> Letter:
         """Answer a letter; one that cannot be right is refused with moiety's error."""
-        must(kind in KINDS, "message", f"one of {', '.join(KINDS)}", repr(kind)[:80])
+        with blame_letter():
+            must(kind in KINDS, "message", f"one of {', '.join(KINDS)}", repr(kind)[:80])
         make_folder(self.folder)
         with lock_folder(self.folder), one_thread():
             answer: Letter = getattr(self, kind)(letter)
@@ -92,28 +93,31 @@ class Device:
         """Join a run at a position, if both sides have the same plan."""
         head = letter.head
         position, fitted, agreed = head.get("position"), head.get("preprocessing"), head.get("agreed")
-        must(is_whole(position) and 0 <= int(str(position)) < 1 << 24, "position", "that of a client", position)
-        must(isinstance(agreed, dict), "message", "one that says what both sides agree on", "none")
+        journal = self._journal(letter)
+        with blame_letter():
+            must(is_whole(position) and 0 <= int(str(position)) < 1 << 24, "position", "that of a client", position)
+            must(isinstance(agreed, dict), "message", "one that says what both sides agree on", "none")
         member = {"name": self.name, "position": position, "preprocessing": fitted}
         ready = self._prepare(member)
-        check_identity(agreed, ready.description, self.folder)  # type: ignore[arg-type]
-        journal = self._journal(letter)
+        with blame_letter():
+            check_identity(agreed, ready.description, Path(journal.run))  # type: ignore[arg-type]
         journal.join(member)
         self._ready[journal.run] = ready
-        return Letter({"digest": ready.digest, "turns": journal.turns()})
+        return Letter({"digest": ready.digest, "turns": journal.list_turns()})
 
     def train(self, letter: Letter) -> Letter:
         """A turn: local work with what the server sent, and the upload."""
         head, journal, ready = letter.head, self._journal(letter), self._check(letter)
         t, rounds, used = (self._number(head, key) for key in ("round", "rounds", "used"))
-        must(used < t < rounds, "round", f"after {used}, the last that was used, and below {rounds}", t)
+        with blame_letter():
+            must(used < t < rounds, "round", f"after {used}, the last that was used, and below {rounds}", t)
         self._refuse_old(journal, t, used)
         asked = digest(json.dumps(head, sort_keys=True).encode() + letter.body)
         turn = journal.read_turn(t)
         if turn is not None and turn.asked == asked:
             return Letter(turn.head, journal.read_upload(turn))
         state = self._state(journal, ready, used)
-        received = ready.wiring.unpack_down(letter.body, ready.position, ready.wiring.first_known(state))
+        received = self._receive(letter, ready, state)
         journal.note_received(t, used, received)
         answer, new = self._work(journal, ready, received, state, RoundInfo(*self._pace(ready, t, rounds)))
         if new is not None:
@@ -127,9 +131,10 @@ class Device:
         t, used = self._number(head, "round"), self._number(head, "used")
         self._refuse_old(journal, t, used)
         part = head.get("part")
-        must(part in ("train", "validation", "test"), "part", "train, validation or test", repr(part)[:40])
+        with blame_letter():
+            must(part in ("train", "validation", "test"), "part", "train, validation or test", repr(part)[:40])
         state = self._state(journal, ready, used)
-        received = ready.wiring.unpack_down(letter.body, ready.position, ready.wiring.first_known(state))
+        received = self._receive(letter, ready, state)
         # The server writes its checkpoint after it has evaluated.
         journal.note_received(t, used, received, settled=False)
         row = self._score(ready, received, state if used >= 0 else None, str(part), t)
@@ -138,7 +143,8 @@ class Device:
     def weigh(self, letter: Letter) -> Letter:
         """What the device knows of its candidates, as ten numbers, for the population of all devices."""
         allowed = self.plan.safeguard and self.plan.share_metrics == "per_client"
-        must(allowed, "message", "one that the plan allows", "a question for evidence")
+        with blame_letter():
+            must(allowed, "message", "one that the plan allows", "a question for evidence")
         t, _, ready, received, state, used = self._read_end(letter)
         evidence = self._gather(letter, ready, received, state, t, used)
         return Letter({"round": t, "evidence": as_table(summarise(evidence))})
@@ -150,7 +156,9 @@ class Device:
         if self.plan.safeguard:
             evidence = self._gather(letter, ready, received, state, t, used)
             own = make_own_run(self.plan.model, ready, journal.run, received, state, t, used)
-            guard = choose_model(own, ready.position, evidence, read_population(letter.head.get("population")))
+            with blame_letter():
+                population = read_population(letter.head.get("population"))
+            guard = choose_model(own, ready.position, evidence, population)
             keep_choice(journal.folder, journal.run, guard)
             self._evidence.clear()
         journal.keep_turns({used})
@@ -162,12 +170,13 @@ class Device:
         t, used = self._number(letter.head, "round"), self._number(letter.head, "used")
         self._refuse_old(journal, t, used)
         state = self._state(journal, ready, used)
-        received = ready.wiring.unpack_down(letter.body, ready.position, ready.wiring.first_known(state))
+        received = self._receive(letter, ready, state)
         return t, journal, ready, received, state, used
 
     def _gather(self, letter: Letter, ready: Ready, received: Params, state: Tree, t: int, used: int) -> Evidence:
         """The evidence for models that the letter says, computed once."""
-        turns = read_turns(letter.head)
+        with blame_letter():
+            turns = read_turns(letter.head)
         key = digest(json.dumps([letter.head.get("run"), t, used, turns]).encode() + letter.body)
         if key not in self._evidence:
             own = make_own_run(self.plan.model, ready, str(letter.head["run"]), received, state, t, used)
@@ -185,7 +194,7 @@ class Device:
     def ready(self, run: str) -> Ready:
         """The device as a member of a run, made once in a process."""
         if run not in self._ready:
-            self._ready[run] = self._prepare(Journal(self.folder, run).member())
+            self._ready[run] = self._prepare(Journal(self.folder, run).read_member())
         return self._ready[run]
 
     def load(self, preprocessing: Mapping[str, Any] | None) -> FederatedData:
@@ -207,29 +216,45 @@ class Device:
         return Ready(position, problem, algorithm, wiring, engine, options, description)
 
     def _journal(self, letter: Letter) -> Journal:
-        return Journal(self.folder, str(letter.head.get("run", "")))
+        with blame_letter():
+            return Journal(self.folder, str(letter.head.get("run", "")))
 
     def _check(self, letter: Letter) -> Ready:
         """The device as a member of the letter's run, if the letter was meant for it and its plan."""
-        ready, head = self.ready(str(letter.head.get("run", ""))), letter.head
-        must(head.get("position") == ready.position, "position", ready.position.__str__(), head.get("position"))
-        hint = "Server and device need the same file."
-        must(head.get("digest") == ready.digest, "plan", "the same on both sides", "another", hint)
+        head, journal = letter.head, self._journal(letter)
+        with blame_letter():
+            must(journal.is_member(), "run", "one that the device has joined", journal.run)
+        ready = self.ready(journal.run)
+        with blame_letter():
+            must(head.get("position") == ready.position, "position", str(ready.position), head.get("position"))
+            hint = "Server and device need the same file."
+            must(head.get("digest") == ready.digest, "plan", "the same on both sides", "another", hint)
         return ready
+
+    def _receive(self, letter: Letter, ready: Ready, state: Tree) -> Params:
+        """The shared model that a letter brings."""
+        with blame_letter():
+            return ready.wiring.unpack_down(letter.body, ready.position, ready.wiring.first_known(state))
 
     def _number(self, head: Mapping[str, Any], key: str) -> int:
         value = head.get(key)
-        must(is_whole(value) and -1 <= int(str(value)) < 1 << 40, key, "a whole number from -1", repr(value)[:40])
+        with blame_letter():
+            must(is_whole(value) and -1 <= int(str(value)) < 1 << 40, key, "a whole number from -1", repr(value)[:40])
         return int(str(value))
 
     def _refuse_old(self, journal: Journal, t: int, used: int) -> None:
         """A server never takes back that it used a turn, so a letter that does is an old one."""
         last = journal.last_settled()
-        must(used >= last, "round", f"after turn {last}, which was used", f"{t}, from before it")
+        with blame_letter():
+            must(used >= last, "round", f"after turn {last}, which was used", f"{t}, from before it")
 
     def _state(self, journal: Journal, ready: Ready, used: int) -> Tree:
         first = ready.problem.first_state(ready.algorithm)
-        return first if used < 0 else journal.read_state(used, first)
+        if used < 0:
+            return first
+        with blame_letter():
+            journal.check_turn(used)
+        return journal.read_state(used, first)
 
     def _pace(self, ready: Ready, t: int, rounds: int) -> tuple[int, float, float]:
         return t, ready.algorithm.schedule.factor(t, rounds), t / max(rounds - 1, 1)

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from moiety import tree
-from moiety.deploy.letters import Letter
+from moiety.algorithms import ALGORITHMS
+from moiety.deploy.letters import LARGEST, Letter, is_small
 from moiety.engines.base import Engine, Functions, RoundInfo
 from moiety.engines.problem import Problem
 from moiety.engines.rows import Job
-from moiety.errors import MoietyError, is_real, must
+from moiety.errors import MoietyError, is_real, must, tell_error
 from moiety.loop.exchange import Arrival, Missing
-from moiety.types import ClientUpdate, Params, Tree
+from moiety.run.privacy import find_weighting
+from moiety.types import Algorithm, ClientUpdate, Params, Tree
 
 if TYPE_CHECKING:
     from moiety.deploy.federation import Federation
 
 NO_ANSWER = "no answer before the deadline"
+LEAST_WEIGHT = 1e-6
+"""The smallest weight: a mean divides by the sum of weights, and by the first of them."""
+LARGEST_WEIGHT = 1e12
+"""The largest weight where the algorithm is the user's own, whose weights may be anything."""
 
 
 class Devices(Engine):
@@ -44,11 +50,11 @@ class Devices(Engine):
 
     def begin(self, jobs: Sequence[Job], received: Params, info: RoundInfo, rounds: int) -> None:
         """Send the broadcast of a round to all its clients that can be reached."""
-        post, plan = self.federation.post, self.federation.plan
+        mailbox, plan = self.federation.mailbox, self.federation.plan
         letters = self.write_letters(jobs, received, info.round, rounds)
         self.sent = {client: size for client, (_, size) in letters.items()}
         nodes = [(self.federation.node_of(client), letter) for client, (letter, _) in letters.items()]
-        tickets = post.send("train", nodes, str(info.round), plan.ttl)
+        tickets = mailbox.send("train", nodes, str(info.round), plan.ttl)
         self.tickets = dict(zip(letters, tickets, strict=True))
         self.until = time.monotonic() + plan.deadline
 
@@ -58,7 +64,7 @@ class Devices(Engine):
         """The letters of a round to clients that can be reached, and their bytes."""
         federation, letters = self.federation, {}
         same = None if federation.wiring.packing else federation.wiring.pack_down(received, 0, {})
-        online = federation.post.online()
+        online = federation.mailbox.online()
         for job in jobs:
             if federation.node_of(job.client) in online:
                 packed = same or federation.wiring.pack_down(received, job.client, job.state["wire"])
@@ -71,7 +77,7 @@ class Devices(Engine):
         must(function == "train", "engine", "one that computes here", "devices, which answer for training alone")
         wanted = {self.tickets[job.client]: job for job in jobs if job.client in self.tickets}
         results: dict[int, Arrival | Missing] = {}
-        for ticket, answer in self.federation.post.collect(wanted, self.until):
+        for ticket, answer in self.federation.mailbox.collect(wanted, self.until):
             job = wanted[ticket]
             results[job.client] = self.read_answer(job, answer, info.round)
         self.federation.note_answers({job.client: job.client in results for job in wanted.values()})
@@ -86,33 +92,43 @@ class Devices(Engine):
             return Missing(job.client, f"{answer}"[:300])
         try:
             return self._open(job, answer, t)
-        except (MoietyError, RuntimeError, ValueError, TypeError) as error:
-            return Missing(job.client, f"refused: {error}"[:300], sent=True)
+        except Exception as error:  # whatever a device sends, the others go on
+            return Missing(job.client, f"refused: {tell_error(error)}", sent=True)
 
     def _open(self, job: Job, answer: Letter, t: int) -> Arrival | Missing:
         head, wiring = answer.head, self.federation.wiring
         must(head.get("round") == t, "round", f"{t} in the answer", repr(head.get("round"))[:40])
         if "why" in head:
-            return Missing(job.client, str(head["why"])[:200], sent=True)
-        weight, info = head.get("weight"), head.get("info")
-        fits = is_real(weight) and 0 <= float(str(weight)) < math.inf
-        must(fits, "weight", "a finite number >= 0", repr(weight)[:40])
-        must(isinstance(info, dict), "info", "a table of numbers", type(info).__name__)
+            return Missing(job.client, " ".join(str(head["why"])[:200].split()), sent=True)
+        weight = self._read_weight(head.get("weight"), job.examples)
         upload, known, size = wiring.unpack_up(answer.body, job.client, t, job.state["wire"])
-        numbers = _read_numbers(info)  # type: ignore[arg-type]
-        update = ClientUpdate(upload, torch.tensor(float(str(weight)), dtype=torch.float64), numbers)
+        update = ClientUpdate(upload, torch.tensor(weight, dtype=torch.float64), _read_numbers(head.get("info")))
         wiring.exchange.check_upload(update, job.client, t)  # here, where one that is refused stops nobody else
         largest = float(tree.largest(upload))
         if not math.isfinite(largest):
             return Missing(job.client, "not finite: upload", sent=True)
+        must(largest <= LARGEST, "upload", f"of numbers up to {LARGEST:g}", f"{largest:g}")
         state = {"used": torch.tensor(t), "wire": known}
         return Arrival(job.client, update, state, largest, size)
 
+    def _read_weight(self, weight: Any, rows: int) -> float:
+        """A client's weight, at most what a client can have that joined with so many training rows."""
+        most = largest_weight(self.federation.plan.algorithm, rows)
+        fits = is_real(weight) and LEAST_WEIGHT <= weight <= most
+        must(fits, "weight", f"from {LEAST_WEIGHT:g} to {most:g}", f"{weight!r:.40}")
+        return float(weight)
 
-def _read_numbers(info: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+
+def largest_weight(algorithm: Algorithm, rows: int) -> float:
+    """The largest weight of a client with so many training rows."""
+    if algorithm.name not in ALGORITHMS or algorithm.spec.get("weight_column") is not None:
+        return LARGEST_WEIGHT
+    return 1.0 if find_weighting(algorithm) == "uniform" else float(max(rows, 1))
+
+
+def _read_numbers(info: Any) -> dict[str, torch.Tensor]:
     """What a device says for the record; a loss that is not shared is NaN."""
-    must(len(info) <= 64 and all(isinstance(name, str) for name in info), "info", "a few numbers by name", "others")
-    for name, value in info.items():
-        must(is_real(value) and math.isfinite(value), f"info.{name}", "a finite number", repr(value)[:40])
+    fits = isinstance(info, dict) and len(info) <= 64 and all(is_small(value) for value in info.values())
+    must(fits, "info", f"at most 64 numbers up to {LARGEST:g} by name", f"{info!r:.60}")
     numbers = {"loss": math.nan, **info}
     return {name: torch.tensor(float(value), dtype=torch.float64) for name, value in numbers.items()}

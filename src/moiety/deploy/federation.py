@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from moiety.deploy.letters import Letter
+from moiety.deploy.mailbox import Mailbox
 from moiety.deploy.plan import Plan, digest_of
-from moiety.deploy.post import Post
 from moiety.deploy.questions import Questions
-from moiety.deploy.roster import Roster, sort_hellos
-from moiety.deploy.wire import Wiring
-from moiety.errors import MoietyError
+from moiety.deploy.roster import MOST_NUMBERS, Member, Roster, find_layout, read_hello, sort_members
+from moiety.deploy.site import describe_layout
+from moiety.deploy.tables import Table, fit_recipe
+from moiety.deploy.wire import Wiring, count_most
+from moiety.engines.rows import count_rows
+from moiety.errors import must, tell_error
 
 log = logging.getLogger("moiety")
 
@@ -28,16 +32,17 @@ SILENT = 2
 class Federation:
     """The devices of one run, and the way to them."""
 
-    def __init__(self, plan: Plan, post: Post, roster: Roster) -> None:
-        self.plan, self.post, self.roster = plan, post, roster
+    def __init__(self, plan: Plan, mailbox: Mailbox, roster: Roster) -> None:
+        self.plan, self.mailbox, self.roster = plan, mailbox, roster
+        mailbox.largest = 0  # those who say hello send no body
         self.folder: Path | None = None
         self.run = ""
         self.agreed: dict[str, Any] = {}
         self.digest = ""
         self.wiring: Wiring
-        self.hellos = Questions(post, "hello", plan.ttl)
-        self.welcomes = Questions(post, "welcome", plan.ttl)
-        self.waiting: dict[int, dict[str, Any]] = {}
+        self.hellos = Questions(mailbox, "hello", plan.ttl)
+        self.welcomes = Questions(mailbox, "welcome", plan.ttl)
+        self.waiting: dict[int, Member] = {}
         """Who said hello before the run began, by node."""
         self.silent: Counter[int] = Counter()
         """In how many rounds running a client has not answered."""
@@ -46,6 +51,7 @@ class Federation:
         """The run is known: its id, and what both sides must agree on."""
         self.folder, self.run, self.agreed, self.wiring = folder, run, agreed, wiring
         self.digest = digest_of(agreed)
+        self.mailbox.largest = min(self.plan.largest_message, count_most(wiring.up))
         self.roster.save(folder, run)
 
     def node_of(self, client: int) -> int:
@@ -63,10 +69,10 @@ class Federation:
         while len(self.roster) < wanted:
             self.greet()
             # Names decide about positions, so nobody gets one before all are there.
-            self.waiting |= {node: answer.head for node, answer in self.hellos.collect(PAUSE)}
-            names = {str(head.get("name")) for head in self.waiting.values()} | {m.name for m in self.roster.members}
+            self.waiting |= {member.node: member for member in self._read_hellos(PAUSE)}
+            names = {member.name for member in (*self.waiting.values(), *self.roster.members)}
             if len(names) >= wanted and not self.hellos.expects_answers():
-                self._admit(self.waiting)
+                self._admit(self.waiting.values())
                 self.waiting = {}
             elif not self.hellos.pending:
                 time.sleep(PAUSE)
@@ -77,24 +83,58 @@ class Federation:
     def greet(self) -> None:
         """Ask all connected nodes that are not known who they are."""
         known = {*self.waiting, *(each.node for each in self.roster.members)}
-        nodes = [node for node in self.post.online() if node not in known and self.hellos.may_ask(node)]
+        nodes = [node for node in self.mailbox.online() if node not in known and self.hellos.may_ask(node)]
         self.hellos.ask([(node, Letter({})) for node in nodes])
 
-    def _admit(self, hellos: Mapping[int, dict[str, Any]]) -> None:
-        """Put devices on the list, in the order of their names; one that cannot be put there is refused."""
-        for node, head in sort_hellos(hellos.items()):
-            try:
-                self.roster.add(node, head)
-            except MoietyError as error:
-                self.hellos.put_off(node, str(error))
+    def _admit(self, members: Iterable[Member]) -> None:
+        """Put devices on the list, in the order of their names; one that cannot be put there is refused.
+
+        The layout of the data is that of most devices, so that no single one decides it.
+        """
+        each = sort_members(members)
+        layout = None if self.roster.members or not each else find_layout(each)
+        for member in each:
+            with self._refuse_for_errors(member.node):
+                fits = layout in (None, describe_layout(member.described))
+                must(fits, "data", "laid out as on most devices", f"others of {member.name}")
+                self.roster.add(member)
+
+    def _read_hellos(self, wait: float) -> list[Member]:
+        """The devices that say hello within so many seconds and that the plan can take, each tried by itself."""
+        members = []
+        for node, answer in self.hellos.collect(wait):
+            with self._refuse_for_errors(node):
+                member = read_hello(node, answer.head)
+                self._try(member)
+                members.append(member)
+        return members
+
+    def _try(self, member: Member) -> None:
+        """Raise where no run can be made with a device, as far as that can be told of one alone."""
+        recipe = self.roster.preprocessing
+        if recipe is None and isinstance(self.plan.data, Table):  # what its columns become depends on all devices
+            fit_recipe(self.plan.data, [member.described])
+            return
+        data = Roster([member], recipe).as_data()
+        _, algorithm = self.plan.make_problem(data, self.plan.device_options(data))
+        rows = max(count_rows(phase, member.described["sizes"][0]) for phase in algorithm.phases.values())
+        must(rows < MOST_NUMBERS, "sizes", f"such that a turn has fewer than {MOST_NUMBERS} rows", rows)
+
+    @contextlib.contextmanager
+    def _refuse_for_errors(self, node: int) -> Iterator[None]:
+        """Refuse a device within the block for whatever goes wrong; the others go on."""
+        try:
+            yield
+        except Exception as error:
+            self.hellos.put_off(node, tell_error(error))
 
     def admit_newcomers(self, wait: float = 0.0) -> bool:
         """Let devices join that have come since; whether there are more clients than before."""
         before = len(self.roster)
         self.greet()
-        hellos = {node: answer.head for node, answer in self.hellos.collect(wait)}
-        if hellos:
-            self._admit(hellos)
+        members = self._read_hellos(wait)
+        if members:
+            self._admit(members)
             if self.folder is not None:
                 self.roster.save(self.folder, self.run)
         self.welcome()
@@ -104,7 +144,7 @@ class Federation:
 
     def welcome(self) -> None:
         """Tell devices that have not joined their positions."""
-        online, recipe = self.post.online(), self.roster.preprocessing
+        online, recipe = self.mailbox.online(), self.roster.preprocessing
         letters = []
         for position, member in enumerate(self.roster.members):
             if not member.joined and member.node in online and self.welcomes.may_ask(member.node):
@@ -131,15 +171,15 @@ class Federation:
                 member.joined, self.silent[client] = False, 0
                 log.info("%s has not answered for %d rounds: it is asked whether it is there", member.name, SILENT)
 
-    def count_joined(self) -> int:
-        """How many devices take part and are connected."""
-        online = self.post.online()
-        return sum(each.joined and each.node in online for each in self.roster.members)
+    def list_joined(self) -> set[int]:
+        """The clients whose devices take part and are connected."""
+        online = self.mailbox.online()
+        return {i for i, each in enumerate(self.roster.members) if each.joined and each.node in online}
 
     def wait_for(self, wanted: int, patience: float | None = None) -> None:
         """Wait until so many devices take part, or, with ``patience``, so many seconds."""
         until = None if patience is None else time.monotonic() + patience
-        while self.count_joined() < wanted and (until is None or time.monotonic() < until):
+        while len(self.list_joined()) < wanted and (until is None or time.monotonic() < until):
             self.admit_newcomers(PAUSE)
             if not self.hellos.pending and not self.welcomes.pending:
                 time.sleep(PAUSE)

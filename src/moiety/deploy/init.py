@@ -9,6 +9,7 @@ DIR/flwr/config.toml     where ``flwr`` finds the server (``FLWR_HOME``)
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -127,6 +128,12 @@ def write_connection(home: Path, link: Link) -> None:
 def name_nodes(count: int) -> list[str]:
     """The names of a trial's nodes: ``node-1``, ``node-2`` and so on."""
     return [f"node-{number}" for number in range(1, count + 1)]
+
+
+def count_nodes(keys: Path) -> int:
+    """How many nodes have keys: the highest number of their folders, for one before it may have been moved away."""
+    found = (re.fullmatch(r"node-([1-9]\d{0,3})", each.name) for each in keys.iterdir() if each.is_dir())
+    return max((int(match[1]) for match in found if match), default=0)
 
 
 def project_tables(config: Mapping[str, str | int | float]) -> dict[str, Any]:

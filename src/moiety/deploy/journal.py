@@ -57,21 +57,21 @@ class Journal:
         """Write down what the device is in this run."""
         make_folder(self.folder.parent)
         make_folder(self.folder)
-        if not (self.folder / MEMBER).exists() or self.member() != dict(member):
+        if not (self.folder / MEMBER).exists() or self.read_member() != dict(member):
             write_sealed(self.folder / MEMBER, member, self.run)
 
     def is_member(self) -> bool:
         """Whether the device has joined the run."""
         return (self.folder / MEMBER).exists()
 
-    def member(self) -> dict[str, Any]:
+    def read_member(self) -> dict[str, Any]:
         """What the device is in this run: its name and position, and the recipe for its table."""
         must(self.is_member(), "run", "one that the device has joined", self.run)
         table = read_sealed(self.folder / MEMBER, self.run)
         table.pop("run")
         return table
 
-    def turns(self) -> list[int]:
+    def list_turns(self) -> list[int]:
         """The rounds of the turns that are here, ascending."""
         names = (TURN.fullmatch(each.name) for each in self.folder.glob("turn-*.json"))
         return sorted(int(name[1]) for name in names if name)
@@ -92,12 +92,16 @@ class Journal:
         must(digest(content) == turn.upload, path.name, "as it was written", f"others in {path}", RESTORE)
         return content
 
+    def check_turn(self, round: int) -> None:
+        """Raise unless a turn that the server used is here."""
+        turns = self.list_turns()
+        got = f"turns {', '.join(map(str, turns)) or 'none'}"
+        must(round in turns, "state", f"that of turn {round}, which the server used", got, RESTORE)
+
     def read_state(self, round: int, first: Tree) -> Tree:
         """The state after a turn; ``first`` is laid out as all states are."""
+        self.check_turn(round)
         turn = self.read_turn(round)
-        if turn is None:
-            got = f"turns {', '.join(map(str, self.turns())) or 'none'} in {self.folder}"
-            must(False, "state", f"that of turn {round}, which the server used", got, RESTORE)
         assert turn is not None
         rows = tree.unpack_rows(read_tensors(self._state(round), turn.state, RESTORE), first)
         return rows[0] if rows else first
@@ -112,7 +116,7 @@ class Journal:
 
     def keep_turns(self, rounds: set[int]) -> None:
         """Remove all turns but those of these rounds, tables first; and what a kill left half-written."""
-        for round in set(self.turns()) - rounds:
+        for round in set(self.list_turns()) - rounds:
             remove_file(self._table(round))
         kept = {path.name for round in rounds for path in (self._state(round), self._upload(round), self._table(round))}
         for path in self.folder.glob("turn-*"):
@@ -127,7 +131,7 @@ class Journal:
         Where that is not ``settled``, the server has no checkpoint of it yet, and may take it back. The two files of
         models take turns, so that the one which the table names is never written over.
         """
-        table = self._received()
+        table = self._read_received_table()
         here = 1 - table["file"] if table else 0
         content = save({name: p.contiguous() for name, p in received.items()})
         if table and table["digest"] == digest(content):
@@ -142,7 +146,7 @@ class Journal:
 
     def read_received(self) -> tuple[Params, int, int] | None:
         """The shared model that was last received, its round, and the last turn used; None before the first."""
-        table = self._received()
+        table = self._read_received_table()
         if table is None:
             return None
         values = read_tensors(self._model(table["file"]), table["digest"], RESTORE)
@@ -159,10 +163,10 @@ class Journal:
 
     def last_settled(self) -> int:
         """The last turn that the server used and will not take back, -1 before any."""
-        table = self._received()
+        table = self._read_received_table()
         return -1 if table is None else int(table["settled"])
 
-    def _received(self) -> dict[str, Any] | None:
+    def _read_received_table(self) -> dict[str, Any] | None:
         path = self.folder / RECEIVED
         if not path.exists():
             return None

@@ -6,12 +6,16 @@ packed, one array of uint8.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+import os
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from moiety.errors import MoietyError, must
+from moiety.errors import MoietyError, is_real, must
 
 HEAD, BODY, KEY = "head", "body", "b"
 REFUSED = 400
@@ -19,10 +23,45 @@ REFUSED = 400
 LOST = (3, 4, 5, 8)
 """Flower's codes for a message or an answer that is gone, a node that is away, and a worker that was killed."""
 LONGEST_HEAD = 1 << 24
+WIDEST = 1 << 63
+"""Whole numbers in a head are smaller than this: others have no place in an array, and some in no float."""
+LARGEST = 1e18
+"""The largest number that is averaged with those of others. No float32 holds the square of one that is much larger."""
 
 
 class LostError(MoietyError):
     """A letter or its answer was lost on the way: nobody refused it."""
+
+
+class LetterError(MoietyError):
+    """What is wrong with a letter. Its sender may read the text: it says nothing of the receiver's rows and folders."""
+
+
+@contextlib.contextmanager
+def blame_letter() -> Iterator[None]:
+    """Turn moiety's errors within the block, which are about nothing but a letter, into those that its sender reads."""
+    try:
+        yield
+    except LetterError:
+        raise
+    except MoietyError as error:
+        raise LetterError(str(error)) from error
+
+
+def tell_sender(error: Exception) -> str:
+    """What the sender of a letter is told of an error that it caused.
+
+    The text of any other error may hold a cell of a table or a path. It stays here: the sender gets the kind of error,
+    and what the operating system calls it.
+
+    >>> tell_sender(ValueError("could not convert 'John Smith'"))
+    "ValueError: the device's own log says more."
+    """
+    if isinstance(error, LetterError):
+        return str(error)
+    cause = error if isinstance(error, OSError) else error.__cause__
+    system = f" ({os.strerror(cause.errno)})" if isinstance(cause, OSError) and cause.errno else ""
+    return f"{type(error).__name__[:60]}{system}: the device's own log says more."
 
 
 class Letter(NamedTuple):
@@ -54,12 +93,41 @@ def read_record(record: RecordDict, largest: int) -> Letter:
     must(len(bodies) <= 1, "message", "one with at most one array", len(bodies))
     body = bodies[0].data if bodies else b""
     must(len(body) <= largest, "message", f"of at most {largest} bytes", len(body), "See `largest_message`.")
+    return Letter(read_head(str(text)), bytes(body))
+
+
+def read_head(text: str) -> dict[str, Any]:
+    """The table that a head holds. All that is wrong with a single value is found here, once, for all who read it.
+
+    >>> read_head('{"round": 3, "info": {"loss": 1e999}}')
+    Traceback (most recent call last):
+    moiety.errors.MoietyError: `message` must be one whose head has finite numbers and whole text, got another.
+    """
     try:
-        head = json.loads(str(text))
+        head = json.loads(text)
+        plain = _is_plain(head)
     except (ValueError, RecursionError):
-        head = None
+        head, plain = None, True
     must(isinstance(head, dict), "message", "one with a table as its head", "another")
-    return Letter(head, bytes(body))
+    must(plain, "message", "one whose head has finite numbers and whole text", "another")
+    table: dict[str, Any] = head
+    return table
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether all numbers in a table are finite and fit into 64 bits, and all text can be written to a file."""
+    if isinstance(value, dict):
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    if isinstance(value, str):
+        return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
+    return value is None or (abs(value) < WIDEST if isinstance(value, int) else math.isfinite(value))
+
+
+def is_small(value: Any) -> bool:
+    """Whether this is a number that can be averaged with those of others: the result is finite."""
+    return is_real(value) and abs(value) <= LARGEST
 
 
 def read_message(message: Message, largest: int) -> Letter:

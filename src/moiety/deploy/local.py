@@ -20,7 +20,7 @@ from moiety.deploy.commands import (
 )
 from moiety.deploy.init import write_connection
 from moiety.deploy.keys import make_keys
-from moiety.deploy.processes import Processes, answers, free_ports, wait_until
+from moiety.deploy.processes import Processes, free_ports, is_reachable, wait_until
 from moiety.errors import must
 from moiety.files import make_folder
 
@@ -76,7 +76,7 @@ class LocalFederation:
     def start_link(self) -> None:
         """Start the SuperLink, or start it again, and wait until it answers."""
         self.processes.start(LINK, link_command(self.link, HERE, self.folder / "superlink.db"), self.home("server"))
-        wait_until(lambda: self._alive(LINK) and answers(self.link), PATIENCE, "SuperLink")
+        wait_until(lambda: self._alive(LINK) and is_reachable(self.link), PATIENCE, "SuperLink")
 
     def start_executor(self) -> None:
         """Start the process that runs the server's side of the app."""
@@ -114,5 +114,7 @@ class LocalFederation:
         return self.processes.log(name)[before:]
 
     def _alive(self, name: str) -> bool:
-        must(not self.processes.ended(name), name, "a process that runs", "one that ended", self.processes.tell(name))
+        must(
+            not self.processes.has_ended(name), name, "a process that runs", "one that ended", self.processes.tell(name)
+        )
         return True

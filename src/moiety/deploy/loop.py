@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,10 +23,13 @@ from moiety.engines.base import Engine, RoundInfo
 from moiety.engines.jobs import with_states
 from moiety.engines.problem import Problem, to_tensors
 from moiety.engines.rows import Job
-from moiety.errors import MoietyError
+from moiety.errors import MoietyError, tell_error
 from moiety.evaluation.safeguard import estimate_population
+from moiety.loop.divergence import loss_limit
 from moiety.loop.evaluate import Evaluation
+from moiety.loop.exchange import Received
 from moiety.loop.round import Loop, Progress, begin_progress
+from moiety.run.privacy import count_clients
 from moiety.run.safeguard import count_turns
 from moiety.transport import value_bytes
 from moiety.types import Algorithm, Params, RoundRecord, Tree
@@ -57,7 +60,9 @@ def begin_on_devices(
     def first() -> Tree:
         return {"used": torch.tensor(-1), "wire": federation.wiring.first_known(state)}
 
-    most = federation.roster.most = count_room(value_bytes(tree.leaves(first())))
+    most = count_room(value_bytes(tree.leaves(first())))
+    privacy = federation.plan.settings.privacy
+    federation.roster.most = most if privacy is None else min(most, count_clients(privacy.delta))
     progress.store = DiskStore(first, federation.folder / "clients", most, federation.run, resumed=resumed)
     return progress
 
@@ -82,6 +87,10 @@ class DeviceLoop(Loop):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.on_devices, self.keeps_states, self.reason, self.counts = True, True, "on every device", {}
+        self.refused: set[int] = set()
+        """Devices whose answers were refused since an answer was last used."""
+        self.losses: dict[int, float] = {}
+        """The last training loss of each device, where devices share it."""
 
     def connect(self, federation: Federation) -> None:
         """Let devices do the work."""
@@ -125,6 +134,30 @@ class DeviceLoop(Loop):
             self.on_engine(self.devices)
         return self.devices
 
+    def close_round(
+        self, received: Received, *, time: float | None = None, staleness: tuple[int, ...] = ()
+    ) -> RoundRecord:
+        """End a round as in a simulation, and note what shows whether the run or a single device is to blame."""
+        self.losses |= dict(zip(received.usable, received.losses, strict=True))
+        record = super().close_round(received, time=time, staleness=staleness)
+        if not self.progress.barren:
+            self.refused = set()
+        return record
+
+    def _is_barren(self, clients: list[int]) -> bool:
+        """Whether refused answers speak against the run: not where all are of devices that were refused before.
+
+        One device may be broken, or lie; where all that are connected were refused, the run is to blame.
+        """
+        known, self.refused = self.refused, self.refused | set(clients)
+        return bool(set(clients) - known) or (bool(clients) and self.federation.list_joined() <= self.refused)
+
+    def has_large_loss(self, history: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the training loss is too large for most devices too: that of one may be a lie."""
+        if not super().has_large_loss(history) or not self.losses:
+            return False
+        return float(np.median([*self.losses.values()])) > loss_limit(history)
+
     def count_needed(self, dropped: int) -> int:
         """The fewest uploads that a round needs."""
         return max(super().count_needed(dropped), min(self.federation.plan.least, self.cohort))
@@ -149,13 +182,15 @@ class DeviceLoop(Loop):
         received = self.broadcast()
         answers = self.ask("evaluate", clients, received, {"part": part})
         scores: dict[int, dict[str, Any]] = {}
+        trained, scored = self.problem.data.sizes("train"), self.problem.data.sizes(part)
         for client, answer in answers.items():
             try:
                 if isinstance(answer, MoietyError):
                     raise answer
-                scores[client] = check_scores(answer.head.get("scores"), plan.share_metrics)
-            except MoietyError as error:
-                why = f"not evaluated: {error}"[:300]
+                rows = int(trained[client]), int(scored[client])
+                scores[client] = check_scores(answer.head.get("scores"), plan.share_metrics, rows)
+            except Exception as error:  # whatever a device sends, the others go on
+                why = f"not evaluated: {tell_error(error)}"
                 now.dropped.append([f"{now.round}:{federation.roster.members[client].name}", why])
         if plan.share_metrics == "histogram":
             self.counts = count_steps(list(scores.values()), plan.floor)
@@ -169,17 +204,17 @@ class DeviceLoop(Loop):
         """Send the shared model to clients besides training, and collect their answers."""
         federation, t = self.federation, self.progress.round
         states = self.progress.store.get(clients)
-        online, letters = federation.post.online(), {}
+        online, letters = federation.mailbox.online(), {}
         for client, state in zip(map(int, clients), states, strict=True):
             if federation.node_of(client) in online:
                 packed = federation.wiring.pack_down(received, client, state["wire"])
                 letters[client] = Letter({**federation.head(client, t, int(state["used"])), **more}, packed.body)
                 self.payload += len(packed.body)
         nodes = [(federation.node_of(client), letter) for client, letter in letters.items()]
-        tickets = federation.post.send(kind, nodes, f"{kind} {t}", federation.plan.ttl)
+        tickets = federation.mailbox.send(kind, nodes, f"{kind} {t}", federation.plan.ttl)
         owners = dict(zip(tickets, letters, strict=True))
         until = time.monotonic() + federation.plan.deadline
-        return {owners[ticket]: answer for ticket, answer in federation.post.collect(owners, until)}
+        return {owners[ticket]: answer for ticket, answer in federation.mailbox.collect(owners, until)}
 
     def say_goodbye(self) -> None:
         """Leave every device with the shared model as it ended, and let it choose where the plan says so."""
@@ -201,8 +236,8 @@ class DeviceLoop(Loop):
                 if isinstance(answer, MoietyError):
                     raise answer
                 summaries.append(read_summary(answer.head.get("evidence"), self.problem.task))
-            except MoietyError as error:
-                self.problem.warn_once([f"{self.name_client(client)} gave no evidence: {error}"])
+            except Exception as error:  # whatever a device sends, the others go on
+                self.problem.warn_once([f"{self.name_client(client)} gave no evidence: {tell_error(error)}"])
         population = estimate_population([each for each in summaries if each is not None])
         return {**more, "population": None if population is None else population.as_dict()}
 

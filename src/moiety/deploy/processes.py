@@ -88,7 +88,7 @@ class Processes:
         del self.running[name]
         return code
 
-    def ended(self, name: str) -> bool:
+    def has_ended(self, name: str) -> bool:
         """Whether a process has ended by itself."""
         return self.running[name].poll() is not None
 
@@ -111,7 +111,7 @@ def wait_until(ready: Callable[[], bool], seconds: float, what: str) -> None:
         time.sleep(0.05)
 
 
-def answers(link: Link) -> bool:
+def is_reachable(link: Link) -> bool:
     """Whether the SuperLink answers at its address, with the certificate that nodes expect."""
     scheme, context = "http", None
     if link.keys is not None:

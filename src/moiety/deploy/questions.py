@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from moiety.deploy.letters import Letter, LostError
-from moiety.deploy.post import Post
+from moiety.deploy.mailbox import Mailbox
 from moiety.errors import MoietyError
 
 log = logging.getLogger("moiety")
@@ -29,8 +29,8 @@ class Questions:
     its data. Whichever letter it answers first counts.
     """
 
-    def __init__(self, post: Post, kind: str, ttl: float) -> None:
-        self.post, self.kind, self.ttl = post, kind, ttl
+    def __init__(self, mailbox: Mailbox, kind: str, ttl: float) -> None:
+        self.mailbox, self.kind, self.ttl = mailbox, kind, ttl
         self.pending: dict[str, int] = {}
         """Nodes by ticket; one that was asked again has several."""
         self.again: dict[int, float] = {}
@@ -46,7 +46,7 @@ class Questions:
 
     def ask(self, letters: Sequence[tuple[int, Letter]]) -> None:
         """Send a letter to each of the nodes."""
-        tickets = self.post.send(self.kind, letters, "join", self.ttl)
+        tickets = self.mailbox.send(self.kind, letters, "join", self.ttl)
         for ticket, (node, _) in zip(tickets, letters, strict=True):
             self.pending[ticket] = node
             self.again[node] = time.monotonic() + min(FIRST * 2 ** self.asked[node], self.ttl)
@@ -54,7 +54,7 @@ class Questions:
 
     def collect(self, wait: float) -> Iterator[tuple[int, Letter]]:
         """The answers that come within ``wait`` seconds, by node; a node that refuses is put off."""
-        for ticket, answer in self.post.collect(list(self.pending), time.monotonic() + wait):
+        for ticket, answer in self.mailbox.collect(list(self.pending), time.monotonic() + wait):
             node = self.pending.pop(ticket, None)
             if node is None:  # it has answered an earlier letter
                 continue

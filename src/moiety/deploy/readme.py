@@ -13,6 +13,7 @@ from moiety.deploy.commands import (
     QUIET,
     Link,
     executor_command,
+    export_command,
     link_command,
     node_command,
     register_command,
@@ -91,8 +92,10 @@ missing and give the same command again: it goes on from the last round, and dev
 ```
 moiety deploy status federation          # on the server: rounds, bytes, who took part
 moiety deploy status devices/node-1      # on a device
-moiety deploy export devices/node-1 model.safetensors
+$export
 ```
+
+`--node-config` is what the node was started with, as far as the loading of data needs it.
 $replace""")
 
 _REGISTER = Template("""
@@ -124,7 +127,7 @@ Certificates are valid for $days days from when they were made. Keys of nodes do
   To let the device back in, give it a new key: move `keys/node-1` away, then
 
   ```
-  moiety deploy keys . $addresses
+  moiety deploy keys . $addresses --nodes $count
   $again
   ```
 
@@ -132,7 +135,7 @@ Certificates are valid for $days days from when they were made. Keys of nodes do
   is the same client as long as its `name` is the same.
 - **Another node.** `moiety deploy keys . $addresses --nodes $more` makes what is missing, and no more.
 - **The server's key is lost, its address changes, or its certificate ends.** Move `keys/server` away, run
-  `moiety deploy keys . $addresses`, and start the SuperLink again. Nodes need nothing new.
+  `moiety deploy keys . $addresses --nodes $count`, and start the SuperLink again. Nodes need nothing new.
 - **The authority's key is lost, or its certificate ends.** Move all of `keys` away and begin anew: every node needs its
   new folder.
 - **After the trial** remove `keys`, and the nodes' copies.
@@ -161,10 +164,12 @@ def write_readme(link: Link, addresses: Sequence[str], nodes: Sequence[str]) -> 
         node=_fold(node_command(link, nodes[0], config, WORKER_PORT, isolation="process")),
         worker=_fold(worker_command(link, nodes[0], WORKER_PORT)),
         run=_fold(run_command(Path("app"))),
+        export=shlex.join(export_command(f"devices/{nodes[0]}", {"partition-id": 0})),
         replace=_REPLACE.substitute(
             days=DAYS,
             connection=CONNECTION,
             addresses=given,
+            count=len(nodes),
             again=shlex.join(register_command(link, nodes[0])),
             more=len(nodes) + 1,
         )

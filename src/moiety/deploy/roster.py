@@ -6,8 +6,9 @@ id its node has.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from moiety.data import FederatedData, Preprocessing
 from moiety.data.agree import check_summary
 from moiety.data.federated import check_names
 from moiety.data.preprocess import sort_labels
-from moiety.deploy.site import check_alike, data_without_rows
+from moiety.deploy.site import check_alike, data_without_rows, describe_layout
 from moiety.deploy.tables import recipe_columns
 from moiety.errors import is_whole, must
 from moiety.seals import digest, read_sealed, write_sealed
@@ -24,6 +25,8 @@ from moiety.seals import digest, read_sealed, write_sealed
 ROSTER = "devices.json"
 TYPES = ("bool", "uint8", "int64", "float32", "float64")
 """The types that columns have."""
+MOST_ROWS, MOST_NUMBERS = 1 << 26, 1 << 28
+"""The most rows of a device, and the most numbers of a column in one row: the server makes lists of this length."""
 MOST = 1 << 20
 """The most devices of one run; the files that have room for them take none before they come."""
 
@@ -52,20 +55,19 @@ class Roster:
     def __len__(self) -> int:
         return len(self.members)
 
-    def add(self, node: int, head: Mapping[str, Any]) -> Member:
+    def add(self, member: Member) -> None:
         """Take in a device that said hello; one that is known keeps its position, if it has the same token."""
-        member = read_hello(node, head)
         old = next((each for each in self.members if each.name == member.name), None)
         if old is not None:
             wanted = f"{old.name} itself, or of another name"
             must(old.token == member.token, "device", wanted, f"another device that calls itself {old.name}")
-            old.node, old.joined = node, False
-            return old
-        must(len(self.members) < self.most, "devices", f"at most {self.most}", "more")
+            old.node, old.joined = member.node, False
+            return
+        hint = "With privacy they are fewer than 1 / delta."
+        must(len(self.members) < self.most, "devices", f"at most {self.most}", "more", hint)
         if self.members:
             check_alike(member.name, member.described, self.members[0].described)
         self.members.append(member)
-        return member
 
     def position(self, member: Member) -> int:
         """The position of a device."""
@@ -100,11 +102,17 @@ def load_roster(folder: Path, run: str) -> Roster:
     return Roster(members, None if recipe is None else Preprocessing.from_dict(recipe))
 
 
-def sort_hellos(hellos: Iterable[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
-    """Those who said hello in the order of their names, as numbers where all are."""
-    each = list(hellos)
-    order = {name: place for place, name in enumerate(sort_labels([str(head.get("name")) for _, head in each]))}
-    return sorted(each, key=lambda hello: order[str(hello[1].get("name"))])
+def sort_members(members: Iterable[Member]) -> list[Member]:
+    """Devices in the order of their names, as numbers where all are."""
+    each = list(members)
+    order = {name: place for place, name in enumerate(sort_labels([member.name for member in each]))}
+    return sorted(each, key=lambda member: order[member.name])
+
+
+def find_layout(members: Sequence[Member]) -> dict[str, Any]:
+    """How the data of most of these devices are laid out; of layouts that as many have, that of the first."""
+    layouts = [describe_layout(member.described) for member in members]
+    return max(layouts, key=layouts.count)
 
 
 def read_hello(node: int, head: Mapping[str, Any]) -> Member:
@@ -115,14 +123,14 @@ def read_hello(node: int, head: Mapping[str, Any]) -> Member:
     must(
         isinstance(token, str) and re.fullmatch(r"[0-9a-f]{64}", str(token)) is not None, "token", "a device's", "none"
     )
-    fits = isinstance(sizes, list) and len(sizes) == 3 and all(is_whole(n) and 0 <= n < 1 << 40 for n in sizes)
-    must(fits, "sizes", "counts of train, validation and test rows", repr(sizes)[:80])
+    fits = isinstance(sizes, list) and len(sizes) == 3 and all(is_whole(n) and 0 <= n < MOST_ROWS for n in sizes)
+    must(fits, "sizes", f"counts of train, validation and test rows, each below {MOST_ROWS}", f"{sizes!r:.80}")
     must(sizes[0] > 0, "data", "at least one training example on every device", f"none for {name}")  # type: ignore[index]
     described = {key: value for key, value in head.items() if key not in ("name", "token")}
     if "table" in described:
-        check_summary(described["table"])
+        check_summary(described["table"], sum(sizes))  # type: ignore[arg-type]
     columns, classes = described.get("columns"), described.get("classes")
-    fits = isinstance(columns, dict) and all(map(_is_layout, columns.values()))
+    fits = isinstance(columns, dict) and len(columns) <= 64 and all(map(_is_layout, columns.values()))
     must(fits, "columns", "types and shapes by name", f"{columns!r:.80}")
     known = classes is None or (is_whole(classes) and 0 < classes < 1 << 31)
     must(known, "classes", "a number of classes", f"{classes!r:.40}")
@@ -133,4 +141,6 @@ def _is_layout(column: Any) -> bool:
     """Whether this says the type and the shape of a column."""
     if not (isinstance(column, list) and len(column) == 2 and isinstance(column[1], list)):
         return False
-    return column[0] in TYPES and all(is_whole(n) and 0 <= n < 1 << 31 for n in column[1])
+    shape = column[1]
+    fits = len(shape) <= 8 and all(is_whole(n) and 0 <= n < MOST_NUMBERS for n in shape)
+    return column[0] in TYPES and fits and math.prod(shape) < MOST_NUMBERS

@@ -11,12 +11,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moiety.errors import is_real, is_whole, must
+from moiety.deploy.letters import is_small
+from moiety.errors import is_whole, must
 from moiety.evaluation import Row
 
 STEP = 0.05
 """The width of a step of a histogram."""
 FARTHEST = 10_000
+"""The last step in either direction; values beyond it count there."""
+MOST = 256
+"""The most columns of a row."""
 COUNTS, NUMBERS = ("n", "n_test"), ("loss", "metric", "shared_loss", "shared_metric", "gain")
 
 
@@ -38,21 +42,26 @@ def _step(value: float) -> int | None:
     return max(-FARTHEST, min(FARTHEST, math.floor(value / STEP + 1e-9))) if math.isfinite(value) else None
 
 
-def check_scores(scores: Any, share: str) -> dict[str, Any]:
-    """The scores that a device sent, if they are what it may send."""
+def check_scores(scores: Any, share: str, rows: tuple[int, int] = (0, 0)) -> dict[str, Any]:
+    """The scores that a device sent, if they are what it may send; ``rows`` are its training and its scored ones."""
     must(isinstance(scores, dict), "scores", "a table", type(scores).__name__)
     table: dict[str, Any] = scores
     if share == "histogram":
         fits = set(table) == {"metric", "gain", "hurt"} and isinstance(table["hurt"], bool)
-        fits = fits and all(table[key] is None or is_whole(table[key]) for key in ("metric", "gain"))
+        fits = fits and all(table[key] is None or _is_step(table[key]) for key in ("metric", "gain"))
         must(fits, "scores", "steps of a histogram", sorted(table))
     if share == "per_client":
-        fits = all(is_whole(table.get(key)) and table[key] >= 0 for key in COUNTS)
-        fits = fits and all(table.get(key, "") is None or is_real(table.get(key)) for key in NUMBERS)
+        fits = all(is_whole(table.get(key)) for key in COUNTS) and rows == tuple(table[key] for key in COUNTS)
+        fits = fits and all(table.get(key, "") is None or is_small(table.get(key)) for key in NUMBERS)
         fits = fits and isinstance(table.get("hurt"), bool)
-        fits = fits and all(value is None or is_real(value) or isinstance(value, bool) for value in table.values())
+        fits = fits and all(value is None or is_small(value) or isinstance(value, bool) for value in table.values())
+        fits = fits and len(table) <= MOST and "client" not in table
         must(fits, "scores", "those of one client", sorted(map(str, table))[:12])
     return table
+
+
+def _is_step(value: Any) -> bool:
+    return is_whole(value) and abs(value) <= FARTHEST
 
 
 def as_row(name: str, scores: Mapping[str, Any]) -> Row:

@@ -12,8 +12,8 @@ from moiety.data import FederatedData
 from moiety.deploy.arrivals import ArrivalLoop, begin_arrivals
 from moiety.deploy.federation import Federation
 from moiety.deploy.loop import DeviceLoop, begin_on_devices
+from moiety.deploy.mailbox import Mailbox
 from moiety.deploy.plan import Plan
-from moiety.deploy.post import Post
 from moiety.deploy.roster import Roster, load_roster
 from moiety.deploy.tables import fit_recipe
 from moiety.deploy.wire import Wiring
@@ -39,13 +39,13 @@ from moiety.types import Algorithm, RoundRecord
 log = logging.getLogger("moiety")
 
 
-def serve(plan: Plan, post: Post, callbacks: Given = ()) -> Run:
+def serve(plan: Plan, mailbox: Mailbox, callbacks: Given = ()) -> Run:
     """Train on devices until all rounds are done; where the folder holds the run already, from its checkpoint on."""
     folder = make_folder(plan.folder)
     with lock_folder(folder):
         resumed = (folder / CONFIG).exists()
         roster = load_roster(folder, files.read_id(folder)) if resumed else Roster()
-        federation = Federation(plan, post, roster)
+        federation = Federation(plan, mailbox, roster)
         federation.gather(plan.clients)
         if roster.preprocessing is None:
             roster.preprocessing = fit_recipe(plan.data, [each.described for each in roster.members])

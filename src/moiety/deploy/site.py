@@ -66,7 +66,17 @@ def data_without_rows(
     return FederatedData(columns, bounds, np.asarray(names, dtype=np.str_), max(classes) if classes else None)
 
 
+def describe_layout(described: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be the same on all devices: columns; of tables their features, and whether they have classes."""
+    table = described.get("table")
+    layout: dict[str, Any] = {"columns": described["columns"]}
+    if table is not None:
+        layout |= {"features": table["features"], "classes": bool(table["classes"]), "weight": table["weight"] is None}
+    return layout
+
+
 def check_alike(name: str, described: Mapping[str, Any], first: Mapping[str, Any]) -> None:
-    """Refuse a device whose columns are not laid out as those of the others."""
-    same = described["columns"] == first["columns"]
-    must(same, "columns", f"as on other devices: {first['columns']}", f"{described['columns']} of {name}")
+    """Refuse a device whose data are not laid out as those of the others."""
+    mine, others = describe_layout(described), describe_layout(first)
+    for key in others:
+        must(mine.get(key) == others[key], key, f"as on other devices: {others[key]}", f"{mine.get(key)} of {name}")

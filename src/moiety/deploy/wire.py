@@ -29,9 +29,14 @@ class Packed(NamedTuple):
         return self.values, len(self.body)
 
 
+def count_most(layout: Params) -> int:
+    """The most bytes of a message with that layout."""
+    return SPARE + TIMES * payload_bytes(layout)
+
+
 def open_body(body: bytes, layout: Params) -> Params:
-    """The tensors of a message; one that is far too large for its layout is refused before it is read."""
-    most = SPARE + TIMES * payload_bytes(layout)
+    """The tensors of a message; one that is far too large for its layout is refused before it is unpacked."""
+    most = count_most(layout)
     must(len(body) <= most, "message", f"of at most {most} bytes for this model", len(body))
     return unpack(body) if body else {}
 

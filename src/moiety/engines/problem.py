@@ -156,7 +156,10 @@ def to_tensors(columns: Mapping[str, np.ndarray], task: Task, device: torch.devi
     for name, array in columns.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # a mapped file is not writable, and nothing here writes
-            tensor = torch.from_numpy(np.asarray(array))
+            # One row that stands for all, as where rows are on devices, is not written out.
+            same = len(array) > 1 and np.asarray(array).strides[0] == 0
+            tensor = torch.from_numpy(np.asarray(array[:1] if same else array))
         floating = tensor.is_floating_point() or (tensor.dtype == torch.uint8 and name != "y")
-        tensors[name] = tensor.to(device, dtype if floating else torch.int64)
+        tensor = tensor.to(device, dtype if floating else torch.int64)
+        tensors[name] = tensor.expand(len(array), *tensor.shape[1:]) if same else tensor
     return tensors

@@ -67,7 +67,8 @@ def decide(
     that it is ``within`` a margin of 0 either way holds where the whole interval is inside, and does not hold where the
     whole interval is outside. Otherwise it is not decided, and ``needed`` says how many seeds a setting would take: so
     many that a claim with this mean and this spread is decided with a probability of ``POWER``; None where these are
-    more than ``MOST_SEEDS``. A single seed decides nothing.
+    more than ``MOST_SEEDS``. A single seed decides nothing. Nor do seeds that all agree, in every setting: they do not
+    tell the spread, so there is no interval.
 
     >>> decide("FedAlt beats FedSim", {"people": [0.3, 0.4, 0.35, 0.3, 0.35]})["verdict"]
     'holds'
@@ -88,20 +89,25 @@ def decide(
     mean = fmean(fmean(each) for each in differences.values())
     row: Row = {"claim": name, "mean": mean, "low": None, "high": None, "seeds": min(seeds), "settings": count}
     row |= {"above": above} if within is None else {"within": within}
-    if min(seeds) == 1:
+    if min(seeds) == 1 or all(_agree(each) for each in differences.values()):
         return {**row, "verdict": UNDECIDED, "needed": None}
     parts = [_variance(each) / len(each) for each in differences.values()]
     error = math.sqrt(math.fsum(parts)) / count
     weights = math.fsum(part**2 / (n - 1) for part, n in zip(parts, seeds, strict=True))
-    freedom = math.fsum(parts) ** 2 / weights if weights else math.inf
-    half = float(stdtrit(freedom, (1 + LEVEL) / 2)) * error if error else 0.0
+    freedom = math.fsum(parts) ** 2 / weights
+    half = float(stdtrit(freedom, (1 + LEVEL) / 2)) * error
     row |= {"low": mean - half, "high": mean + half}
     verdict = judge_ends(row["low"], row["high"], above, within)
     needed = None
-    if verdict == UNDECIDED and error:
+    if verdict == UNDECIDED:
         seeds_now = fmean(seeds)
         needed = _count_seeds(mean, error * math.sqrt(seeds_now), freedom / (seeds_now - 1), above, within)
     return {**row, "verdict": verdict, "needed": needed}
+
+
+def _agree(values: Sequence[float]) -> bool:
+    """Whether values are the same, but for rounding."""
+    return max(values) - min(values) <= 1e-12 * max(map(abs, values))
 
 
 def _variance(values: Sequence[float]) -> float:

@@ -95,7 +95,7 @@ def find_commit() -> str | None:
 def _opening(experiment: Experiment[Any], head: Mapping[str, Any]) -> Iterator[str]:
     yield f"# {head['recipe']}, scale {head['scale']}"
     versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
-    engines = f"engine {' and '.join(head['engines'])}; " if head["engines"] else ""
+    engines = f"engine {' and '.join(head['engines'])}; " if head["engines"] else "no engine, but a loop of its own; "
     commit = f"commit {head['commit']}; " if head.get("commit") else ""
     minutes = f"{head['seconds'] / 60:.1f} minutes in all."
     yield f"`{head['command']}`, {head['date']}; {commit}{engines}{versions}; {minutes}"

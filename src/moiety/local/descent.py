@@ -11,6 +11,7 @@ from moiety.local.sgd import ALL, Kept, Memory, Moments, Optimiser
 from moiety.local.verbs import autograd_gradient, clip_gradients, count_rows, mean_loss, reuse_rows
 from moiety.task import steps
 from moiety.task.block import block_gradient
+from moiety.task.chain import train_chain
 from moiety.task.steps import Rate, Steps
 from moiety.types import Batch, LossFunction, Names, Objective, Params, Work
 
@@ -62,12 +63,16 @@ def continue_training(
         return model, torch.zeros_like(work.examples), memory
     first = next(iter(options.values()))
     loss_of, batches = reuse_rows(work, model, tuple(options), batches)
-    rates = find_rates(work, model, options, centre)
+    rates = find_rates(work, options, centre)
+    losses: list[Tensor] = []
+    actives: list[Tensor] = []
+    if len(rates) == len(options) and not any(how.pull for how in options.values()):
+        model, losses, actives, batches = train_chain(loss_of, model, rates, batches)
+    if work.gradient is autograd_gradient and max(model[name].numel() for name in options) < steps.LEAST:
+        rates = {}
     gradient = autograd_gradient if work.gradient is autograd_gradient else block_gradient
     kept = memory.moments if memory else {}
     moments = dict(kept)
-    losses: list[Tensor] = []
-    actives: list[Tensor] = []
     done: int | Tensor = 0
     counting = bool(memory) or any(how.counts_steps for how in options.values())
     for batch in batches:
@@ -188,18 +193,16 @@ def cut_batch(batch: Batch, how: Optimiser) -> Iterator[Batch]:
         yield {name: column[at : at + size] for name, column in batch.items()}
 
 
-def find_rates(work: Work, model: Params, options: Mapping[str, Optimiser], centre: Params | None) -> dict[str, Rate]:
-    """The rates of the parameters whose steps may be taken inside the backward pass.
+def find_rates(work: Work, options: Mapping[str, Optimiser], centre: Params | None) -> dict[str, Rate]:
+    """The rates of the parameters whose steps may be taken without their gradient.
 
     Momentum, Adam, clipping, accumulation and a decay within the phase need the gradient itself. So does a ``work``
-    whose gradient an algorithm has changed. For a single client it pays where some parameter is large.
+    whose gradient an algorithm has changed.
     """
     first = next(iter(options.values()))
     if first.clip is not None or first.accumulate > 1 or first.lr_decay != "constant":
         return {}
     if work.gradient not in (autograd_gradient, block_gradient):
-        return {}
-    if work.gradient is autograd_gradient and max(model[name].numel() for name in options) < steps.LEAST:
         return {}
     return {
         name: Rate(how.lr * work.scale, how.weight_decay + (0 if centre is None else how.pull))

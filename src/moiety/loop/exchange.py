@@ -177,7 +177,7 @@ class Exchange:
                 update = forged
                 received.count(*arrival.size)
             largest = arrival.largest
-            if altered and math.isfinite(largest):
+            if altered and arrival.size is None and math.isfinite(largest):  # else it was measured after the codec
                 largest = float(tree.largest(update.upload) if tree.is_finite(update) else torch.nan)
             received.clients.append(arrival.client)
             if not math.isfinite(largest):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ from moiety.engines.problem import Problem
 from moiety.engines.processes import SLOTS, TIMEOUT, count_slots
 from moiety.engines.rows import Job
 from moiety.loop.costs import Flops, flops_per_example, job_flops, memory_on_device
-from moiety.loop.divergence import BARREN_ROUNDS, DivergenceError, explain_barren, explain_server
+from moiety.loop.divergence import BARREN_ROUNDS, DivergenceError, explain_barren, explain_server, is_too_large
 from moiety.loop.evaluate import Evaluation, client_functions, evaluate
 from moiety.loop.exchange import Exchange, Received, mean_loss
 from moiety.loop.in_transit import InTransit
@@ -158,8 +158,7 @@ class Loop:
     def count_noise(self) -> PrivacyState:
         """Count a draw of noise, before it is made."""
         assert self.progress.privacy is not None
-        state = self.progress.privacy
-        self.progress.privacy = state._replace(sums=state.sums + 1)
+        self.progress.privacy = self.progress.privacy.count_sum(self.sampling_rate)
         self.on_noise(self.progress.privacy)
         return self.progress.privacy
 
@@ -170,7 +169,7 @@ class Loop:
 
     @property
     def sampling_rate(self) -> float:
-        """The chance to take part by which privacy is amplified; 1 where it is not."""
+        """The chance to take part now by which privacy is amplified; 1 where it is not."""
         privacy, uploads = self.uploads.privacy, self.uploads
         assert privacy is not None
         return privacy.sampling_rate(self.cohort, len(self.problem.data), independent=uploads.bernoulli)
@@ -355,6 +354,10 @@ class Loop:
     def _is_barren(self, clients: list[int]) -> bool:
         """Whether somebody honest sent something: an attack that is not finite is no sign of a diverging run."""
         return any(client not in self.uploads.attackers for client in clients)
+
+    def has_large_loss(self, history: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the last training loss in a history is larger than that of a run that can be right."""
+        return is_too_large(history)
 
     def report_divergence(self, kind: str, text: str, *, stop: bool = True) -> None:
         """Stop the run where it is to ``stop`` and the settings say so; else warn, the first time of each kind."""

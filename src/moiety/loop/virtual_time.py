@@ -17,13 +17,15 @@ from moiety import tree
 from moiety.clients import uniform_cohort
 from moiety.clients.clock import Asynchronous, Clock, Delayed, Synchronous, Travel
 from moiety.engines.rows import Job
-from moiety.loop.exchange import Arrival, Received, mean_loss
+from moiety.loop.exchange import Arrival, Missing, Received, mean_loss
 from moiety.loop.in_transit import InTransit, Message
 from moiety.loop.round import Loop
 from moiety.types import ClientUpdate, Params, RoundRecord, Tree
 
 COLLUDING = ("inner_product_manipulation", "a_little_is_enough", "mimic")
 """Attacks that are made from the honest uploads of the same round; a single arrival has none."""
+
+LOST = "lost on its way"
 
 
 class ClockedLoop(Loop):
@@ -93,9 +95,13 @@ class AsynchronousLoop(ClockedLoop):
             assert first.update is not None
             stale = transit.steps - first.version
             transit.time = float(first.due)
-            transit.staleness.append(stale)
             received = self.open_round()
-            self.exchange.receive_each(received, [make_arrival(first, first.update, first.state)], self.progress.round)
+            if self.clock.travel.loses(self.name_client(first.client), transit.turns[first.client] - 1):
+                received.leave_out(Missing(first.client, LOST))
+            else:
+                transit.staleness.append(stale)
+                arrival = make_arrival(first, first.update, first.state)
+                self.exchange.receive_each(received, [arrival], self.progress.round)
             record = self.close_round(received, time=transit.time, staleness=(stale,))
             transit.steps += not record.dropped
         return record

@@ -27,6 +27,7 @@ class Group:
 def group_results(folders: Sequence[Path], results: Sequence[Result]) -> list[Group]:
     """The runs in groups, in the order of their first. A configuration and seed that come twice make two groups."""
     groups: list[tuple[str, Group]] = []
+    places: list[Path] = []
     for folder, result in zip(folders, results, strict=True):
         key, seed = _describe(result.config), int(result.config["run"].get("seed", 0))
         group = next((each for known, each in groups if known == key and seed not in each.results), None)
@@ -35,8 +36,29 @@ def group_results(folders: Sequence[Path], results: Sequence[Result]) -> list[Gr
             name = own.parent.name if own.name == f"seed-{seed}" else result.name
             group = Group(name)
             groups.append((key, group))
+            places.append(own.parent if own.name == f"seed-{seed}" else own)
         group.results[seed] = result
-    return [group for _, group in groups]
+    names = tell_apart([group.name for _, group in groups], places)
+    return [Group(name, group.results) for name, (_, group) in zip(names, groups, strict=True)]
+
+
+def tell_apart(names: Sequence[str], places: Sequence[Path]) -> list[str]:
+    """Names that come more than once become those of the nearest folders above that differ, where there are such.
+
+    >>> tell_apart(["all", "all", "own"], [Path("/runs/fedavg/all"), Path("/runs/fedalt/all"), Path("/runs/own")])
+    ['fedavg', 'fedalt', 'own']
+    """
+    unique = list(names)
+    for name in {each for each in names if names.count(each) > 1}:
+        at = [k for k, each in enumerate(names) if each == name]
+        above = [places[k] for k in at]
+        while len({place.name for place in above}) == 1 and above[0].name:
+            above = [place.parent for place in above]
+        heads = [place.name for place in above]
+        if len(set(heads)) == len(heads) and all(heads) and not set(heads) & set(names):
+            for k, head in zip(at, heads, strict=True):
+                unique[k] = head
+    return unique
 
 
 def _describe(config: dict[str, Any]) -> str:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from moiety.clients import Store
 from moiety.errors import must
 from moiety.files import discard_folder, make_folder
-from moiety.loop.divergence import is_too_large
 from moiety.loop.round import Loop, Progress, begin_progress
 from moiety.run import folder as files
 from moiety.run.checkpoint import ROUND, check_newest, find_checkpoint, load_checkpoint, round_of, save_checkpoint
@@ -28,7 +27,7 @@ RESTORE = "Restore the folder from a copy, or train again."
 def is_good(run: Run) -> bool:
     """Whether nothing speaks against a checkpoint now. A run that may be about to stop keeps the one it has."""
     loop = run._loop
-    return loop.on_divergence == "warn" or not (loop.progress.barren or is_too_large(run.history))
+    return loop.on_divergence == "warn" or not (loop.progress.barren or loop.has_large_loss(run.history))
 
 
 def keep_round(run: Run) -> None:

@@ -163,7 +163,7 @@ def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) ->
     with report_unreadable(path / STATE, START_AGAIN, "checkpoint"):
         ledger, changes = Ledger(**state["ledger"]), files[INDEX]["changes"].numpy()
         server = tree.refill(progress.server, {**files[SERVER], **state["numbers"]})
-        progress.privacy = PrivacyState(**state["privacy"]) if "privacy" in state else None
+        progress.privacy = PrivacyState.from_dict(state["privacy"]) if "privacy" in state else None
     if progress.in_transit is not None:
         device = next((x.device for x in tree.values(progress.server) if isinstance(x, Tensor)), None)
         placed = {file: {name: x.to(device) for name, x in some.items()} for file, some in files.items()}

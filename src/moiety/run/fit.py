@@ -87,6 +87,19 @@ def fit(
 
     Returns:
         The run: history, a row per client, the ledger, and models to export.
+
+    Two clients that code their labels the other way round need models of their own:
+
+    >>> import moiety as mo
+    >>> import numpy as np
+    >>> x, y = np.float32([[-1], [1]] * 8), np.array([0, 1] * 8)
+    >>> fed = mo.data.from_clients({"a": {"x": x, "y": y}, "b": {"x": x, "y": 1 - y}}, test=0.25)
+    >>> model = mo.models.linear(1, 2)
+    >>> mo.fit(model, fed, mo.fedavg(shared=0.5), rounds=2, engine="sequential")
+    Run(fedavg, 2 rounds, 2 clients; test accuracy 0.5)
+    >>> run = mo.fit(model, fed, mo.local_only(personal=0.5), rounds=2, engine="sequential")
+    >>> [(row["client"], row["metric"]) for row in run.clients]
+    [('a', 1.0), ('b', 1.0)]
     """
     heard = Callbacks(callbacks)
     check_kinds(model, data, algorithm, split)

@@ -53,6 +53,17 @@ def load(
         metric: likewise.
         best: open the models of the best round, which ``BestCheckpoint`` or ``EarlyStopping`` kept. By default those
             that the run ended with; of a run under way, those of its last checkpoint.
+
+    >>> import tempfile
+    >>> import moiety as mo
+    >>> import numpy as np
+    >>> x, y = np.float32([[-1], [1]] * 8), np.array([0, 1] * 8)
+    >>> fed = mo.data.from_clients({"a": {"x": x, "y": y}, "b": {"x": x, "y": 1 - y}}, test=0.25)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     model, algorithm = mo.models.linear(1, 2), mo.local_only(personal=0.5)
+    ...     _ = mo.fit(model, fed, algorithm, rounds=2, engine="sequential", out=f"{folder}/run")
+    ...     mo.load(f"{folder}/run").predict("b", np.float32([[-1], [1]])).tolist()
+    [1, 0]
     """
     check_path("folder", folder, "the folder of a run")
     kind("best", best, bool, "true or false")

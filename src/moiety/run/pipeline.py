@@ -129,6 +129,17 @@ def pipeline(
 
     Returns:
         A run for each stage.
+
+    >>> import moiety as mo
+    >>> import numpy as np
+    >>> x, y = np.float32([[-1], [1]] * 8), np.array([0, 1] * 8)
+    >>> fed = mo.data.from_clients({"a": {"x": x, "y": y}, "b": {"x": x, "y": 1 - y}}, test=0.25)
+    >>> stages = [
+    ...     mo.Stage(mo.fedavg(shared=0.5), rounds=2),
+    ...     mo.Stage(mo.finetune(personal=0.5), rounds=1, split="everything"),
+    ... ]
+    >>> mo.pipeline(stages, mo.models.linear(1, 2), fed, engine="sequential")
+    [Run(fedavg, 2 rounds, 2 clients; test accuracy 0.5), Run(finetune, 1 rounds, 2 clients; test accuracy 1)]
     """
     stages, heard = check_stages(stages), Callbacks(callbacks)
     check_kinds(model, data, stages[0].algorithm, None)

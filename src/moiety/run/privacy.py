@@ -14,7 +14,7 @@ from moiety.loop.round import Loop
 from moiety.seals import read_sealed, write_sealed
 from moiety.server.mean import RUNNING
 from moiety.server.robust import Aggregator
-from moiety.transport.accounting import count_sums, find_noise, spend_epsilon
+from moiety.transport.accounting import add_sums, count_sums, find_noise, spend_at_rates, spend_epsilon
 from moiety.transport.privacy import Gaussian, PrivacyState
 from moiety.types import Algorithm
 
@@ -43,6 +43,18 @@ def check_privacy(
     weighting = find_weighting(algorithm)
     hint = f'Make it as {name}(weighting="uniform", ...).'
     must(weighting in (None, "uniform"), "weighting", "uniform with privacy", weighting, hint)
+
+
+def count_clients(delta: float) -> int:
+    """The most clients for which ``delta`` is below one over their number.
+
+    >>> count_clients(0.01), count_clients(0.3), count_clients(1e-5)
+    (99, 3, 99999)
+    """
+    most = int(1 / delta) + 1
+    while most > 1 and delta >= 1 / most:
+        most -= 1
+    return most
 
 
 def find_weighting(algorithm: Algorithm) -> str | None:
@@ -81,10 +93,11 @@ def read_counted(folder: Path, run: str) -> PrivacyState:
     """What ``write_counted`` wrote."""
     must((folder / COUNTED).exists(), COUNTED, "there for a run with privacy", f"none in {folder}", LOST)
     table = read_sealed(folder / COUNTED, run, PrivacyState._fields, LOST)
-    state = PrivacyState(*(table[key] for key in PrivacyState._fields))
-    fits = is_real(state.noise) and is_real(state.clip) and is_whole(state.sums)
-    must(fits, COUNTED, "as it was written", f"{state!r:.60} in {folder}", LOST)
-    return state
+    table = {key: table[key] for key in PrivacyState._fields}
+    fits = is_real(table["noise"]) and is_real(table["clip"]) and is_whole(table["sums"])
+    fits = fits and isinstance(table["rates"], list) and sum(sums for _, sums in table["rates"]) == table["sums"]
+    must(fits, COUNTED, "as it was written", f"{table!r:.60} in {folder}", LOST)
+    return PrivacyState.from_dict(table)
 
 
 def count_again(loop: Loop, folder: Path) -> None:
@@ -100,11 +113,11 @@ def count_again(loop: Loop, folder: Path) -> None:
     now.privacy = counted._replace(clip=clip)
     if privacy.epsilon is None:
         return
-    left, rate = loop.rounds - now.round, loop.sampling_rate
-    how = (privacy.shrink(now.privacy.noise), now.privacy.sums + left, rate, privacy.delta)
-    if spend_epsilon(*how) <= privacy.epsilon:
+    left, multiplier = loop.rounds - now.round, privacy.shrink(now.privacy.noise)
+    spent, rate = now.privacy.rates, loop.sampling_rate
+    if spend_at_rates(multiplier, add_sums(spent, rate, left), privacy.delta) <= privacy.epsilon:
         return
-    fits = now.round + max(count_sums(privacy.epsilon, *how) - now.privacy.sums, 0)
+    fits = now.round + count_sums(privacy.epsilon, multiplier, left, rate, privacy.delta, spent)
     got = f"{loop.rounds}: {now.privacy.sums} noisy sums were drawn for {now.round} rounds"
     must(False, "rounds", f"at most {fits} for epsilon {privacy.epsilon:g}", got)
 
@@ -114,7 +127,7 @@ def report_privacy(loop: Loop) -> dict[str, Any]:
     privacy, state = loop.uploads.privacy, loop.progress.privacy
     if privacy is None or state is None:
         return {}
-    epsilon = spend_epsilon(privacy.shrink(state.noise), state.sums, loop.sampling_rate, privacy.delta)
+    epsilon = spend_at_rates(privacy.shrink(state.noise), state.rates, privacy.delta)
     return {
         "epsilon": epsilon if math.isfinite(epsilon) else None,
         "delta": privacy.delta,

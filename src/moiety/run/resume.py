@@ -65,6 +65,17 @@ def resume(
 
     Returns:
         The ``Run``; for a pipeline, a list with a run for each stage.
+
+    >>> import tempfile
+    >>> import moiety as mo
+    >>> import numpy as np
+    >>> x, y = np.float32([[-1], [1]] * 8), np.array([0, 1] * 8)
+    >>> fed = mo.data.from_clients({"a": {"x": x, "y": y}, "b": {"x": x, "y": 1 - y}}, test=0.25)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     model, algorithm = mo.models.linear(1, 2), mo.local_only(personal=0.5)
+    ...     _ = mo.fit(model, fed, algorithm, rounds=2, engine="sequential", out=f"{folder}/run")
+    ...     mo.resume(f"{folder}/run", data=fed, rounds=3)
+    Run(local_only, 3 rounds, 2 clients; test accuracy 1)
     """
     check_path("folder", folder, "the folder of a run or of a pipeline")
     path, given = Path(folder), Given(model, data, algorithm, split, loss, metric, settings)

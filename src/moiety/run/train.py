@@ -15,7 +15,7 @@ from moiety.engines.processes import Processes
 from moiety.engines.ray import Ray
 from moiety.evaluation import Row, summarise, summarise_sets
 from moiety.evaluation.safeguard import ALPHA
-from moiety.loop.divergence import DivergenceError, explain_losses, is_too_large
+from moiety.loop.divergence import DivergenceError, explain_losses
 from moiety.loop.round import Loop
 from moiety.run import folder as files
 from moiety.run.best import is_good, restore_round
@@ -51,7 +51,7 @@ def train(run: Run, callbacks: Callbacks) -> Run:
             if _is_due(loop, options["evaluate_every"]):
                 row = _add_row(run, record.train_loss, seconds)
                 record = replace(record, evaluation=row)
-                diverged = explain_losses(run.history)
+                diverged = explain_losses(run.history) if loop.has_large_loss(run.history) else None
                 if diverged:
                     loop.report_divergence("losses", diverged)
             last = loop.progress.round == loop.rounds
@@ -132,7 +132,7 @@ def _close_at_end(run: Run, identity: dict[str, Any]) -> Iterator[None]:
     except DivergenceError as error:
         if run.folder is None:
             raise
-        if now.round and not is_too_large(run.history):
+        if now.round and not loop.has_large_loss(run.history):
             save_checkpoint(run.folder, now, identity)
         newest = find_checkpoint(run.folder)
         kept = f"a checkpoint of round {round_of(newest)}" if newest else "no checkpoint"

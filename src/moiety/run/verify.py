@@ -38,6 +38,17 @@ def verify(folder: str | os.PathLike[str], *, data: bool | FederatedData = False
 
     Returns:
         A sentence for each file that is damaged, missing or of another run; an empty list where all is well.
+
+    >>> import tempfile
+    >>> import moiety as mo
+    >>> import numpy as np
+    >>> x, y = np.float32([[-1], [1]] * 8), np.array([0, 1] * 8)
+    >>> fed = mo.data.from_clients({"a": {"x": x, "y": y}, "b": {"x": x, "y": 1 - y}}, test=0.25)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     algorithm = mo.local_only(personal=0.5)
+    ...     _ = mo.fit(mo.models.linear(1, 2), fed, algorithm, rounds=2, engine="sequential", out=f"{folder}/run")
+    ...     mo.verify(f"{folder}/run")
+    []
     """
     wanted = "the folder of a run, of a pipeline, of a recipe or of data"
     check_path("folder", folder, wanted)

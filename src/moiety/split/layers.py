@@ -220,6 +220,11 @@ def first_block(model: nn.Module) -> list[Layer]:
 
     Input-layer personalisation of a language model, whose embedding is too large for it (Table 5 of Pillutla et al.
     2022). ``frozen``, ``shared`` and ``running_stats`` are as in ``by_name``.
+
+    >>> import moiety as mo
+    >>> net = mo.models.transformer_lm(vocabulary=9, length=4, width=4, blocks=2, heads=1, feed_forward=8)
+    >>> mo.split.first_block(net).personal[0]
+    'blocks.0.attention.query.weight'
     """
     return [Layer(*block[:2]) for block in _require_blocks(model)[:1]]
 
@@ -230,6 +235,11 @@ def last_block(model: nn.Module) -> list[Layer]:
 
     Output-layer personalisation of a language model (Table 5 of Pillutla et al. 2022). ``frozen``, ``shared`` and
     ``running_stats`` are as in ``by_name``.
+
+    >>> import moiety as mo
+    >>> net = mo.models.transformer_lm(vocabulary=9, length=4, width=4, blocks=2, heads=1, feed_forward=8)
+    >>> mo.split.last_block(net).personal[0]
+    'blocks.1.attention.query.weight'
     """
     return [Layer(*block[:2]) for block in _require_blocks(model)[-1:]]
 
@@ -241,6 +251,11 @@ def last_feed_forward(model: nn.Module) -> list[Layer]:
     Output-layer personalisation of a speech model (Table 8 of Pillutla et al. 2022). The layer is the last linear one
     in ``feed_forward``, in the order of registration. ``frozen``, ``shared`` and ``running_stats`` are as in
     ``by_name``.
+
+    >>> import moiety as mo
+    >>> net = mo.models.transformer_lm(vocabulary=9, length=4, width=4, blocks=2, heads=1, feed_forward=8)
+    >>> mo.split.last_feed_forward(net).personal
+    ('blocks.1.feed_forward.second.weight', 'blocks.1.feed_forward.second.bias')
     """
     name, block, _, _, part = _require_blocks(model)[-1]
     inside = [Layer(join_names(join_names(name, part), n), m) for n, m in block.get_submodule(part).named_modules()]

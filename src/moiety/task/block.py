@@ -10,11 +10,12 @@ slower.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +68,31 @@ def leave_block() -> AbstractContextManager[None]:
     return left
 
 
+class Opened(NamedTuple):
+    """From a value within a block to the tensor of all clients, with an axis over them in front, and back.
+
+    Outside of a block, from a tensor to itself.
+    """
+
+    take: Callable[[Tensor], Tensor]
+    give: Callable[[Tensor], Tensor]
+
+
+def open_block() -> Opened | None:
+    """The way into the block that this runs for, if any; None within other transforms, or where torch cannot tell."""
+    if functorch is None:
+        return None
+    if not in_block():
+        return Opened(lambda value: value, lambda value: value)
+    found = _find_block()
+    with leave_block():
+        if found is None or in_block():
+            return None
+    level, count = found
+    add = functorch._add_batch_dim
+    return Opened(lambda value: _spread(*_unwrap(value, level), count), lambda value: add(value, 0, level))
+
+
 def fills_memory(value: Tensor) -> bool:
     """Whether nothing else lies in the memory of a tensor, but the same tensor of other clients of a block.
 
@@ -89,11 +115,12 @@ def for_blocks(module: nn.Module) -> nn.Module:
     """
     for part in module.modules():
         if type(part) is nn.Linear and "forward" not in vars(part):
-            part.forward = partial(_linear, part)  # type: ignore[method-assign]
+            part.forward = partial(linear, part)  # type: ignore[method-assign]
     return module
 
 
-def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
+def linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """What a linear layer computes, in the way that is fast where it runs."""
     steps = current_steps()
     if steps is not None and steps.can_take(x):
         weight = steps.find_leaf(layer.weight)

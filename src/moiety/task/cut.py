@@ -25,6 +25,7 @@ from torch.random import fork_rng
 
 from moiety import tree
 from moiety.task.block import leave_block
+from moiety.task.chain import Layer, list_graph_layers
 from moiety.task.forward import Named, find_output, own_module
 from moiety.task.held import after_backward
 from moiety.types import Params
@@ -90,6 +91,8 @@ class Divided:
     count: int
     features: Callable[[Params, Sequence[Tensor]], tuple[Tensor, ...]]
     rest: Callable[[Params, Sequence[Tensor]], tuple[Tensor, Params]]
+    layers: list[Layer] | None
+    """What the second part is, where it is nothing but layers one after the other."""
 
 
 def divide(
@@ -116,7 +119,7 @@ def divide(
         return prefix.on_copies(params, inputs)[0]  # type: ignore[no-any-return]
 
     count = sum(node.op == "placeholder" for node in cut[1].nodes)
-    divided = Divided(count, features, suffix.on_copies)
+    divided = Divided(count, features, suffix.on_copies, list_graph_layers(suffix.module, cut[1], names))
     objection = _find_objection(prefix.module, divided, params, inputs)
     objection = objection or _find_difference(module, divided, params, inputs)
     if not objection and traced[0] is not module:  # a graph of several rows, where one row may go another way

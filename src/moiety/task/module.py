@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from moiety import tree
 from moiety.errors import must
-from moiety.task import block
-from moiety.task.cut import Call, Divided, divide
+from moiety.task import block, chain, scores
+from moiety.task.chain import Slope, find_chain, list_layers
+from moiety.task.cut import Call, Divided, divide, tensor_names
 from moiety.task.forward import call_by_name, find_output, own_module
 from moiety.task.losses import LabelLoss, find_loss
 from moiety.task.metrics import as_set, find_metrics
@@ -56,6 +57,7 @@ def from_module(
     unvectorised = next((why for f, why in UNVECTORISED.items() if f in (per_example, metric.per_example)), None)
     labels_alone = isinstance(per_example, LabelLoss) or per_example in OF_LABELS_ALONE
     spare = tuple(inputs) if labels_alone else ()  # a loss of the user's own may look at any column
+    slope = None if penalty is not None or weight is not None else _find_slope(per_example)
     per_example = in_full_precision(per_example)
     if weight is not None:
         per_example = _weigh_loss(per_example, weight)
@@ -76,7 +78,7 @@ def from_module(
     return Task(
         init=init,
         buffers=buffers,
-        loss=train,
+        loss=find_chain(train, list_layers(training.module, tensor_names(training.module)), inputs, slope),
         predict=predict,
         scores=lambda params, batch: score(predict(params, batch), batch),
         metric=metric,
@@ -85,9 +87,16 @@ def from_module(
         score_outputs=score,
         mixes_examples=any(mixes(m) for m in model.modules()),
         unvectorised=unvectorised,
-        partial=_partial(training.module, inputs, per_example, add_penalty, spare),
+        partial=_partial(training.module, inputs, per_example, add_penalty, spare, slope),
         partial_scores=_partial_scores(evaluating.module, inputs, score),
     )
+
+
+def _find_slope(per_example: Callable[[Tensor, Batch], Tensor]) -> Slope | None:
+    """The loss with its gradient written out, where it is one of those."""
+    plain = per_example.per_example if isinstance(per_example, LabelLoss) else per_example
+    slopes = {scores.cross_entropy: chain.cross_entropy, scores.squared_error: chain.squared_error}
+    return next((slope for known, slope in slopes.items() if known is plain), None)
 
 
 class _Cuts(dict[frozenset[str], Any]):
@@ -103,18 +112,19 @@ def _partial(
     per_example: Callable[[Tensor, Batch], Tensor],
     add_penalty: Callable[[Tensor, Params], Tensor],
     spare: tuple[str, ...],
+    slope: Slope | None,
 ) -> Callable[[frozenset[str], Params, Batch], Partial | str | None]:
     """How the task is evaluated in part, worked out once for each block that is trained."""
     known = _Cuts()
 
     def make(divided: Divided) -> Partial:
-        features, rest = _by_column(divided, inputs)
+        columns, features, rest = _by_column(divided, inputs)
 
         def loss(params: Params, batch: Batch) -> tuple[Tensor, Params]:
             output, changed = rest(params, batch)
             return add_penalty(per_example(output, batch), params), changed
 
-        return Partial(features, loss, spare)
+        return Partial(features, find_chain(loss, divided.layers, columns, slope), spare)
 
     def partial(trained: frozenset[str], params: Params, batch: Batch) -> Partial | str | None:
         if trained not in known:
@@ -133,7 +143,7 @@ def _partial_scores(
     known, buffers = _Cuts(), {name for name, _ in own_module(module).named_buffers()}
 
     def make(divided: Divided) -> PartialScores:
-        features, rest = _by_column(divided, inputs)
+        _, features, rest = _by_column(divided, inputs)
         return PartialScores(features, lambda params, batch: score(rest(params, batch)[0], batch))
 
     def partial_scores(own: frozenset[str], params: Params, batch: Batch) -> PartialScores | None:
@@ -149,10 +159,11 @@ def _partial_scores(
 
 def _by_column(
     divided: Divided, inputs: Sequence[str]
-) -> tuple[Callable[[Params, Batch], Batch], Callable[[Params, Batch], tuple[Tensor, Params]]]:
-    """The two parts of a model as functions of batches: features are columns too."""
+) -> tuple[list[str], Callable[[Params, Batch], Batch], Callable[[Params, Batch], tuple[Tensor, Params]]]:
+    """The two parts of a model as functions of batches: features are columns too, whose names come first."""
     names = [f"\0feature {i}" for i in range(divided.count)]  # no column of a user's is called that
     return (
+        names,
         lambda params, batch: dict(zip(names, divided.features(params, [batch[c] for c in inputs]), strict=True)),
         lambda params, batch: divided.rest(params, [batch[name] for name in names]),
     )

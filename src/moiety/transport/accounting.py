@@ -33,11 +33,45 @@ def spend_epsilon(multiplier: float, sums: int, rate: float, delta: float) -> fl
     dp = _load_library()
     if rate >= 1:
         return float(dp.get_epsilon_gaussian(multiplier / math.sqrt(sums), delta))
-    # The loss of one sum is about rate / multiplier: a grid much finer than that.
-    grid = min(max(rate / multiplier / 50, 1e-6), 1e-2)
-    accountant = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, grid)
+    accountant = _make_accountant(rate, multiplier)
     accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier)), sums)
     return float(accountant.get_epsilon(delta))
+
+
+Rates = tuple[tuple[float, int], ...]
+"""How many sums were drawn at each chance to take part, where that changed on the way."""
+
+
+def add_sums(rates: Rates, rate: float, sums: int = 1) -> Rates:
+    """The rates with so many sums more.
+
+    >>> add_sums(add_sums((), 0.5), 0.5), add_sums(((0.5, 2),), 0.25, 3)
+    (((0.5, 2),), ((0.5, 2), (0.25, 3)))
+    """
+    known = dict(rates)
+    return tuple({**known, rate: known.get(rate, 0) + sums}.items())
+
+
+@functools.lru_cache(maxsize=1024)
+def spend_at_rates(multiplier: float, rates: Rates, delta: float) -> float:
+    """The epsilon of sums of which each was drawn at its own rate: clients that joined later made it smaller."""
+    counted = [(rate, sums) for rate, sums in rates if sums]
+    if len(counted) <= 1 or multiplier == 0:
+        rate, sums = counted[0] if counted else (1.0, 0)
+        return spend_epsilon(multiplier, sums, rate, delta)
+    dp = _load_library()
+    accountant = _make_accountant(min(rate for rate, _ in counted), multiplier)
+    for rate, sums in counted:
+        event = dp.GaussianDpEvent(multiplier)
+        accountant.compose(event if rate >= 1 else dp.PoissonSampledDpEvent(rate, event), sums)
+    return float(accountant.get_epsilon(delta))
+
+
+def _make_accountant(rate: float, multiplier: float) -> Any:
+    """What composes sums; the loss of one is about rate / multiplier: a grid much finer than that."""
+    dp = _load_library()
+    grid = min(max(rate / multiplier / 50, 1e-6), 1e-2)
+    return dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, grid)
 
 
 def find_noise(epsilon: float, sums: int, rate: float, delta: float) -> float:
@@ -59,12 +93,12 @@ def find_noise(epsilon: float, sums: int, rate: float, delta: float) -> float:
     return enough
 
 
-def count_sums(epsilon: float, multiplier: float, most: int, rate: float, delta: float) -> int:
-    """How many sums, at ``most``, cost no more than ``epsilon``."""
+def count_sums(epsilon: float, multiplier: float, most: int, rate: float, delta: float, spent: Rates = ()) -> int:
+    """How many sums more than those ``spent``, at ``most``, cost no more than ``epsilon`` with them."""
     fits, too_many = 0, most + 1
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
-        if spend_epsilon(multiplier, middle, rate, delta) <= epsilon:
+        if spend_at_rates(multiplier, add_sums(spent, rate, middle), delta) <= epsilon:
             fits = middle
         else:
             too_many = middle

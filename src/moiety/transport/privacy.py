@@ -15,9 +15,9 @@ All functions here are pure but for their draws, so that a server, a device and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ import torch
 from moiety.errors import SEED, choice, must, number, positive, proper_fraction, whole
 from moiety.random import generator, secret_normal, secret_uniform
 from moiety.spec import recorded
+from moiety.transport.accounting import Rates, add_sums
 from moiety.types import ClientUpdate, Params, Recorded
 
 __all__ = ["PRIVACY", "Gaussian", "PrivacyState", "gaussian"]
@@ -70,11 +71,24 @@ class Gaussian(Recorded):
 
 
 class PrivacyState(NamedTuple):
-    """What changes: the noise (fixed once it is known), the clip now, and how many noisy sums were ever drawn."""
+    """What changes: the noise (fixed once it is known), the clip now, and how many noisy sums were ever drawn.
+
+    ``rates`` has the sums by the chance to take part in them, which changes where clients join a run.
+    """
 
     noise: float
     clip: float
     sums: int = 0
+    rates: Rates = ()
+
+    def count_sum(self, rate: float) -> PrivacyState:
+        """The state with one sum more."""
+        return self._replace(sums=self.sums + 1, rates=add_sums(self.rates, rate))
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any]) -> PrivacyState:
+        """What ``_asdict`` gave, after it was JSON."""
+        return cls(**{**table, "rates": tuple((rate, sums) for rate, sums in table["rates"])})
 
 
 @recorded
@@ -104,6 +118,8 @@ def gaussian(
         insecure_seed: for tests: draws that follow from this number. Whoever knows it can take the noise off again. By
             default draws come from the operating system's generator.
 
+    >>> import moiety as mo
+    >>> settings = mo.Settings(privacy=mo.privacy.gaussian(clip=1.0, noise=1.0, delta=1e-5))  # for fit
     >>> gaussian(clip=1.0, noise=1.0, epsilon=2.0, delta=1e-5)
     Traceback (most recent call last):
     moiety.errors.MoietyError: `noise` must be given, or epsilon, not both, got 1.0 and 2.0.

@@ -33,6 +33,8 @@ from moiety.run.folder import read_history, read_id
 NODES = [f"site-{k + 1}" for k in range(len(site_app.SIZES))]
 LONG = 900.0
 """Seconds after which a test gives up: what it waits for is an event, and a busy machine is slow."""
+PHASES = ("joining", "before-storing", "after-storing", "pushing", "evaluating", "ending", "lie")
+"""Where ``site_app`` lets a test hold a node, and ``lie``."""
 WELCOME = "SuperNode ID"
 """What a node prints when the SuperLink has let it in."""
 
@@ -66,7 +68,7 @@ class Trial(LocalFederation):
         workers = f"{node}-worker"
 
         def is_in() -> bool:
-            if node in self.processes.running and self.processes.ended(node):
+            if node in self.processes.running and self.processes.has_ended(node):
                 self.processes.stop(node, workers)
             if node not in self.processes.running:
                 self.seen = len(self.processes.log(node))
@@ -82,16 +84,18 @@ class Trial(LocalFederation):
         parts = [*self.nodes, *(f"{node}-worker" for node in self.nodes)] if self.persistent else self.nodes
         self.processes.stop(*(set(self.processes.running) - {LINK, EXECUTOR, *parts}))
         for node in self.nodes:
-            for phase in ("before-storing", "after-storing"):
+            for phase in PHASES:
                 self.let_go(node, phase)
         if self.proxy is not None:
             self.proxy.mend()
         for name, start in ((LINK, self.start_link), (EXECUTOR, self.start_executor)):
-            if name not in self.processes.running or self.processes.ended(name):
+            if name not in self.processes.running or self.processes.has_ended(name):
                 self.processes.stop(name)
                 start()
         for node in self.nodes:
-            if any(name not in self.processes.running or self.processes.ended(name) for name in parts if node in name):
+            if any(
+                name not in self.processes.running or self.processes.has_ended(name) for name in parts if node in name
+            ):
                 self.processes.stop(node, f"{node}-worker")
                 self.bring_back(node)
 
@@ -103,7 +107,7 @@ class Trial(LocalFederation):
         return {**super().home(party), **pauses}
 
     def hold(self, node: str, phase: str) -> None:
-        """Let a node stop at a phase (``before-storing``, ``after-storing``) when it next comes there."""
+        """Let a node stop at a phase when it next comes there; with ``lie``, let it lie from now on."""
         (self.pauses / node / f"{phase}.want").touch()
 
     def wait_held(self, node: str, phase: str, seconds: float = LONG) -> None:
@@ -167,7 +171,10 @@ def list_cohorts(out: Path, rounds: int, least: int = 1) -> tuple[list[list[int]
     The server's history says who was left out.
     """
     names = site_app.make_data().ids
-    absent = {each for row in read_history(out) for each in row["dropped"]}
+    absent = set()
+    for row in read_history(out):
+        pairs = zip(row["dropped"], row.get("dropped_reasons", ()), strict=True)
+        absent |= {place for place, why in pairs if not why.startswith("not evaluated")}
     asked, used = [], []
     for t in range(rounds):
         asked.append([int(client) for client in uniform_cohort(len(names), 3, seed=5, round=t)])
@@ -176,11 +183,16 @@ def list_cohorts(out: Path, rounds: int, least: int = 1) -> tuple[list[list[int]
     return asked, used
 
 
-def check_equals_simulation(out: Path, folder: Path, algorithm: str, rounds: int, least: int = 1) -> list[list[int]]:
-    """Server and devices ended, to the bit, as a simulation of those who took part; the clients of each round."""
+def check_equals_simulation(
+    out: Path, folder: Path, algorithm: str, rounds: int, least: int = 1, cohorts: list[list[int]] | None = None
+) -> list[list[int]]:
+    """Server and devices ended, to the bit, as a simulation of those who took part; the clients of each round.
+
+    The history says who took part where devices were asked three at a time; ``cohorts`` says it otherwise.
+    """
     model, method, split = site_app.make_parts(algorithm)
     data = site_app.make_data()
-    _, cohorts = list_cohorts(out, rounds, least)
+    cohorts = list_cohorts(out, rounds, least)[1] if cohorts is None else cohorts
 
     def take_part(clients: int, size: int, *, seed: int, round: int) -> np.ndarray:
         return np.array(cohorts[round], dtype=np.int64)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import site_app
-from harness import Trial, check_equals_simulation, leaf_bits, read_bits
+from harness import NODES, Trial, check_equals_simulation, leaf_bits, read_bits
 from night import NIGHTLY
+from test_deploy_readme import secrets_of
 
 import moiety as mo
 from moiety import deploy
@@ -65,6 +68,15 @@ def test_real_arrivals_are_simulated_again_bit_for_bit(trial):
         mine = Journal(trial.folder / "devices" / name, read_id(out)).read_state(turn, first)
         (state,) = simulated._loop.progress.store.get([data.index(name)])
         assert leaf_bits(mine) == leaf_bits(state), name
+
+
+def test_no_process_has_printed_a_key(trial):
+    """Whatever ran here: SuperLink, executor, server, nodes, workers, and the commands that register keys."""
+    logs = sorted(trial.processes.folder.glob("*.log"))
+    assert {"link", "executor", "register", NODES[0], f"{NODES[0]}-worker"} <= {path.stem for path in logs}
+    printed = re.sub(r"\s", "", "".join(path.read_text(errors="replace") for path in logs))
+    assert len(printed) > 1000
+    assert not [piece for piece in secrets_of(trial.folder / "keys") if piece in printed]
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="a process for every message: seconds each")

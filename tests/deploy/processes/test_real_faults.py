@@ -5,18 +5,25 @@ After each, server and devices must be, to the bit, what a simulation of those w
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
+import subprocess
 import time
 
 import pytest
+import site_app
 from harness import LONG, NODES, Trial, check_equals_simulation, kill_server_process, rounds_of
 from night import NIGHTLY
 from proxy import Proxy
+from site_app import LIES
 
+from moiety.clients.cohorts import uniform_cohort
 from moiety.deploy.commands import Link, node_command
 from moiety.deploy.keys import make_keys
-from moiety.deploy.processes import free_ports
+from moiety.deploy.processes import free_ports, wait_until
+from moiety.deploy.roster import load_roster
+from moiety.run.folder import read_history, read_id
 
 LAST, PARTED = NODES[3], NODES[2]
 LEAST = 2
@@ -117,13 +124,33 @@ def test_strangers_are_refused_and_nobody_notices(trial, tmp_path):
     assert not (tmp_path / "device").exists()
 
 
+def test_a_node_that_lies_is_left_out_and_the_others_go_on(trial):
+    """It sends rubbish, an old round, its first answer again, NaN, and 300 MB; then the truth, which counts."""
+    rounds, client = 7, NODES.index(LAST)
+    asked = [t for t in range(rounds) if client in uniform_cohort(len(NODES), 3, seed=5, round=t)]
+    assert len(asked) == len(LIES) + 1
+    trial.hold(LAST, "lie")
+    out = trial.submit("liar", **patient(rounds=rounds, deadline=120.0))
+    trial.finish(out)
+    cohorts = check_equals_simulation(out, trial.folder, "fedalt", rounds, LEAST)
+    assert [t for t, cohort in enumerate(cohorts) if client in cohort] == asked[-1:]
+    assert [len(cohort) for cohort in cohorts] == [2, 2, 2, 2, 3, 2, 3]
+    why = [reason for row in read_history(out) for reason in row.get("dropped_reasons", ())]
+    told = ["safetensors", "`round` must be 1", "`round` must be 2", "not finite", "`message` must be of at most"]
+    assert len(why) == len(told)
+    assert all(word in reason for word, reason in zip(told, why, strict=True)), why
+
+
 @pytest.mark.skipif(not NIGHTLY, reason="a minute each: Flower lets a killed node back in after that")
-@pytest.mark.parametrize("phase", ["idle", "before-storing", "after-storing"])
+@pytest.mark.parametrize(
+    "phase", ["idle", "joining", "before-storing", "after-storing", "pushing", "evaluating", "ending"]
+)
 def test_a_node_that_is_killed_in_any_phase_comes_back(phase, trial):
-    rounds = 8
+    rounds = 8 if phase == "ending" else ENDLESS
     if phase != "idle":
         trial.hold(LAST, phase)
-    out = trial.submit(f"killed-{phase}", **patient(rounds=rounds))
+    share = "per_client" if phase == "evaluating" else "none"
+    out = trial.submit(f"killed-{phase}", **patient(rounds=rounds, share_metrics=share))
     if phase == "idle":
         trial.wait_round(out, 1)
     else:
@@ -131,8 +158,17 @@ def test_a_node_that_is_killed_in_any_phase_comes_back(phase, trial):
     trial.kill_node(LAST)
     trial.let_go(LAST, phase)
     trial.bring_back(LAST)
-    trial.finish(out)
+    if phase == "ending":
+        trial.finish(out)
+    else:
+        trial.wait_part(out, LAST)
+        kill_server(trial)
+        rounds = end_run(trial, out)
     check_equals_simulation(out, trial.folder, "fedalt", rounds, LEAST)
+    # Whatever it was killed in, it has a model and predicts without the server.
+    device = site_app.make_app("fedalt").device({"name": LAST, "folder": str(trial.folder / "devices" / LAST)})
+    data = site_app.make_data()
+    assert device.own_run(read_id(out)).predict(LAST, data.columns["x"][:5]).shape == (5,)
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="a clock that is behind is in the gate, without Flower's own checks")
@@ -171,3 +207,56 @@ def test_a_worker_that_slept_for_a_minute_takes_part_again(trial):
     assert sleeper.poll() is None
     cohorts = check_equals_simulation(out, trial.folder, "fedalt", rounds, LEAST)
     assert any(3 in cohort for cohort in cohorts[asleep:])
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="a minute: Flower lets a killed node back in after that")
+def test_a_node_that_comes_during_the_run_is_onboarded(trial):
+    """Three devices begin, all are asked in every round; the fourth joins, and trains as any client from then on."""
+    trial.kill_node(LAST)
+    out = trial.submit("newcomer", **patient(rounds=ENDLESS, clients=3, cohort=None))
+    trial.wait_round(out, 2)
+    before = len(load_roster(out, read_id(out)).members)
+    trial.bring_back(LAST)
+    wait_until(lambda: len(load_roster(out, read_id(out)).members) == 4, LONG, "a fourth device")
+    trial.wait_round(out, rounds_of(out) + 3)
+    kill_server(trial)
+    rounds = end_run(trial, out)
+    assert before == 3
+    assert [member.name for member in load_roster(out, read_id(out)).members] == NODES
+    rows = {row["round"]: row for row in read_history(out)}
+    answers = [
+        rows[t]["client_updates"] - (rows[t - 1]["client_updates"] if t > 1 else 0) for t in range(1, rounds + 1)
+    ]
+    absent = {place for row in rows.values() for place in row["dropped"]}
+    cohorts = [[0, 1, 2, 3][: count if f"{t}:{LAST}" not in absent else 3] for t, count in enumerate(answers, 1)]
+    assert {place.partition(":")[2] for place in absent} <= {LAST}
+    assert sorted(map(len, cohorts)) == list(map(len, cohorts))
+    assert len(cohorts[0]) == 3 < len(cohorts[-1])
+    check_equals_simulation(out, trial.folder, "fedalt", rounds, LEAST, cohorts)
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="needs root; every write of a device fails in turn in the gate")
+def test_a_disk_that_is_full_costs_a_device_rounds_and_nothing_else(trial):
+    """The device's folder is on a file system of 2 MB, which somebody fills and empties again."""
+    place = trial.folder / "devices" / LAST
+    place.mkdir(parents=True, exist_ok=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "tmpfs", place], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        out = trial.submit("full", **patient(rounds=ENDLESS))
+        trial.wait_round(out, 1)
+        trial.wait_part(out, LAST)
+        filler = place / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        trial.wait_part(out, LAST, taken=False)
+        assert "No space left" in trial.processes.log(f"{LAST}-worker")
+        filler.unlink()
+        trial.wait_part(out, LAST)
+        kill_server(trial)
+        rounds = end_run(trial, out)
+        check_equals_simulation(out, trial.folder, "fedalt", rounds, LEAST)
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)

@@ -47,9 +47,10 @@ function startTable() {
   const filter = pick("show", kinds, TABLE.verdict, (value) => { TABLE.verdict = value; again(); });
   const only = make("button", { type: "button", id: "only-chosen", "aria-pressed": "false", onclick: () => { TABLE.only = !TABLE.only; only.setAttribute("aria-pressed", TABLE.only); again(); } }, "Selected only");
   const clear = make("button", { type: "button", id: "clear-chosen", onclick: clearChosen }, "Clear selection");
-  const scroll = make("div", { class: "scroll" }, make("table", { "aria-label": "Clients" }));
+  const all = make("button", { type: "button", id: "all-columns", class: "narrow", "aria-pressed": "false", onclick: () => all.setAttribute("aria-pressed", host.classList.toggle("all")) }, "All columns");
+  const scroll = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of clients" }, make("table", { "aria-label": "Clients" }));
   host.replaceChildren(
-    make("div", { class: "controls" }, make("label", {}, "search", search), filter, only, clear),
+    make("div", { class: "controls" }, make("label", {}, "search", search), filter, only, clear, all),
     scroll, make("div", { class: "pages" }));
   fillTable();
 }

@@ -33,7 +33,7 @@ def write_costs(content: Content) -> str:
     rows = [[name, *(rows.get(name, "-") for rows in columns.values())] for name in names]
     several = any(len(runs) > 1 for _, runs in known)
     caption = "Cost of a run, mean over seeds" if several else "Cost of the run"
-    shown = table(caption, ["", *columns] if len(columns) > 1 else ["", ""], rows)
+    shown = table(caption, ["cost", *columns] if len(columns) > 1 else ["", ""], rows)
     words = "Bytes are those of the messages that went down and up; FLOPs and memory are counted for one device's local"
     return section("cost", "What it cost", shown, paragraph(f"{words} training, not measured.", "note"))
 
@@ -116,7 +116,7 @@ def write_configuration(content: Content) -> str:
     parts = []
     if len(configs) > 1:
         rows = [[key, *(config.get(key, "-") for config in configs.values())] for key in keys if key not in same]
-        parts.append(table("What differs", ["", *configs], rows, texts=len(configs) + 1))
+        parts.append(table("What differs", ["setting", *configs], rows, texts=len(configs) + 1))
     common = table(
         "Configuration" if len(configs) == 1 else "The same in all", ["", ""], [[k, first[k]] for k in same], texts=2
     )

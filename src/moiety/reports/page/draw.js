@@ -91,7 +91,7 @@ function widen([low, high], share) {
 
 // The frame of a figure: grid, labels, titles of both axes. `box` is {left, top, right, bottom} in pixels.
 function drawFrame(svg, box, x, y, titles, show) {
-  const across = x.logarithmic ? logTicks(x.low, x.high, (box.right - box.left) / 60) : ticks(x.low, x.high, Math.max(2, (box.right - box.left) / 95));
+  const across = x.logarithmic ? logTicks(x.low, x.high, (box.right - box.left) / 60) : ticks(x.low, x.high, Math.max(2, (box.right - box.left) / 70));
   const up = y.logarithmic ? logTicks(y.low, y.high, 8) : ticks(y.low, y.high, Math.max(3, (box.bottom - box.top) / 45));
   for (const value of up) {
     const at = y(value);

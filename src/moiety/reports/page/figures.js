@@ -1,4 +1,12 @@
 // Figures that are read at a glance: spread over clients, paired differences, reliability, draws.
+// An upright line that leaves out the words above each row.
+function drawUpright(svg, kind, x, places, bottom) {
+  places.forEach((y, at) => {
+    const end = at + 1 < places.length ? y + 16 : bottom;
+    svg.append(vector("line", { class: kind, x1: x, x2: x, y1: y - 7, y2: end }));
+  });
+}
+
 function drawSpread() {
   const host = document.getElementById("plot-spread");
   if (!host || !DATA.spread.length) return;
@@ -9,14 +17,15 @@ function drawSpread() {
   let range = widen(extent(rows.flatMap((row) => [row.quantiles[0], row.quantiles[6], row.worst])), 0.03);
   if (DATA.metric.percent) range = [Math.max(0, range[0]), Math.min(1, range[1])];
   const x = scale(...range, box.left + 4, box.right - 4, false);
-  for (const value of ticks(x.low, x.high, Math.max(2, width / 110))) {
-    svg.append(vector("line", { class: "grid", x1: x(value), x2: x(value), y1: box.top, y2: box.bottom }));
+  const places = rows.map((_, at) => 46 + 46 * at);
+  for (const value of ticks(x.low, x.high, Math.max(2, width / 75))) {
+    drawUpright(svg, "grid", x(value), places, box.bottom);
     const text = DATA.metric.percent ? `${plain(100 * value)}%` : plain(value);
     svg.append(vector("text", { x: x(value), y: box.bottom + 18, "text-anchor": "middle" }, text));
   }
   svg.append(vector("text", { class: "title", x: (box.left + box.right) / 2, y: box.bottom + 38, "text-anchor": "middle" }, `${DATA.metric.name} of a client`));
   rows.forEach((row, at) => {
-    const y = 46 + 46 * at, q = row.quantiles.map((value) => x(value)), shade = colour(row.group), faint = row.shared ? 0.45 : 1;
+    const y = places[at], q = row.quantiles.map((value) => x(value)), shade = colour(row.group), faint = row.shared ? 0.45 : 1;
     svg.append(vector("text", { class: "title", x: box.left, y: y - 14 }, cut(row.label, Math.floor(width / 8))));
     svg.append(vector("line", { x1: q[0], x2: q[6], y1: y, y2: y, stroke: shade, "stroke-width": 1.5 }));
     svg.append(vector("rect", { x: q[1], y: y - 4, width: Math.max(1, q[5] - q[1]), height: 8, fill: shade, "fill-opacity": 0.35 * faint }));
@@ -68,14 +77,15 @@ function drawPairs() {
   let range = widen(extent([0, ...rows.flatMap((row) => [row.low, row.high, row.mean])]), 0.06);
   if (DATA.metric.percent) range = [Math.max(-1, range[0]), Math.min(1, range[1])];
   const x = scale(...range, box.left + 6, box.right - 6, false);
-  for (const value of ticks(x.low, x.high, Math.max(2, width / 110))) {
-    svg.append(vector("line", { class: "grid", x1: x(value), x2: x(value), y1: box.top, y2: box.bottom }));
+  const places = rows.map((_, at) => 38 + 44 * at);
+  for (const value of ticks(x.low, x.high, Math.max(2, width / 75))) {
+    drawUpright(svg, "grid", x(value), places, box.bottom);
     svg.append(vector("text", { x: x(value), y: box.bottom + 18, "text-anchor": "middle" }, showGain(value)));
   }
-  svg.append(vector("line", { class: "zero", x1: x(0), x2: x(0), y1: box.top, y2: box.bottom }));
+  drawUpright(svg, "zero", x(0), places, box.bottom);
   svg.append(vector("text", { class: "title", x: (box.left + box.right) / 2, y: box.bottom + 38, "text-anchor": "middle" }, `mean gain in ${DATA.metric.unit}`));
   rows.forEach((row, at) => {
-    const y = 38 + 44 * at;
+    const y = places[at];
     const decided = row.low !== null && (row.low > 0 || row.high < 0);
     const shade = !decided ? "var(--soft)" : row.mean > 0 ? "var(--good)" : "var(--bad)";
     svg.append(vector("text", { class: "title", x: box.left, y: y - 12 }, cut(row.label, Math.floor(width / 7.2))));

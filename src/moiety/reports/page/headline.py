@@ -83,7 +83,7 @@ def _compare_runs(content: Content) -> str:
     view = pairs[0]
     over, metric = view.over_seeds, content.metric
     assert over is not None
-    words = f"{make_printable(view.new)} is {_more(over.mean, metric)} {base} in mean {metric}"
+    words = f"{make_printable(view.new)} is {_more(over.mean, metric)} {base} in {metric}"
     if over.low is None or over.high is None:
         return f"{words}; one seed decides nothing."
     if over.low <= 0 <= over.high:
@@ -133,9 +133,10 @@ def write_cards(content: Content) -> str:
     metric, runs = content.metric, list(content.groups[0].results.values())
     several = len(content.groups) > 1
     cards = []
+    score = "metric" if several else "metric_unweighted"  # of what the headline speaks of
     for group in content.groups[:4]:
         results = [result for result in group.results.values() if result.clients]
-        over = mean_over_seeds([float(result.personal["metric_unweighted"]) for result in results])
+        over = mean_over_seeds([float(result.personal[score]) for result in results])
         if over is not None:
             name = make_printable(group.name) if several else "personal models" if content.views else "the shared model"
             cards.append((format_metric(over.mean, metric), f"{metric}, {name}", _spread(over, metric)))

@@ -39,9 +39,20 @@ addEventListener("resize", () => {
   waiting = setTimeout(drawAll, 80);
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawPoints);
-let before = null;
-addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme || null; document.documentElement.dataset.theme = "light"; drawAll(); });
-addEventListener("afterprint", () => { if (before) document.documentElement.dataset.theme = before; else document.documentElement.removeAttribute("data-theme"); drawAll(); });
+// Paper is light, and nobody can unfold what is folded on it.
+let before = null, folded = [];
+addEventListener("beforeprint", () => {
+  before = document.documentElement.dataset.theme || null;
+  document.documentElement.dataset.theme = "light";
+  folded = [...document.querySelectorAll("details:not([open])")];
+  for (const each of folded) each.open = true;
+  drawAll();
+});
+addEventListener("afterprint", () => {
+  if (before) document.documentElement.dataset.theme = before; else document.documentElement.removeAttribute("data-theme");
+  for (const each of folded) each.open = false;
+  drawAll();
+});
 
 // News of runs under way: the page asks its own server, and shows what has changed.
 async function follow() {

@@ -71,7 +71,10 @@ def _write_runs(content: Content) -> str:
         means = [format_metric(score.mean if score else None, metric) for score in scores[2:]]
         rows.append([*names, *(show_interval(score, metric) for score in scores[:2]), *means])
     side = table(
-        "Runs side by side: means, with 95% intervals over seeds where there are several", heads, rows, texts=3
+        f"Means, with 95% intervals over seeds where there are several; {metric} is weighted by test rows",
+        heads,
+        rows,
+        texts=3,
     )
     pairs = table(
         f"Paired differences in {unit(metric)}, seed by seed; + is better",

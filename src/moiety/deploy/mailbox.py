@@ -1,0 +1,98 @@
+"""Letters to nodes and their answers, over Flower's grid: pushed, then pulled as they come."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import httpx
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from moiety.deploy.answers import pull_answers
+from moiety.deploy.letters import LONGEST_HEAD, Letter, read_message, write_record
+from moiety.errors import MoietyError, must, tell_error
+
+TYPES = {
+    "hello": "query.hello",
+    "welcome": "query.welcome",
+    "train": "train",
+    "evaluate": "evaluate",
+    "weigh": "query.weigh",
+    "end": "query.end",
+}
+"""The kinds of letters, and Flower's types of messages that carry them."""
+SHORTEST, LONGEST = 0.02, 0.25
+"""Seconds between two looks for answers; they grow while nothing comes."""
+SPARE = 1 << 20
+"""Bytes that Flower adds to a letter, and many more."""
+PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Seconds before each new call of a SuperLink that could not answer."""
+
+log = logging.getLogger("moiety")
+T = TypeVar("T")
+
+
+class Mailbox:
+    """Sends letters to nodes and collects their answers, whose body may have at most ``largest`` bytes."""
+
+    def __init__(self, grid: Grid, largest: int) -> None:
+        self.grid, self.largest = grid, largest
+
+    def online(self) -> set[int]:
+        """The nodes that are connected."""
+        return set(self._call(self.grid.get_node_ids))
+
+    def _call(self, function: Callable[[], Iterable[T]]) -> Iterable[T]:
+        """Call the SuperLink; again where it has trouble of its own, such as a database that was busy for too long."""
+        for pause in PAUSES:
+            try:
+                return function()
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
+                    raise
+                log.warning("the SuperLink could not answer, asked again in %g s: %s", pause, error)
+            time.sleep(pause)
+        return function()
+
+    def send(self, kind: str, letters: Sequence[tuple[int, Letter]], group: str, ttl: float) -> list[str]:
+        """Send a letter to each of the nodes; a ticket for each answer."""
+        messages = [
+            Message(write_record(letter), dst_node_id=node, message_type=TYPES[kind], ttl=ttl, group_id=group)
+            for node, letter in letters
+        ]
+        tickets = list(self._call(lambda: self.grid.push_messages(messages))) if messages else []
+        size = max((len(letter.body) for _, letter in letters), default=0)
+        must(len(tickets) == len(messages), "message", "one that the SuperLink takes", f"one of {size} bytes")
+        return tickets
+
+    def pull(self, tickets: Iterable[str]) -> Iterator[tuple[str, Letter | MoietyError]]:
+        """The answers that are there now, or why one cannot be used."""
+        wanted, most = set(tickets), self.largest + LONGEST_HEAD + SPARE
+        for ticket, answer in self._call(lambda: list(pull_answers(self.grid, wanted, most))) if wanted else ():
+            if ticket not in wanted:
+                continue
+            if isinstance(answer, MoietyError):
+                yield ticket, answer
+                continue
+            try:
+                yield ticket, read_message(answer, self.largest)
+            except Exception as error:  # whatever a node sends, the others go on
+                yield ticket, error if isinstance(error, MoietyError) else MoietyError(tell_error(error))
+
+    def collect(self, tickets: Iterable[str], until: float) -> Iterator[tuple[str, Letter | MoietyError]]:
+        """Answers as they come, until all are there or the moment (of ``time.monotonic``) has passed."""
+        waiting, pause = set(tickets), SHORTEST
+        while waiting:
+            some = False
+            for ticket, answer in self.pull(waiting):
+                waiting.discard(ticket)
+                some = True
+                yield ticket, answer
+            left = until - time.monotonic()
+            if not waiting or left <= 0:
+                return
+            pause = SHORTEST if some else min(pause * 1.5, LONGEST)
+            time.sleep(min(pause, max(left, 0.0)))

@@ -1,0 +1,78 @@
+"""``moiety run --live`` and ``moiety watch`` as commands: started, asked for their page, interrupted."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from cli_command import PERSONAL, call, start
+
+import moiety as mo
+
+HOSTILE = "<script>window.broken=1</script>"
+ENDLESS = PERSONAL.replace("rounds = 2", "rounds = 1000000\nevaluate_every = 5")
+
+
+def read_address(process: subprocess.Popen[str]) -> str:
+    """The address that the command prints first."""
+    for line in process.stdout:
+        if found := re.search(r"http://127\.0\.0\.1:\d+/", line):
+            return found[0]
+    raise AssertionError(process.stderr.read())
+
+
+def fetch(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        return answer.read().decode()
+
+
+def stop(process: subprocess.Popen[str]) -> tuple[int, str]:
+    process.send_signal(signal.SIGINT)
+    _, problem = process.communicate(timeout=60)
+    return process.returncode, problem
+
+
+def test_watch_serves_the_page_of_a_folder_until_it_is_interrupted(capsys, tmp_path: Path) -> None:
+    file = tmp_path / "first.toml"
+    file.write_text(PERSONAL)
+    assert call(capsys, "run", file, "--out", tmp_path / HOSTILE.replace("/", "!")).code == 0
+    process = start("watch", tmp_path, cwd=tmp_path)
+    try:
+        address = read_address(process)
+        page = fetch(address)
+        assert "Personal models reach" in page
+        assert "&lt;script&gt;window.broken=1" in page  # the folder's name is the run's
+        assert page.count("<script") == 2  # the page's own data and program
+        assert "fedalt" in fetch(f"{address}state?since=")
+        assert stop(process) == (0, "")
+    finally:
+        process.kill()
+        process.communicate()
+    with pytest.raises(OSError, match="refused"):
+        fetch(address)
+
+
+def test_a_live_run_shows_its_rounds_and_ends_where_it_is_interrupted(tmp_path: Path) -> None:
+    (tmp_path / "first.toml").write_text(ENDLESS)
+    process = start("run", "first.toml", "--out", "run", "--live", cwd=tmp_path)
+    try:
+        address = read_address(process)
+        until, words = time.monotonic() + 120, None
+        while not words and time.monotonic() < until:
+            words = re.search(r"<h1>Round (\d+) of 1000000: accuracy", fetch(address))
+            time.sleep(0.2)
+        assert int(words[1]) >= 5
+        assert int(words[1]) % 5 == 0
+        code, problem = stop(process)
+    finally:
+        process.kill()
+        process.communicate()
+    assert code == 130, problem
+    assert mo.verify(tmp_path / "run") == []
+    with pytest.raises(OSError, match="refused"):
+        fetch(address)

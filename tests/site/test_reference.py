@@ -1,0 +1,45 @@
+"""The reference shows an example of what a user calls: from the docstring, or from a page whose blocks tests run."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+import moiety as mo
+
+ROOT = Path(__file__).parents[2]
+WITHOUT = {"mo.tune", "mo.data.fetch", "mo.data.tokenise"}
+"""What needs Optuna, the network or a tokeniser: pages show it."""
+
+
+@pytest.fixture
+def hooks(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs" / "site")
+    import hooks
+
+    return hooks
+
+
+def test_what_a_user_calls_has_an_example(hooks) -> None:
+    names = {f"mo.{name}": getattr(mo, name) for name in mo.__all__}
+    names |= {name: member for package in ("data", "split", "models", "privacy") for name, member in
+              hooks.list_members(package).items()}  # fmt: skip
+    functions = {name: member for name, member in names.items() if inspect.isfunction(member)}
+    assert len(functions) > 80
+    bare = {name for name, member in functions.items() if ">>>" not in (member.__doc__ or "")}
+    assert {name for name in bare if hooks.find_example(name)[0] is None} == WITHOUT
+
+
+def test_an_algorithm_has_the_example_of_its_own_page(hooks) -> None:
+    page, block = hooks.find_example("mo.ditto")
+    assert page == Path("algorithms/ditto.md")
+    assert "mo.ditto(shared=0.1" in block
+
+
+def test_helpers_of_modules_are_not_in_the_reference(hooks) -> None:
+    assert {name.rpartition(".")[2] for name in hooks.list_members("schedule")} == {
+        "constant",
+        "linear",
+        "exponential",
+        "geometric",
+    }
