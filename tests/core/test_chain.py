@@ -16,7 +16,8 @@ from moiety.local.descent import train
 from moiety.local.verbs import autograd_gradient
 from moiety.loop.costs import OperationCounter
 from moiety.task import block, from_module
-from moiety.task.chain import Chain
+from moiety.task.chain import Chain, train_chain
+from moiety.task.steps import Rate
 from moiety.types import Work
 
 
@@ -384,3 +385,29 @@ def test_operations_are_counted_as_ever(chained):
     first, second, last = FEATURES * WIDTH, WIDTH * WIDTH, WIDTH * CLASSES
     assert counter.total == 2 * 2 * 6 * (2 * first + 3 * second + 3 * last)
     assert chained() == 2
+
+
+def place(tensor, offset):
+    """A copy that begins ``offset`` numbers after a multiple of 64 bytes."""
+    memory, size = torch.empty(tensor.numel() + 32, dtype=tensor.dtype), tensor.element_size()
+    start = -(memory.data_ptr() // size) % (64 // size) + offset
+    return memory[start : start + tensor.numel()].view(tensor.shape).copy_(tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bits_do_not_depend_on_where_memory_begins(dtype):
+    """Products of matrices differ in their last bits by the place of their first number."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(20, 10), nn.ReLU(), nn.Linear(10, 3)).to(dtype)
+    loss = from_module(module, loss="cross_entropy").loss
+    batch = {"x": torch.randn(7, 20, dtype=dtype), "y": torch.randint(3, (7,))}
+    params = {name: p.detach() for name, p in module.named_parameters()}
+    rates = {name: Rate(0.1, 0.0) for name in params}
+
+    def train_at(offset):
+        moved = {name: place(p, offset) for name, p in params.items()}
+        with torch.no_grad():
+            return train_chain(loss, moved, rates, [{"x": place(batch["x"], offset), "y": batch["y"]}] * 3)[0]
+
+    for offset in (1, 3, 8):
+        assert all(torch.equal(p, train_at(0)[name]) for name, p in train_at(offset).items())

@@ -102,7 +102,7 @@ def test_a_device_sends_no_bytes_that_hold_what_is_not_declared(
     assert count_found(windows([VALUES.numpy().tobytes()]), sent) == 0
     # No turn was written, so a repeated letter cannot bring the bytes out of the journal either.
     for config in grid.nodes.values():
-        assert Journal(Path(config["folder"]), run._loop.progress.run).turns() == []
+        assert Journal(Path(config["folder"]), run._loop.progress.run).list_turns() == []
 
 
 def test_the_guard_itself_names_the_tensor(tmp_path: Path) -> None:

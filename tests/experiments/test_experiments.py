@@ -115,7 +115,8 @@ def test_the_two_files_letter_by_letter(tmp_path, monkeypatch):
         == (
             "# toy, scale laptop\n"
             "\n"
-            f"`moiety run toy --scale laptop --seeds 1`, {table['date']}; commit 0123456789ab; {versions}; "
+            f"`moiety run toy --scale laptop --seeds 1`, {table['date']}; commit 0123456789ab; "
+            f"no engine, but a loop of its own; {versions}; "
             "0.0 minutes in all.\n"
             "\n"
             "About.\n"

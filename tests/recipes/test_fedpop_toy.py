@@ -132,11 +132,11 @@ def test_a_result_that_was_cut_off_is_made_again(folder):
     file = folder / "figure-2/seed-100/FedRep.json"
     file.write_text(file.read_text()[:10])
     with pytest.warns(UserWarning, match="is not as it was written") as told:
-        assert main(["run", "fedpop-toy", "--out", str(folder), "--resume", "-q"]) == 0
+        assert main(["run", "fedpop-toy", "--out", str(folder), "--resume", "-q", "--engine", "sequential"]) == 0
     (text,) = (str(each.message) for each in told)
     assert text == f"{file} is not as it was written: the cell figure-2 seed 100 FedRep is run again."
     file.unlink()
     begun = []
-    fedpop_toy.run(out=folder, resume=True, watch=lambda name, place: begun.append(name))
+    fedpop_toy.run(out=folder, resume=True, engine="sequential", watch=lambda name, place: begun.append(name))
     assert begun == ["figure-2 seed 100 FedRep"]
     assert json.loads((folder / "table.json").read_text())["rows"] == before

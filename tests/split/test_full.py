@@ -93,6 +93,7 @@ def test_it_converges_to_the_closed_form_of_equation_2(name: str, weighting: str
 def test_without_pull_it_is_local_training() -> None:
     """lambda = 0: FedAlt's personal steps are those of local training, and the centre stays where it was."""
     model = mo.models.linear(3, 1, seed=4)
+    model.append(nn.Identity())  # a chain of linear layers alone would be trained without autograd, to other last bits
     fed = mo.data.from_clients(clients(), test=0.0)
     alt = mo.fedalt(shared=mo.sgd(0.1, batch_size=4, shuffle=False), personal=mo.sgd(0.1, batch_size=4, shuffle=False))
     one = mo.fit(model, fed, alt, split=full(model, pull=0.0), rounds=3, engine="sequential")

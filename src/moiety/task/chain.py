@@ -68,6 +68,11 @@ def multiply(a: Tensor, b: Tensor, start: Tensor | None = None, **options: Any) 
     return (torch.addmm if a.dim() == 2 else torch.baddbmm)(start, a, b, **options)
 
 
+def align(tensor: Tensor) -> Tensor:
+    """The tensor in memory that starts at a multiple of 64 bytes: the last bits of products depend on the start."""
+    return tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()
+
+
 class Chain:
     """A task's loss, where it is that of layers one after the other.
 
@@ -176,9 +181,9 @@ def train_chain(
     if watched or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return model, losses, actives, batches
     batches = iter(batches)
-    params = {name: opened.take(model[name]) for name in loss_of.names}
+    params = {name: align(opened.take(model[name])) for name in loss_of.names}
     for batch in batches:
-        columns = {name: opened.take(batch[name]) for name in (loss_of.column, "y", "mask") if name in batch}
+        columns = {name: align(opened.take(batch[name])) for name in (loss_of.column, "y", "mask") if name in batch}
         with block.leave_block():
             found = loss_of.step(params, columns, rates, in_place=bool(losses))
         if found is None:
