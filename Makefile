@@ -50,6 +50,8 @@ test-extras:
 # The site, in build/site: notebooks are executed, links and spelling checked, commands and files of the pages run. The
 # files of a release are built and checked; a newcomer's walk and a typed program run with the wheel, outside the
 # repository; the site is opened in headless Chromium where there is one.
+# A tutorial starts Flower's commands, which are in the environment below.
+docs: export PATH := $(CURDIR)/$(BIN):$(PATH)
 docs:
 	@start=$$(date +%s) && $(MAKE) --no-print-directory .venv/docs/installed && installed=$$(date +%s) && \
 		NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 .venv/docs/bin/python -m mkdocs --quiet build && \
