@@ -71,7 +71,7 @@ def run_all(
     for candidate in candidates:
         rows = []
         for rate in RATES:
-            trial = Trial(plan.full, rate, start, rates[candidate.alone], SEED)
+            trial = Trial(plan.full, rate, start, rates[candidate.local], SEED)
             search._count(candidate, trial)
             with failures() as row:
                 run, _ = search._train(candidate, trial)
@@ -81,7 +81,7 @@ def run_all(
         table[candidate.name] = max(rows, key=lambda row: row["score"])
         tell(f"{candidate.name}: {table[candidate.name]['test']:.4f}")
     final = plan.seeds * 2.5 * plan.full * search.rows
-    return table, search.spent + final
+    return table, search.evaluations + final
 
 
 def judge(name: str, out: Path) -> dict[str, object]:
